@@ -1,0 +1,38 @@
+# Every target makes the environment it needs on first use. PYTHON may be any Python >= 3.10.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: install demo test check test-engines bench clean
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/inferscope demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-engines: $(READY)
+	$(BIN)/python -m pytest tests_engines $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python benchmarks/probe_cost.py
+	$(BIN)/python benchmarks/collector_speed.py
+	$(BIN)/python benchmarks/screen_cost.py
+
+clean:
+	rm -rf .venv .engines .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

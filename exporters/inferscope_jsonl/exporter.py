@@ -1,0 +1,168 @@
+"""Final steps and requests as JSON Lines: the export that others hold us to.
+
+Four kinds of line: `step`, `request`, `device`, `run`. In every step the shares, the padding and
+the unattributed time sum to `measured_ns`; in every request the ledger sums to
+`delivered_ns - arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`. Unknown is null. Each
+number's origin stands under `provenance`.
+"""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import msgspec
+
+from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
+from inferscope.records import PHASES, RECOMPUTED
+
+
+class JsonlExporter:
+    """Writes one JSON object a line."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        """Take the file to write to."""
+        self._out = out
+        self._encode = msgspec.json.Encoder().encode
+
+    def step(self, step: FinalStep) -> None:
+        """Write a step."""
+        self._write(step_row(step))
+
+    def request(self, request: FinalRequest) -> None:
+        """Write a request."""
+        self._write(request_row(request))
+
+    def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
+        """Write the devices and the run."""
+        for device in devices:
+            self._write(
+                {
+                    "kind": "device",
+                    "engine": device.engine_id,
+                    "device": device.device,
+                    "wall_ns": device.wall_ns,
+                    "seconds_by": {
+                        name: spent_ns / 1e9 for name, spent_ns in device.seconds_by_ns.items()
+                    },
+                    "ns_by": device.seconds_by_ns,
+                }
+            )
+        self._write(
+            {
+                "kind": "run",
+                "records": totals.num_records,
+                "lost": totals.num_lost,
+                "late": totals.num_late,
+                "unjoined": totals.num_unjoined,
+                "probe_cost_ns": totals.probe_cost_ns,
+                "digest": totals.digest,
+            }
+        )
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._out.write(self._encode(row))
+        self._out.write(b"\n")
+
+
+def step_row(step: FinalStep) -> dict[str, Any]:
+    """Return a step as the contract lays it out."""
+    columns = zip(
+        step.request_ids,
+        step.phases.tolist(),
+        step.tokens.tolist(),
+        step.contexts.tolist(),
+        step.flags.tolist(),
+        step.shares_ns.tolist(),
+        strict=True,
+    )
+    return {
+        "kind": "step",
+        "engine": step.engine_id,
+        "dp_rank": step.dp_rank,
+        "rank": step.rank,
+        "step": step.step,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "measured_ns": step.measured_ns,
+        "clock": step.clock,
+        "mode": step.mode,
+        "cold": step.is_cold,
+        "fit": step.fit_id,
+        "shares": [
+            {
+                "request": request_id,
+                "phase": PHASES[phase] if phase < len(PHASES) else str(phase),
+                "tokens": tokens,
+                "context": context,
+                "recomputed": bool(flags & RECOMPUTED),
+                "ns": ns,
+            }
+            for request_id, phase, tokens, context, flags, ns in columns
+        ],
+        "padding_ns": step.padding_ns,
+        "unattributed_ns": step.unattributed_ns,
+        "model_residual": round(step.model_residual, 6),
+    }
+
+
+def request_row(request: FinalRequest) -> dict[str, Any]:
+    """Return a request as the contract lays it out."""
+    clock = "device events" if request.clock == "device" else "host clock"
+    compute = {
+        "method": "measured" if request.is_alone else "apportioned",
+        "source": clock if request.is_alone else f"{clock}, fair split",
+        "fit": request.fit_id,
+        "error": None,
+    }
+    flops = {"method": "modelled", "source": "shape", "fit": request.fit_id, "error": None}
+    times = {"method": "measured", "source": "probe clock", "fit": "", "error": None}
+    ledger = {
+        "method": "apportioned",
+        "source": f"{clock}, counterfactuals within steps",
+        "fit": request.fit_id,
+        "error": None,
+    }
+    return {
+        "kind": "request",
+        "engine": request.engine_id,
+        "request": request.request_id,
+        "external_id": request.external_id,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": request.cached_tokens,
+        "output_tokens": request.output_tokens,
+        "arrived_ns": request.arrived_ns,
+        "first_token_ns": request.first_token_ns,
+        "last_token_ns": request.last_token_ns,
+        "delivered_ns": request.delivered_ns,
+        "arrived_at": request.arrived_at,
+        "delivered_at": request.delivered_at,
+        "finish": request.finish,
+        "joined_late": request.joined_late,
+        "preemptions": request.num_preemptions,
+        "ledger_ns": request.ledger_ns,
+        "ttft_ledger_ns": request.ttft_ledger_ns,
+        "tbt_ns": request.tbt_ns,
+        "tokens_per_event": list(request.tokens_per_event),
+        "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
+        "by_phase": {
+            "prefill": _resources(request.prefill_flops),
+            "decode": _resources(request.decode_flops),
+        },
+        "provenance": {
+            "compute_ns": compute,
+            "flops": flops,
+            "ledger_ns": ledger,
+            "ttft_ledger_ns": ledger,
+            "tbt_ns": times,
+        },
+    }
+
+
+def _resources(flops: int | None) -> dict[str, int | None]:
+    return {
+        "flops": flops,
+        "hbm_read_bytes": None,
+        "hbm_write_bytes": None,
+        "sm_active_ns": None,
+        "energy_uj": None,
+    }

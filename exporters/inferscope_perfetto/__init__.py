@@ -1,0 +1,5 @@
+"""Perfetto: a trace of steps and requests that opens in ui.perfetto.dev."""
+
+from inferscope_perfetto.exporter import PerfettoExporter
+
+__all__ = ["PerfettoExporter"]

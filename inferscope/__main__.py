@@ -1,0 +1,7 @@
+"""`python -m inferscope` is `inferscope`."""
+
+import sys
+
+from inferscope.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,466 @@
+"""The latency ledger: every nanosecond of a request's life has exactly one cause.
+
+Each request carries a mark: its life is explained up to there. Whatever happens next, at time t,
+explains [mark, t) by the state the request was in and moves the mark to t. So the rows sum to the
+request's life by construction, in any order of events, with no residual line and no negative row.
+
+The ledger sweeps over one engine's events in the order of time. While a step is open its members'
+delay is not yet booked; at its end each member's row is added (see `counterfactual`). A token that
+leaves the engine in the middle of the next step (overlapped scheduling) cuts its row pro rata.
+
+    │ frontend │ queue, queue_idle │ cpu_gap │ step │ output │ cpu_gap │ step … │ output, delivery
+    received   queued              admitted  open  close     emitted            finished
+
+Rows are integers in columns of one matrix, a request being a slot: no object per slice or token.
+Slot 0 is nobody: members that leave an open step are replaced by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.counterfactual import Delay
+from inferscope.records import CAUSES
+
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
+"""States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
+NOBODY = 0
+
+_C = {cause: column for column, cause in enumerate(CAUSES)}
+_NUM_CAUSES = len(CAUSES)
+_PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
+"""Of each, co-batched and interference are the next two columns."""
+_OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
+_QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
+_REMEMBERED_STEPS = 256
+"""Events may come this many steps late and still find which part of their past was busy."""
+
+
+class _Open:
+    """A step being executed: its members' delay, not yet booked."""
+
+    __slots__ = ("delay", "end_ns", "excess_column", "is_prefill", "parts", "slots", "start_ns")
+
+    def __init__(
+        self,
+        slots: Ints,
+        is_prefill: Flags | None,
+        delay: Delay,
+        *,
+        start_ns: int,
+        end_ns: int,
+        excess_column: int,
+    ) -> None:
+        self.slots = slots
+        self.is_prefill = is_prefill
+        self.delay = delay
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.excess_column = excess_column
+        self.parts: Ints | None = None
+        """[members, causes], made when a single member's rows must change before the end."""
+
+    def rows(self) -> Ints:
+        """Return what the step still has to book, by member and cause."""
+        if self.parts is None:
+            delay, num = self.delay, len(self.slots)
+            parts = np.zeros((num, _NUM_CAUSES), dtype=np.int64)
+            is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
+            own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
+            member = np.arange(num)
+            parts[member, own] = delay.own_ns
+            parts[member, own + 1] = delay.co_batched_ns
+            parts[member, own + 2] = np.where(
+                is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
+            )
+            if delay.recompute_ns is not None:
+                parts[:, _C["recompute"]] = delay.recompute_ns
+            parts[:, self.excess_column] += delay.excess_ns
+            self.parts = parts
+        return self.parts
+
+    def book(self, ledger_rows: Ints) -> None:
+        """Add to the ledger's rows what the step still has to book."""
+        slots, delay = self.slots, self.delay
+        if self.parts is not None:
+            np.add.at(ledger_rows, slots, self.parts)
+            return
+        cells = ledger_rows.reshape(-1)
+        first = slots * _NUM_CAUSES
+        if self.is_prefill is None:
+            own = first + _DECODE_OWN
+            if delay.decode_interference_ns:
+                cells[own + 2] += delay.decode_interference_ns
+        else:
+            own = first + np.where(self.is_prefill, _PREFILL_OWN, _DECODE_OWN)
+            cells[own + 2] += np.where(
+                self.is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
+            )
+        cells[own] += delay.own_ns
+        cells[own + 1] += delay.co_batched_ns
+        if delay.recompute_ns is not None:
+            cells[first + _C["recompute"]] += delay.recompute_ns
+        if delay.excess_ns:
+            cells[first + self.excess_column] += delay.excess_ns
+
+
+class Ledger:
+    """Books the time of one engine's requests. All times are host nanoseconds.
+
+    Attributes:
+        rows: [slots, causes], booked so far.
+        mark_ns: [slots], up to where.
+        state: [slots].
+        busy_ns: time in which a step was being executed.
+        idle_host_gap_ns: idle time while a request was waiting or running.
+        idle_no_work_ns: idle time while none was.
+    """
+
+    def __init__(self, num_slots: int = 256) -> None:
+        """Start with room for this many requests; `grow` makes more."""
+        self.rows = np.zeros((num_slots, len(CAUSES)), dtype=np.int64)
+        self.mark_ns = np.zeros(num_slots, dtype=np.int64)
+        self.state = np.zeros(num_slots, dtype=np.int8)
+        self._in_step = np.zeros(num_slots, dtype=np.int16)
+        self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
+        self._open: list[_Open] = []
+        self._past: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._num_in_flight = 0
+        self._num_changes = 0
+        self._together: tuple[Ints, int, int] | None = None
+        """A whole team that stands at one mark, its mark, and `_num_changes` when that was so."""
+        self._num_running = 0
+        self._idle_mark_ns: int | None = None
+        self.busy_ns = 0
+        self.idle_host_gap_ns = 0
+        self.idle_no_work_ns = 0
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for more requests."""
+        more = num_slots - len(self.state)
+        self.rows = np.vstack([self.rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
+        self.mark_ns = np.concatenate([self.mark_ns, np.zeros(more, dtype=np.int64)])
+        self.state = np.concatenate([self.state, np.zeros(more, dtype=np.int8)])
+        self._in_step = np.concatenate([self._in_step, np.zeros(more, dtype=np.int16)])
+        self._busy_mark_ns = np.concatenate([self._busy_mark_ns, np.zeros(more, dtype=np.int64)])
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def begin(self, slot: int, at_ns: int, state: int) -> None:
+        """Start a request's ledger, in a free slot."""
+        self.rows[slot] = 0
+        self.mark_ns[slot] = at_ns
+        self._in_step[slot] = 0
+        self.state[slot] = FREE
+        self._change(slot, at_ns, state)
+
+    def queued(self, slot: int, at_ns: int) -> None:
+        """Move a request from the front end into the queue."""
+        if self.state[slot] == ARRIVING:
+            self._book(slot, at_ns, _C["frontend"])
+            self._change(slot, at_ns, WAITING)
+
+    def admitted(self, slot: int, at_ns: int) -> None:
+        """Move a waiting or preempted request into the batch."""
+        state = self.state[slot]
+        if state == ARRIVING:
+            self.queued(slot, at_ns)
+        if state in (ARRIVING, WAITING):
+            self._book_wait(slot, at_ns)
+        elif state == HELD:
+            self._book(slot, at_ns, _PREEMPTED)
+        else:
+            return
+        self._change(slot, at_ns, RUNNING)
+
+    def preempted(self, slot: int, at_ns: int) -> None:
+        """Take a running request out of the batch."""
+        if self.state[slot] == RUNNING:
+            self._leave_steps(slot, at_ns)
+            self._book(slot, at_ns, _CPU_GAP)
+            self._change(slot, at_ns, HELD)
+
+    def finished(self, slot: int, at_ns: int, *, emitted_ns: int) -> None:
+        """End a request in the engine; after its last token it was only being written out."""
+        state = self.state[slot]
+        if state == RUNNING:
+            self._leave_steps(slot, at_ns)
+            has_output = emitted_ns and emitted_ns >= self.mark_ns[slot]
+            self._book(slot, at_ns, _OUTPUT if has_output else _CPU_GAP)
+        elif state == WAITING:
+            self._book_wait(slot, at_ns)
+        elif state == HELD:
+            self._book(slot, at_ns, _PREEMPTED)
+        elif state == ARRIVING:
+            self._book(slot, at_ns, _C["frontend"])
+        self._change(slot, at_ns, LEAVING)
+
+    def delivered(self, slot: int, last_token_ns: int, at_ns: int) -> None:
+        """Book the front end's part: writing out up to the last token, then the last byte."""
+        self._book(slot, last_token_ns, _OUTPUT)
+        self._book(slot, at_ns, _C["delivery"])
+
+    def lost(self, slot: int, at_ns: int) -> None:
+        """End a request whose engine is gone, at the time when that was decided."""
+        self._leave_steps(slot, at_ns)
+        self._book(slot, at_ns, _C["engine_lost"])
+        self._change(slot, at_ns, LEAVING)
+
+    def free(self, slot: int) -> None:
+        """Give the slot back."""
+        self._change(slot, int(self.mark_ns[slot]), FREE)
+
+    # --- tokens -------------------------------------------------------------------------------
+
+    def emitted(self, slots: Ints, at_ns: int) -> None:
+        """Note that tokens of these requests left the engine's loop."""
+        mark_ns = self._common_mark(slots)
+        if mark_ns is not None:
+            if at_ns > mark_ns:
+                self.rows[slots, _OUTPUT] += at_ns - mark_ns
+                self._stand(slots, at_ns)
+            return
+        running = slots[(self.state[slots] == RUNNING) & (self.mark_ns[slots] < at_ns)]
+        if not len(running):
+            return
+        self._together = None
+        for step in self._open:
+            for member in np.flatnonzero(np.isin(step.slots, running)).tolist():
+                self._cut(step, member, at_ns)
+        if self._open:
+            running = running[self._in_step[running] == 0]
+        self.rows[running, _OUTPUT] += at_ns - self.mark_ns[running]
+        self.mark_ns[running] = at_ns
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def open_step(
+        self,
+        slots: Ints,
+        is_prefill: Flags | None,
+        delay: Delay,
+        *,
+        start_ns: int,
+        end_ns: int,
+        is_cold: bool,
+    ) -> None:
+        """Begin a step; between the members' marks and its start the host had the floor.
+
+        Args:
+            slots: [members], each request once.
+            is_prefill: [members]; None where all are decodes.
+            delay: what each member waits for.
+            start_ns: on the earliest rank.
+            end_ns: on the latest.
+            is_cold: the step was the first of its shape.
+        """
+        self.close_steps(start_ns)
+        mark_ns = self._common_mark(slots)
+        is_whole = mark_ns is not None and self._num_running == len(slots)
+        if is_whole and mark_ns is not None and mark_ns <= start_ns:
+            self.rows[slots, _CPU_GAP] += start_ns - mark_ns
+            self._stand(slots, start_ns)
+        else:
+            slots = self._gather(slots, start_ns)
+        self._take_back_idle(start_ns)
+        self.pass_idle(start_ns)
+        step = _Open(
+            slots,
+            is_prefill,
+            delay,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            excess_column=_C["cold_start"] if is_cold else _C["slowdown"],
+        )
+        if self._common_mark(slots) is None:
+            for member in np.flatnonzero(self.mark_ns[slots] > start_ns).tolist():
+                # Its life is explained beyond the start: book only the rest.
+                kept_ns = max(0, end_ns - int(self.mark_ns[slots[member]]))
+                step.rows()[member] = _scaled(step.rows()[member], kept_ns)
+        self._in_step[slots] += 1
+        self._open.append(step)
+        if len(self._open) > 1:
+            self._open.sort(key=lambda step: step.end_ns)
+
+    def _gather(self, slots: Ints, start_ns: int) -> Ints:
+        """Bring all members into the batch and those running to the start; return the members."""
+        for slot in slots[self.state[slots] != RUNNING].tolist():
+            self.admitted(slot, start_ns)
+        is_running = self.state[slots] == RUNNING
+        self._book_gap(slots, start_ns)
+        if np.count_nonzero(is_running) < len(slots):
+            return np.where(is_running, slots, NOBODY)  # some have ended
+        if np.count_nonzero(self.mark_ns[slots] == start_ns) == len(slots):
+            self._stand(slots, start_ns)
+        return slots
+
+    def _common_mark(self, slots: Ints) -> int | None:
+        """Return the mark at which a whole team stands, None if that is not known."""
+        together = self._together
+        if together is not None and together[0] is slots and together[2] == self._num_changes:
+            return together[1]
+        return None
+
+    def _stand(self, slots: Ints, mark_ns: int) -> None:
+        """Put a team to one mark."""
+        self.mark_ns[slots] = mark_ns
+        self._together = (slots, mark_ns, self._num_changes)
+
+    def _book_gap(self, slots: Ints, start_ns: int) -> None:
+        """Book what lies between the marks of those running and the start of a step."""
+        self._together = None
+        if self._num_running == len(slots) and not self._open:
+            running = slots
+        else:
+            running = np.flatnonzero((self.state == RUNNING) & (self._in_step == 0))
+        waited_ns = np.maximum(start_ns - self.mark_ns[running], 0)
+        self.rows[running, _NOT_SCHEDULED if self._open else _CPU_GAP] += waited_ns
+        self.mark_ns[running] += waited_ns
+
+    def close_steps(self, until_ns: int) -> None:
+        """Book the steps that end by then."""
+        while self._open and self._open[0].end_ns <= until_ns:
+            self._close(self._open.pop(0))
+
+    def _close(self, step: _Open) -> None:
+        slots, end_ns = step.slots, step.end_ns
+        step.book(self.rows)
+        self._in_step[slots] -= 1
+        if self._common_mark(slots) is not None and step.parts is None:
+            self._stand(slots, end_ns)
+        else:
+            self.mark_ns[slots] = np.maximum(self.mark_ns[slots], end_ns)
+        if self._num_running != len(slots) or self._open:
+            others = np.flatnonzero((self.state == RUNNING) & (self._in_step == 0))
+            waited_ns = np.maximum(end_ns - self.mark_ns[others], 0)
+            self.rows[others, _NOT_SCHEDULED] += waited_ns
+            self.mark_ns[others] += waited_ns
+        busy_from_ns = step.start_ns
+        if self._past:
+            busy_from_ns = max(busy_from_ns, self._past[-1][1])
+        if end_ns > busy_from_ns:
+            self.busy_ns += end_ns - busy_from_ns
+            self._past.append((busy_from_ns, end_ns))
+        self._idle_mark_ns = end_ns
+
+    def _cut(self, step: _Open, member: int, at_ns: int) -> None:
+        """Book a member's part of an open step up to `at_ns`, keep the rest for its end."""
+        slot = int(step.slots[member])
+        spent_ns = at_ns - max(step.start_ns, int(self.mark_ns[slot]))
+        if spent_ns <= 0 or slot == NOBODY:
+            return
+        self._together = None
+        rest = step.rows()[member]
+        part = _scaled(rest, spent_ns)
+        self.rows[slot] += part
+        rest -= part
+        self.mark_ns[slot] = at_ns
+
+    def _leave_steps(self, slot: int, at_ns: int) -> None:
+        """Take a request out of the open steps: what it has spent there is booked."""
+        if self._in_step[slot]:
+            for step in self._open:
+                for member in np.flatnonzero(step.slots == slot).tolist():
+                    self._cut(step, member, at_ns)
+                    step.rows()[member] = 0
+                    step.slots = step.slots.copy()  # the team's own array is not ours to change
+                    step.slots[member] = NOBODY
+            self._in_step[slot] = 0
+
+    # --- marks --------------------------------------------------------------------------------
+
+    def _book(self, slot: int, until_ns: int, column: int) -> None:
+        spent = until_ns - int(self.mark_ns[slot])
+        if spent > 0:
+            self._together = None
+            self.rows[slot, column] += spent
+            self.mark_ns[slot] = until_ns
+
+    def _book_wait(self, slot: int, until_ns: int) -> None:
+        """Split a wait: behind other requests' steps, or with the device idle."""
+        since_ns = int(self.mark_ns[slot])
+        spent = until_ns - since_ns
+        if spent <= 0:
+            return
+        busy = self._busy_until(until_ns) - int(self._busy_mark_ns[slot])
+        busy = max(0, min(spent, busy))
+        self.rows[slot, _QUEUE] += busy
+        self.rows[slot, _QUEUE_IDLE] += spent - busy
+        self.mark_ns[slot] = until_ns
+
+    def _busy_until(self, at_ns: int) -> int:
+        """Return how long the device had been busy by then; `at_ns` may lie a little back."""
+        busy = self.busy_ns
+        for start_ns, end_ns in reversed(self._past):
+            if end_ns <= at_ns:
+                break
+            busy -= end_ns - max(start_ns, at_ns)
+        if self._open:
+            step = self._open[0]
+            busy += max(0, min(step.end_ns, at_ns) - step.start_ns)
+        return busy
+
+    def _change(self, slot: int, at_ns: int, state: int) -> None:
+        was, will = (s in (WAITING, RUNNING, HELD) for s in (self.state[slot], state))
+        if was != will:
+            self.pass_idle(at_ns)
+            self._num_in_flight += 1 if will else -1
+        self._num_running += int(state == RUNNING) - int(self.state[slot] == RUNNING)
+        self.state[slot] = state
+        self._num_changes += 1
+        if state == WAITING:
+            self._busy_mark_ns[slot] = self._busy_until(at_ns)
+
+    @property
+    def explained_ns(self) -> int | None:
+        """Return up to when the device's time is booked, None before the first call."""
+        return self._idle_mark_ns
+
+    def pass_idle(self, until_ns: int) -> None:
+        """Explain the device's idle time up to here: somebody was waiting, or nobody was there."""
+        if self._open:
+            return
+        if self._idle_mark_ns is None:
+            self._idle_mark_ns = until_ns
+        spent = until_ns - self._idle_mark_ns
+        if spent <= 0:
+            return
+        if self._num_in_flight:
+            self.idle_host_gap_ns += spent
+        else:
+            self.idle_no_work_ns += spent
+        self._idle_mark_ns = until_ns
+
+    def _take_back_idle(self, start_ns: int) -> None:
+        """Correct idle time that a step, announced late, turns out to have been busy."""
+        if self._open or self._idle_mark_ns is None or start_ns >= self._idle_mark_ns:
+            return
+        excess = self._idle_mark_ns - max(start_ns, self._past[-1][1] if self._past else start_ns)
+        of_gap = min(excess, self.idle_host_gap_ns)
+        self.idle_host_gap_ns -= of_gap
+        self.idle_no_work_ns -= min(excess - of_gap, self.idle_no_work_ns)
+        self._idle_mark_ns = start_ns
+
+
+def _scaled(row: Ints, total_ns: int) -> Ints:
+    """Scale a row of whole nanoseconds down to a total, by largest remainder."""
+    whole_ns = int(row.sum())
+    if whole_ns <= 0 or total_ns >= whole_ns:
+        return row + 0
+    exact = row * (total_ns / whole_ns)
+    part: Ints = np.minimum(np.floor(exact).astype(np.int64), row)
+    order = np.argsort(part - exact, kind="stable")
+    missing = total_ns - int(part.sum())
+    for column in [*order, *order]:
+        if missing <= 0:
+            break
+        room = min(missing, 1, int(row[column] - part[column]))
+        part[column] += room
+        missing -= room
+    return part

@@ -1,0 +1,196 @@
+"""Run a real engine under load on this machine and watch where each request's time goes.
+
+The built-in model answers short chats, long retrieval prompts and growing agent conversations that
+arrive at random. Nothing is downloaded and no GPU is needed. With --headless the same runs without
+a terminal and leaves demo.isr (replay it), trace.json (open it in ui.perfetto.dev) and a summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from inferscope.cli.demo_host import Ready, Settings
+from inferscope.collector.snapshot import to_json
+from inferscope.collector.source import RecordingSource, RingSource
+from inferscope.errors import BadInput, InferScopeError
+from inferscope.exporting import load_exporter, private_file
+from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from inferscope.ring.discovery import ring_directory
+from inferscope.ring.recording import RecordingWriter
+
+DEFAULT_SECONDS = 20.0
+_POLL_S = 0.05
+_GRACE_S = 15.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    load = parser.add_argument_group("load")
+    load.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    load.add_argument(
+        "--load", type=float, default=0.8, help="share of the engine's capacity (%(default)s)"
+    )
+    load.add_argument("--rate", type=float, help="requests per second, instead of --load")
+    load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
+    how = parser.add_argument_group("output")
+    how.add_argument("--headless", action="store_true", help="no screen; leave files and a summary")
+    how.add_argument(
+        "--duration", type=float, help=f"seconds of load (default: headless {DEFAULT_SECONDS:.0f})"
+    )
+    how.add_argument("--out", type=Path, default=Path(), help="folder for the files (default: .)")
+    how.add_argument("--json", action="store_true", help="print the summary as JSON")
+    how.add_argument("--ascii", action="store_true", help="draw with plain characters")
+    parser.epilog = """examples:
+  inferscope demo
+  inferscope demo --headless --duration 20 --seed 7 --out /tmp/run --json
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo."""
+    is_headless = options.headless or options.json or not sys.stdout.isatty()
+    _check(options)
+    engine_id = f"demo-{os.getpid()}"
+    duration_s = options.duration
+    if duration_s is None and is_headless:
+        duration_s = DEFAULT_SECONDS
+    settings = Settings(
+        model=options.model,
+        seed=options.seed,
+        duration_s=duration_s,
+        load=options.load,
+        rate_s=options.rate,
+        client_times=str(options.out / "client.jsonl") if is_headless else None,
+    )
+    recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
+    folder = ring_directory() / engine_id
+    with _Host(settings, engine_id) as host:
+        source = RingSource(
+            lambda: folder.glob("*.ring"),
+            name=f"demo, {host.ready.rate_s:.1f} requests/s",
+            recording=recording,
+        )
+        try:
+            if is_headless:
+                _watch(source, host)
+                return _leave_files(source, options)
+            from inferscope.tui.app import InferScopeApp
+
+            InferScopeApp(source, ascii=options.ascii).run()
+        finally:
+            source.close()
+    return 0
+
+
+class _Host:
+    """The engine's process; leaving the context ends it."""
+
+    def __init__(self, settings: Settings, engine_id: str) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "inferscope.cli.demo_host",
+                msgspec.json.encode(settings).decode(),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, ENGINE_ID_VARIABLE: engine_id, "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> _Host:
+        try:
+            assert self._process.stdout is not None
+            line = self._process.stdout.readline()
+        except BaseException:
+            self.stop()
+            raise
+        if not line:
+            self.stop()
+            raise InferScopeError("the demo's engine did not start; its own words stand above.")
+        self.ready = msgspec.json.decode(line, type=Ready)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process by closing its standard input, and wait for it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            _close(pipe)
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        pipe.close()
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.duration is not None and options.duration <= 0:
+        raise BadInput(f"--duration is {options.duration}. Give seconds above 0.")
+    if options.rate is not None and options.rate <= 0:
+        raise BadInput(f"--rate is {options.rate}. Give requests per second above 0.")
+    if not 0 < options.load <= 2:
+        raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"cannot make the folder {options.out}: {error.strerror}. Choose another --out."
+        ) from error
+
+
+def _watch(source: RingSource, host: _Host) -> None:
+    """Fold until the engine's process has ended and all of it is folded."""
+    while not source.has_ended:
+        source.advance()
+        time.sleep(_POLL_S)
+
+
+def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
+    """Write the recording's exports and print the summary."""
+    source.close()
+    recording = options.out / "demo.isr"
+    with (
+        private_file(options.out / "trace.json") as trace,
+        private_file(options.out / "demo.jsonl") as lines,
+    ):
+        exporters = (load_exporter("perfetto")(trace), load_exporter("jsonl")(lines))
+        replayed = RecordingSource(recording, sinks=exporters)
+        replayed.advance()
+        for exporter in exporters:
+            exporter.close(replayed.collector.devices(), replayed.collector.totals())
+        replayed.close()
+    if replayed.collector.digest() != source.collector.digest():
+        raise InferScopeError(f"{recording} does not replay to the numbers seen live")
+    snapshot = replayed.snapshot(300_000_000_000)
+    if options.json:
+        sys.stdout.write(to_json(snapshot).decode() + "\n")
+        return 0
+    from inferscope.tui.once import once_text
+
+    sys.stdout.write(once_text(snapshot, ascii=options.ascii) + "\n")
+    sys.stdout.write(
+        f"\n{recording}  inferscope replay\n"
+        f"{options.out / 'trace.json'}  open in ui.perfetto.dev\n"
+        f"{options.out / 'demo.jsonl'}  every step and request\n"
+    )
+    return 0

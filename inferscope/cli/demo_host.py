@@ -1,0 +1,137 @@
+"""The demo's other process: engine, front end and load; it ends when its standard input does.
+
+Started by `inferscope demo` as `python -m inferscope.cli.demo_host SETTINGS`. It prints one line of
+JSON when the load begins. Standard input is a pipe that nobody writes to: when the parent is gone,
+in whatever way, the pipe ends and so does this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine.frontend import FrontEnd
+from inferscope.engine.load import describe
+from inferscope.engine.tokenizer import Tokenizer
+from inferscope.load.open_loop import OpenLoop
+from inferscope.load.workload import Ask, Workload
+from inferscope.probe import Probe
+
+TEMPERATURE = 0.8
+_PRACTICE_ASKS = 16
+_SETTLE_S = 0.3
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the parent wants."""
+
+    model: str
+    seed: int
+    duration_s: float | None
+    load: float
+    """Share of the engine's measured capacity."""
+    rate_s: float | None
+    """Arrivals per second; None: by `load`."""
+    client_times: str | None
+    """Where to write the load generator's own timestamps."""
+    token_budget: int = 128
+    max_running: int = 16
+    num_blocks: int = 220
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What the child says when the load begins."""
+
+    rate_s: float
+
+
+class _InProcessClient:
+    """The load generator's way to the front end."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self._front_end = front_end
+
+    async def ask(self, ask: Ask) -> AsyncIterator[int]:
+        async for delivery in self._front_end.ask(ask.prompt, _sampling(ask), external_id=ask.name):
+            if delivery.num_tokens:
+                yield delivery.num_tokens
+
+
+def main() -> None:
+    """Run until the load is over or standard input ends."""
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    options = EngineOptions(
+        token_budget=settings.token_budget,
+        max_running=settings.max_running,
+        num_blocks=settings.num_blocks,
+        dtype="float32",
+    )
+    engine = load_engine(settings.model, options)
+    tokenizer = load_tokenizer(settings.model)
+    rate_s = settings.rate_s or settings.load * _capacity(engine, tokenizer, settings.seed)
+    engine.probe = Probe.open(describe(engine, name=settings.model))
+    front_end_probe = Probe.open(describe(engine, name=settings.model), role="frontend")
+    front_end = FrontEnd(engine, tokenizer, probe=front_end_probe)
+    workload = Workload(settings.seed, rate_s=rate_s)
+    load = OpenLoop(_InProcessClient(front_end), workload.asks())
+    asyncio.run(_serve(front_end, load, settings, rate_s))
+    engine.probe.close()
+    front_end_probe.close()
+    if settings.client_times:
+        with Path(settings.client_times).open("wb") as out:
+            load.write(out)
+
+
+async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:
+    front_end.start()
+    sys.stdout.buffer.write(msgspec.json.encode(Ready(rate_s)) + b"\n")
+    sys.stdout.flush()
+    with contextlib.suppress(asyncio.CancelledError):
+        await load.run(settings.duration_s)
+    await asyncio.sleep(_SETTLE_S)
+    front_end.close()
+
+
+def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> float:
+    """Measure how many requests a second the engine can do, unobserved, all at once."""
+    asks = Workload(seed + 1, rate_s=1.0).asks()
+    limit = engine.max_model_tokens
+    practice = [next(asks) for _ in range(_PRACTICE_ASKS)]
+    began = time.monotonic()
+    for ask in practice:
+        prompt = tokenizer.encode(ask.prompt)[: limit - ask.max_tokens]
+        engine.submit(prompt, _sampling(ask))
+    while engine.has_work:
+        engine.step()
+    return len(practice) / (time.monotonic() - began)
+
+
+def _sampling(ask: Ask) -> Sampling:
+    return Sampling(max_tokens=ask.max_tokens, temperature=TEMPERATURE, seed=ask.seed)
+
+
+def _leave_with_parent() -> None:
+    """Wait for the pipe to end; then leave, at once and for good.
+
+    Reads below Python's buffers: their lock would be held when the interpreter ends first.
+    """
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""See where a live LLM request's time went: prefill or decode, queue or interference."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from inferscope import __version__
+from inferscope.errors import InferScopeError
+
+COMMANDS = {
+    "demo": "a real engine under load, on this machine, and the live screen over it",
+    "attach": "the live screen over a running engine, with history",
+    "record": "write what an engine does into a file",
+    "replay": "show a recording at the pace at which it was made",
+    "export": "turn a recording into JSON Lines or a Perfetto trace",
+    "doctor": "say what this machine allows, and how to get what is missing",
+    "on": "switch an engine's probe on",
+    "off": "switch an engine's probe off",
+}
+_MODULES = {"on": "switch", "off": "switch"}
+_EXTRAS = {"numpy": "reader", "textual": "tui", "torch": "engine", "tokenizers": "engine"}
+_INTERRUPTED = 130
+
+_EPILOG = """examples:
+  inferscope demo                      start here: nothing else is needed
+  inferscope attach                    the only engine running here, or a list of them
+  inferscope attach demo.isr --once    one look at a recording, as text
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the process's exit code."""
+    parser = _parser(argv)
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        command = importlib.import_module(
+            f"inferscope.cli.{_MODULES.get(options.command, options.command)}"
+        )
+        code: int = command.run(options)
+        sys.stdout.flush()
+    except InferScopeError as error:
+        sys.stderr.write(f"inferscope: {error}\n")
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        sys.stderr.write(
+            f"inferscope: `{options.command}` needs {error.name}. "
+            f'Install it with: pip install "inferscope[{extra}]"\n'
+        )
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more can be said, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
+    """Build the parser; only the command that is asked for is imported for its options."""
+    parser = argparse.ArgumentParser(
+        prog="inferscope",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"inferscope {__version__}")
+    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    words = list(sys.argv[1:] if argv is None else argv)
+    asked = next((word for word in words if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        verb = verbs.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == asked:
+            module = importlib.import_module(f"inferscope.cli.{_MODULES.get(name, name)}")
+            verb.description = module.__doc__
+            module.configure(verb)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

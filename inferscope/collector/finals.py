@@ -1,0 +1,119 @@
+"""What the fold has decided and will not revise: final steps, final requests.
+
+Sinks (exporters) receive these, once each, in the order of the fold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class FinalStep(msgspec.Struct, frozen=True, gc=False):
+    """One step on one rank, split. Arrays have one entry per row (a phase of a request)."""
+
+    engine_id: str
+    dp_rank: int
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+    measured_ns: int
+    clock: str
+    """device or host."""
+    mode: str
+    is_cold: bool
+    fit_id: str
+    request_ids: tuple[str, ...]
+    phases: NDArray[np.uint8]
+    tokens: Ints
+    contexts: Ints
+    flags: NDArray[np.uint8]
+    shares_ns: Ints
+    padding_ns: int
+    unattributed_ns: int
+    model_residual: float
+    """Measured over modelled time, less one."""
+
+
+class FinalRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request, explained. Times are host nanoseconds."""
+
+    engine_id: str
+    request_id: str
+    external_id: str | None
+    trace: str
+    attributes: dict[str, str]
+    prompt_tokens: int | None
+    cached_tokens: int
+    output_tokens: int
+    arrived_ns: int
+    queued_ns: int | None
+    admitted_ns: int | None
+    first_token_ns: int | None
+    last_token_ns: int | None
+    delivered_ns: int
+    arrived_at: str
+    """http or engine: the edge where the time was taken."""
+    delivered_at: str
+    finish: str
+    joined_late: bool
+    num_preemptions: int
+    ledger_ns: dict[str, int]
+    ttft_ledger_ns: dict[str, int]
+    token_times_ns: array[int]
+    tokens_per_event: tuple[int, ...]
+    prefill_ns: int
+    decode_ns: int
+    prefill_flops: int | None
+    decode_flops: int | None
+    is_alone: bool
+    """It shared no step: its compute is measured, not apportioned."""
+    fit_id: str
+    clock: str
+
+    @property
+    def tbt_ns(self) -> list[int]:
+        """Gaps between emission events."""
+        times = self.token_times_ns
+        return [late - early for early, late in itertools.pairwise(times)]
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Where one device's wall time went since the fold began."""
+
+    engine_id: str
+    device: str
+    wall_ns: int
+    seconds_by_ns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """What the fold knows of itself at its end."""
+
+    num_records: int
+    num_lost: int
+    num_late: int
+    num_unjoined: int
+    probe_cost_ns: int
+    digest: str
+
+
+class Sink(Protocol):
+    """Receives what is final."""
+
+    def step(self, step: FinalStep) -> None:
+        """Take a step."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request."""

@@ -1,0 +1,118 @@
+"""The fold: records in, in order; final steps and requests out; a snapshot whenever asked.
+
+    for ring, sequence, record in source: collector.fold(ring, sequence, record)
+
+It is a function of its records alone. It reads no clock, no file and no cache: time passes when a
+Tick says so. The digest mixes in everything that became final, so two folds of the same records
+can be told to have given the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from inferscope.collector.engine import EngineFold
+from inferscope.collector.finals import DeviceTime, RunTotals, Sink
+from inferscope.records import Missed, Record, RingOpened, Tick
+
+READER = 0
+"""The ring number of records that readers write."""
+
+
+class Collector:
+    """Folds the records of any number of rings.
+
+    Attributes:
+        engines: by engine id, in the order in which they appeared.
+        now_ns: the newest time folded.
+        real_offset_ns: wall clock less monotonic clock, by the newest Tick.
+    """
+
+    def __init__(self, *sinks: Sink) -> None:
+        """Take the sinks that receive what is final."""
+        self.engines: dict[str, EngineFold] = {}
+        self.now_ns = 0
+        self.real_offset_ns: int | None = None
+        self.num_records = 0
+        self.num_lost = 0
+        self.num_late = 0
+        self.num_unknown = 0
+        self._sinks = list(sinks)
+        self._engine_of: dict[int, EngineFold] = {}
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def fold(self, ring: int, record: Record) -> None:
+        """Take one record, in fold order: by time, then ring, then sequence.
+
+        Args:
+            ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
+            record: what it says.
+        """
+        if isinstance(record, Tick):
+            self.now_ns = max(self.now_ns, record.t_ns)
+            self.real_offset_ns = record.real_ns - record.t_ns
+            for engine in self.engines.values():
+                engine.tick(record.t_ns)
+            return
+        if isinstance(record, RingOpened):
+            self._open(record)
+            return
+        if isinstance(record, Missed):
+            self.num_lost += record.num_frames
+            owner = self._engine_of.get(record.ring)
+            if owner is not None:
+                owner.missed(record.ring)
+            return
+        if ring == READER or ring not in self._engine_of:
+            return
+        self.num_records += 1
+        if record.t_ns < self.now_ns:
+            self.num_late += 1
+        else:
+            self.now_ns = record.t_ns
+        self._engine_of[ring].fold(ring, record)
+
+    def unknown(self) -> None:
+        """Count a frame of a type that this version does not know."""
+        self.num_unknown += 1
+
+    def digest(self) -> str:
+        """Return the digest of all that is final, and of what was counted on the way."""
+        counts = f"{self.num_records} {self.num_lost} {self.num_late} {self.num_unjoined}"
+        now = self._hash.copy()
+        now.update(counts.encode())
+        return now.hexdigest()
+
+    @property
+    def num_unjoined(self) -> int:
+        """Steps whose records contradict each other or never came together."""
+        return sum(engine.num_unjoined for engine in self.engines.values())
+
+    def totals(self) -> RunTotals:
+        """Return what the fold knows of itself."""
+        cost_ns = sum(
+            ring.health.cost_ns
+            for engine in self.engines.values()
+            for ring in engine.rings.values()
+            if ring.health is not None
+        )
+        return RunTotals(
+            self.num_records,
+            self.num_lost,
+            self.num_late,
+            self.num_unjoined,
+            cost_ns,
+            self.digest(),
+        )
+
+    def devices(self) -> list[DeviceTime]:
+        """Return where each engine's device time went."""
+        return [engine.device_time() for engine in self.engines.values() if engine.has_steps]
+
+    def _open(self, opened: RingOpened) -> None:
+        engine = self.engines.get(opened.engine_id)
+        if engine is None:
+            engine = EngineFold(opened.engine_id, self._sinks, self._hash.update)
+            self.engines[opened.engine_id] = engine
+        engine.open_ring(opened)
+        self._engine_of[opened.ring] = engine

@@ -1,0 +1,155 @@
+"""Following rings: from their oldest keyframe to now, in fold order, behind a watermark.
+
+The watermark is how far the fold may go: not beyond now, nor beyond the oldest step whose span is
+still on its way, but never more than half a second behind. A dead ring holds nobody back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from inferscope.collector.fold import READER
+from inferscope.collector.merge import Item, Merger
+from inferscope.errors import UnreadableFile
+from inferscope.probe.clock import Clock
+from inferscope.records import FORMAT_VERSION, Missed, Record, RingOpened, UnknownRecord, decode
+from inferscope.records import encode as encode_record
+from inferscope.ring.discovery import ALIVE_NS, boot_id
+from inferscope.ring.reader import Loss, RingReader
+
+GUARD_NS = 5_000_000
+"""Time a writer may take between stamping a record and storing it."""
+LONGEST_WAIT_NS = 500_000_000
+LOOK_AGAIN_NS = 1_000_000_000
+AFTER_THE_END_NS = 6_000_000_000
+"""Ticks after the last record of dead rings: long enough to decide that they are lost."""
+_COPIES_PER_POLL = 8
+"""16 MiB: history comes in pieces, so that a screen can show the first ones."""
+
+
+class RingFollower:
+    """Reads a changing set of rings.
+
+    Attributes:
+        num_unknown: frames of types that this version does not know.
+        notes: what the reader must say of the files.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[Path]], clock: Clock) -> None:
+        """Take what finds the rings, asked again every second, and the clock."""
+        self._find = find
+        self._clock = clock
+        self._merger = Merger()
+        self._readers: dict[int, RingReader] = {}
+        self._numbers: dict[Path, int] = {}
+        self._last_ns: dict[int, int] = {}
+        self._look_again_ns = 0
+        self._has_ended = False
+        self.num_unknown = 0
+        self.notes: list[str] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether all rings are dead and read to their end."""
+        return self._has_ended
+
+    def poll(self) -> list[Item]:
+        """Return what has become due since the last call."""
+        if self._has_ended:
+            return []
+        now_ns = self._clock.monotonic_ns()
+        out: list[Item] = []
+        if now_ns >= self._look_again_ns:
+            self._look_again_ns = now_ns + LOOK_AGAIN_NS
+            self._discover(out)
+        has_more = False
+        until_ns = now_ns - GUARD_NS
+        alive = False
+        for number, reader in self._readers.items():
+            is_alive = self._is_alive(reader, now_ns)
+            alive |= is_alive
+            pending_ns = reader.pending_ns()
+            if is_alive and pending_ns:
+                until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
+            if self._read(number, reader, out):
+                has_more = True
+                until_ns = min(until_ns, self._last_ns[number])
+        if alive or has_more:
+            out += self._merger.take(until_ns)
+        elif self._readers:
+            out += self._merger.take(None)
+            last_ns = max(self._last_ns.values(), default=0)
+            out += self._merger.take(last_ns + AFTER_THE_END_NS)
+            self._has_ended = True
+        return out
+
+    def close(self) -> None:
+        """Close all rings; safe to call twice."""
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+
+    def _discover(self, out: list[Item]) -> None:
+        new = []
+        for path in self._find():
+            if path in self._numbers:
+                continue
+            self._numbers[path] = READER
+            try:
+                new.append(RingReader(path))
+            except UnreadableFile as error:
+                self.notes.append(str(error))
+        for reader in sorted(new, key=lambda reader: (reader.identity.start_ns, str(reader.path))):
+            number = len(self._readers) + 1
+            self._numbers[reader.path] = number
+            self._readers[number] = reader
+            self._last_ns[number] = reader.identity.start_ns
+            if reader.format_version > FORMAT_VERSION:
+                self.notes.append(
+                    f"{reader.path.name} was written by a newer version (format "
+                    f"{reader.format_version}); what this one does not know is skipped"
+                )
+            out.append(_opened(number, reader))
+
+    def _is_alive(self, reader: RingReader, now_ns: int) -> bool:
+        is_this_boot = reader.identity.boot_id == boot_id()
+        return is_this_boot and now_ns - reader.heartbeat_ns() < ALIVE_NS
+
+    def _read(self, number: int, reader: RingReader, out: list[Item]) -> bool:
+        """Read a ring up to its head, or as far as one poll goes; return whether there is more."""
+        for _ in range(_COPIES_PER_POLL):
+            frames = reader.read()
+            if not frames:
+                return False
+            for frame in frames:
+                if isinstance(frame, Loss):
+                    missed = Missed(self._last_ns[number], number, frame.num_frames, frame.reason)
+                    out.append(Item(missed.t_ns, READER, 0, missed, encode_record(missed)))
+                    continue
+                try:
+                    record: Record = decode(frame.code, frame.payload)
+                except UnknownRecord:
+                    self.num_unknown += 1
+                    continue
+                self._last_ns[number] = max(self._last_ns[number], record.t_ns)
+                self._merger.add(number, frame.sequence, record, frame.payload)
+        return True
+
+
+def _opened(number: int, reader: RingReader) -> Item:
+    me = reader.identity
+    opened = RingOpened(
+        me.start_ns,
+        number,
+        me.engine_id,
+        me.role,
+        me.rank,
+        me.pid,
+        me.host,
+        me.boot_id,
+        me.start_ns,
+        me.start_real_ns,
+        me.synthetic,
+    )
+    return Item(me.start_ns, READER, 0, opened, encode_record(opened))

@@ -1,0 +1,273 @@
+"""The lives of one engine's requests: what each event does to ledger, metrics and finality.
+
+These are the actions of the timeline: they run in the order of the time at which things happened,
+once nothing that happened before can change any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.collector.finals import FinalRequest, Sink
+from inferscope.collector.requests import Request, RequestTable
+from inferscope.collector.steps import SplitStep
+from inferscope.collector.windows import Windows
+from inferscope.records import CAUSES, FINISHES, RequestEvent
+
+Ints = NDArray[np.int64]
+Counts = NDArray[np.uint32]
+
+KEPT_FINISHED = 200
+_OUTPUT = CAUSES.index("output")
+
+
+class Lives:
+    """Requests from arrival to finality.
+
+    Attributes:
+        table: requests that are not final.
+        finished: the ones that became final lately, newest last.
+        windows: the last minutes, by second.
+        has_shape: FLOPs can be counted, because the engine told its model's shape.
+        fit_id: of the cost model in force.
+        clock: device or host: whose clock timed the last step.
+        num_front_ends: front ends seen; their emissions are the delivery.
+    """
+
+    def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
+        self._engine_id = engine_id
+        self._sinks = sinks
+        self._mix = mix
+        self.table = RequestTable()
+        self.windows = Windows()
+        self.finished: deque[FinalRequest] = deque(maxlen=KEPT_FINISHED)
+        self.num_finished = 0
+        self.num_preemptions = 0
+        self.has_shape = False
+        self.fit_id = ""
+        self.clock = "host"
+        self.num_front_ends = 0
+        self._last_slots: Ints | None = None
+        """Of the last emission. A team that stays keeps its array; any change makes a new one."""
+        self._last_edge_ns = 0
+        self._host_gap_before_ns = 0
+        self._idle_before = (0, 0)
+
+    # --- steps and tokens ---------------------------------------------------------------------
+
+    def open_step(self, start_ns: int, end_ns: int, split: SplitStep, is_cold: bool) -> None:
+        """Begin a step: the host had the floor until now."""
+        ledger = self.table.ledger
+        ledger.open_step(
+            split.slots,
+            split.is_prefill,
+            split.delay,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            is_cold=is_cold,
+        )
+        self.count_idle(start_ns)
+        gap_ns = ledger.idle_host_gap_ns - self._host_gap_before_ns
+        self._host_gap_before_ns += gap_ns
+        if gap_ns > 0:
+            self.windows.observe_one("host_gap", gap_ns, start_ns)
+
+    def count_idle(self, at_ns: int) -> None:
+        """Move idle time that the ledger has explained by now into the windows."""
+        ledger = self.table.ledger
+        ledger.pass_idle(at_ns)
+        host_gap_ns, no_work_ns = self._idle_before
+        self._idle_before = (ledger.idle_host_gap_ns, ledger.idle_no_work_ns)
+        if self._idle_before != (host_gap_ns, no_work_ns):
+            amounts = self.windows.at(at_ns).amounts
+            amounts["idle_host_gap_ns"] += ledger.idle_host_gap_ns - host_gap_ns
+            amounts["idle_no_work_ns"] += ledger.idle_no_work_ns - no_work_ns
+
+    def core_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens leave the engine's loop; where no front end is seen that is their delivery.
+
+        Args:
+            slots: [requests].
+            counts: [requests], tokens of each; None where each has one.
+            at_ns: when.
+        """
+        table = self.table
+        table.ledger.emitted(slots, at_ns)
+        if slots is not self._last_slots:
+            for slot in slots[table.engine_ns[slots] == 0].tolist():
+                request = table.by_slot[slot]
+                if request is not None:
+                    request.ttft_row = table.ledger.rows[slot].copy()
+        table.engine_ns[slots] = at_ns
+        if self.num_front_ends:
+            at_edge = ~table.has_front_end[slots]
+            slots = slots[at_edge]
+            counts = None if counts is None else counts[at_edge]
+        if len(slots):
+            self.edge_emitted(slots, counts, at_ns)
+
+    def edge_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens reach the edge that the client sees, or the last one that we see."""
+        table = self.table
+        if slots is self._last_slots:
+            # The same team as before: all waited equally long.
+            gap_ns = at_ns - self._last_edge_ns
+            self.windows.at(at_ns).durations["tbt"].add(gap_ns, len(slots))
+            firsts: list[int] = []
+        else:
+            before = table.edge_ns[slots]
+            self.windows.observe("tbt", at_ns - before[before > 0], at_ns)
+            firsts = slots[before == 0].tolist()
+        table.edge_ns[slots] = at_ns
+        if counts is None:
+            table.output_tokens[slots] += 1
+            times_ns = table.token_times_ns
+            for slot in slots.tolist():
+                times_ns[slot].append(at_ns)
+        else:
+            table.output_tokens[slots] += counts
+            for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+                table.emitted_several(slot, at_ns, count)
+        for slot in firsts:
+            request = table.by_slot[slot]
+            if request is not None:
+                self._first_token(request, at_ns)
+        self._last_slots, self._last_edge_ns = slots, at_ns
+
+    def _first_token(self, request: Request, at_ns: int) -> None:
+        request.first_edge_ns = at_ns
+        self.windows.observe_one("ttft", at_ns - request.arrived_ns, at_ns)
+        if request.ttft_row is not None:
+            spent_ns = at_ns - request.arrived_ns - int(request.ttft_row.sum())
+            request.ttft_row[_OUTPUT] += max(0, spent_ns)
+
+    # --- transitions --------------------------------------------------------------------------
+
+    def queued(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """It enters the engine's queue."""
+        request.queued_ns = event.at_ns
+        self.table.ledger.queued(request.slot, event.at_ns)
+
+    def admitted(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """It leaves the queue for the first time."""
+        request.admitted_ns = event.at_ns
+        request.cached_tokens = event.cached_tokens or 0
+        self.table.ledger.admitted(request.slot, event.at_ns)
+        if request.queued_ns is not None:
+            self.windows.observe_one("queue", event.at_ns - request.queued_ns, event.at_ns)
+        amounts = self.windows.at(event.at_ns).amounts
+        amounts["prompt_tokens"] += request.prompt_tokens or 0
+        amounts["cached_tokens"] += request.cached_tokens
+
+    def preempted(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """It loses its blocks."""
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.windows.add(event.at_ns, "preempted", 1)
+        self.table.ledger.preempted(request.slot, event.at_ns)
+
+    def resumed(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """It is scheduled again."""
+        self.table.ledger.admitted(request.slot, event.at_ns)
+
+    def finished_in_engine(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """The engine is through with it; where a front end is seen, that has the last word."""
+        if request.finished_ns is not None or not self.table.holds(request):
+            return
+        request.finished_ns = event.at_ns
+        request.finish = event.reason if event.reason in FINISHES else "error"
+        slot = request.slot
+        emitted_ns = int(self.table.engine_ns[slot])
+        self.table.ledger.finished(slot, event.at_ns, emitted_ns=emitted_ns)
+        if not self.table.has_front_end[slot]:
+            self._finalise(request)
+
+    def last_byte(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+        """The client has everything."""
+        if not self.table.holds(request):
+            return
+        slot = request.slot
+        if request.finished_ns is None:
+            # The client left first. The engine will say when it noticed, and that is the end.
+            self.table.has_front_end[slot] = False
+            return
+        last_token_ns = int(self.table.edge_ns[slot])
+        self.table.ledger.delivered(slot, last_token_ns, event.at_ns)
+        self._finalise(request)
+
+    def lost(self, request: Request, at_ns: int) -> None:
+        """Its process is gone."""
+        if not self.table.holds(request):
+            return
+        if request.finished_ns is None:
+            request.finish = "engine_lost"
+        self.table.ledger.lost(request.slot, at_ns)
+        self._finalise(request)
+
+    def _finalise(self, request: Request) -> None:
+        slot = request.slot
+        table = self.table
+        row = table.ledger.rows[slot]
+        delivered_ns = int(table.ledger.mark_ns[slot])
+        last_ns = int(table.edge_ns[slot])
+        prefill_ns, decode_ns = table.compute_ns[slot].tolist()
+        flops = table.flops[slot].tolist() if self.has_shape else (None, None)
+        times = table.token_times_ns[slot]
+        final = FinalRequest(
+            engine_id=self._engine_id,
+            request_id=request.request_id,
+            external_id=request.external_id,
+            trace=request.trace,
+            attributes=request.attributes,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.cached_tokens,
+            output_tokens=int(table.output_tokens[slot]),
+            arrived_ns=request.arrived_ns,
+            queued_ns=request.queued_ns,
+            admitted_ns=request.admitted_ns,
+            first_token_ns=request.first_edge_ns,
+            last_token_ns=last_ns or None,
+            delivered_ns=delivered_ns,
+            arrived_at=request.arrived_at,
+            delivered_at="http" if table.has_front_end[slot] else "engine",
+            finish=request.finish or "error",
+            joined_late=request.joined_late,
+            num_preemptions=request.num_preemptions,
+            ledger_ns=by_cause(row),
+            ttft_ledger_ns=by_cause(request.ttft_row) if request.first_edge_ns else {},
+            token_times_ns=times,
+            tokens_per_event=table.tokens_per_event(slot),
+            prefill_ns=prefill_ns,
+            decode_ns=decode_ns,
+            prefill_flops=flops[0],
+            decode_flops=flops[1],
+            is_alone=not table.is_shared[slot],
+            fit_id=self.fit_id,
+            clock=self.clock,
+        )
+        self.num_finished += 1
+        self.finished.append(final)
+        self.windows.add(delivered_ns, "finished", 1)
+        self.windows.add_causes(row, delivered_ns)
+        if last_ns and final.finish in ("stop", "length"):
+            self.windows.observe_one("e2e", last_ns - request.arrived_ns, delivered_ns)
+        self._mix(
+            f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
+            f"{prefill_ns} {decode_ns}".encode()
+            + row.tobytes()
+            + times.tobytes()
+        )
+        table.remove(request)
+        for sink in self._sinks:
+            sink.request(final)
+
+
+def by_cause(row: Ints | None) -> dict[str, int]:
+    """Return a ledger's row by name, without the causes that took no time."""
+    if row is None:
+        return {}
+    return {CAUSES[at]: int(row[at]) for at in np.flatnonzero(row).tolist()}

@@ -1,0 +1,83 @@
+"""Putting rings into fold order, and letting time pass between their records.
+
+Within a ring records are in order already; across rings they are merged by (time, ring, sequence).
+Between them, one Tick for every 200 ms of monotonic time: the same grid for every reader, so that
+whoever folds a stream decides its deadlines at the same places.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from inferscope.collector.fold import READER
+from inferscope.records import TICK_NS, Clock, Record, Tick, encode
+
+
+class Item(NamedTuple):
+    """A record with its place in the fold; compares by that place."""
+
+    t_ns: int
+    ring: int
+    sequence: int
+    record: Record
+    payload: bytes
+
+
+class Merger:
+    """Collects records of many rings and gives them out in fold order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Item] = []
+        self._last_ns: dict[int, int] = {}
+        self._next_tick_ns: int | None = None
+        self._real_offset_ns = 0
+
+    def add(self, ring: int, sequence: int, record: Record, payload: bytes) -> None:
+        """Take a record; time within a ring never runs backwards."""
+        t_ns = max(record.t_ns, self._last_ns.get(ring, 0))
+        self._last_ns[ring] = t_ns
+        self._waiting.append(Item(t_ns, ring, sequence, record, payload))
+
+    def take(self, until_ns: int | None) -> list[Item]:
+        """Return what is due by a time, in order, Ticks included; None: everything."""
+        waiting = self._waiting
+        # The payload is unique per (ring, sequence), so records themselves are never compared.
+        waiting.sort(key=_place)
+        if until_ns is None:
+            due, self._waiting = waiting, []
+        else:
+            num = _num_due(waiting, until_ns)
+            due, self._waiting = waiting[:num], waiting[num:]
+        out: list[Item] = []
+        for item in due:
+            if isinstance(item.record, Clock):
+                self._real_offset_ns = item.record.real_ns - item.record.t_ns
+            self._tick_until(item.t_ns, out)
+            out.append(item)
+        if until_ns is not None:
+            self._tick_until(until_ns, out)
+        return out
+
+    def _tick_until(self, t_ns: int, out: list[Item]) -> None:
+        if self._next_tick_ns is None:
+            self._next_tick_ns = (t_ns // TICK_NS + 1) * TICK_NS
+        while self._next_tick_ns <= t_ns:
+            at_ns = self._next_tick_ns
+            tick = Tick(at_ns, at_ns + self._real_offset_ns)
+            out.append(Item(at_ns, READER, 0, tick, encode(tick)))
+            self._next_tick_ns = at_ns + TICK_NS
+
+
+def _place(item: Item) -> tuple[int, int, int]:
+    return item[:3]
+
+
+def _num_due(ordered: list[Item], until_ns: int) -> int:
+    low, high = 0, len(ordered)
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle].t_ns <= until_ns:
+            low = middle + 1
+        else:
+            high = middle
+    return low

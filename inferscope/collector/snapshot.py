@@ -1,0 +1,176 @@
+"""The frozen view of a fold: what screens, `--json` and exporters read, and all they read.
+
+A snapshot owns its numbers: nothing in it changes when the fold goes on. Unknown is None.
+Percentiles come from merged histograms with bins of 1 %; counts, sums and shares are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A distribution over the window, in nanoseconds."""
+
+    num: int
+    mean_ns: float | None
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    max_ns: float | None
+
+
+NO_QUANTILES = Quantiles(0, None, None, None, None, None)
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """One request as the table shows it, alive or lately finished."""
+
+    request_id: str
+    external_id: str | None
+    state: str
+    """arriving, waiting, prefill, decode, held, done."""
+    finish: str | None
+    """One of FINISHES once it is done."""
+    arrived_ns: int
+    age_ns: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int
+    ttft_ns: int | None
+    tbt_mean_ns: float | None
+    tbt_p99_ns: float | None
+    e2e_ns: int | None
+    prefill_ns: int
+    """Attributed compute, summed over ranks (apportioned, unless it was alone in its steps)."""
+    decode_ns: int
+    interference_share: float | None
+    """Part of its life so far spent waiting for the other phase of other requests."""
+    num_preemptions: int
+    ledger_ns: dict[str, int]
+    """Its life so far by cause; causes that took no time are left out."""
+    ttft_ledger_ns: dict[str, int]
+    joined_late: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    """Rates by second, oldest first; the last is the last whole second."""
+
+    prefill_tok_s: tuple[float, ...]
+    decode_tok_s: tuple[float, ...]
+    prefill_share: tuple[float, ...]
+    """Of the device's wall time; the same for decode."""
+    decode_share: tuple[float, ...]
+    ttft_p95_ns: tuple[float | None, ...]
+    tbt_p99_ns: tuple[float | None, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    kv_share: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Health:
+    """InferScope on itself."""
+
+    probe_state: str
+    """One of PROBE_STATES, or lost when the engine went silent."""
+    probe_share: float | None
+    """The probe's own time over wall time, on the busiest ring of the window."""
+    num_records: int
+    num_lost: int
+    num_late: int
+    num_unjoined: int
+    num_unknown: int
+    """Frames of types this version does not know."""
+    message: str
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """One engine now and over the window that was asked for."""
+
+    engine_id: str
+    engine: str
+    version: str
+    model: str
+    device: str
+    pids: tuple[int, ...]
+    is_alive: bool
+    is_synthetic: bool
+    clock: str
+    """device or host: whose clock timed the steps."""
+    window_ns: int
+    """What the window really covers, at most what was asked for."""
+    device_ns: dict[str, int]
+    """Wall time over the window by DEVICE_SECONDS; sources that are absent are left out."""
+    device_total_ns: dict[str, int]
+    """The same since the fold began."""
+    wall_total_ns: int
+    ttft: Quantiles
+    tbt: Quantiles
+    e2e: Quantiles
+    queue: Quantiles
+    step: Quantiles
+    host_gap: Quantiles
+    ledger_ns: dict[str, int]
+    """The ledgers of all requests finished in the window, summed."""
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+    prefill_busy_tok_s: float | None
+    """Tokens over attributed prefill seconds; likewise decode. Never averaged together."""
+    decode_busy_tok_s: float | None
+    num_running: int
+    num_waiting: int
+    num_held: int
+    num_finished: int
+    """Since the fold began."""
+    finished_s: float | None
+    num_preemptions: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    block_tokens: int
+    max_running: int
+    token_budget: int
+    cached_share: float | None
+    """Prompt tokens of the window that came from the prefix cache."""
+    mixed_share: float | None
+    """Steps of the window that held both phases."""
+    binding: str
+    """The scheduler's constraint in the last step."""
+    model_residual: float | None
+    """Median of measured over modelled step time, less one."""
+    model_source: str
+    series: Series
+    requests: tuple[RequestRow, ...]
+    """Alive first, then lately finished, newest first."""
+    num_requests: int
+    """Of those alive; `requests` may hold fewer."""
+    health: Health
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a reader shows, at one time."""
+
+    mono_ns: int
+    real_ns: int
+    """Wall time by the recorded clocks, 0 where none was seen."""
+    mode: str
+    """live, paused, replay or ended."""
+    engines: tuple[EngineView, ...]
+    digest: str
+    source: str = ""
+    """What is being read, for the header."""
+    notes: tuple[str, ...] = field(default=())
+    """What the reader must say: damage, lapping, a newer format."""
+
+
+def to_json(snapshot: Snapshot) -> bytes:
+    """Encode a snapshot for `--json`."""
+    return msgspec.json.encode(snapshot)

@@ -1,0 +1,186 @@
+"""Sources: rings or a recording, the fold over them, and the snapshots that screens ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from inferscope.collector.finals import Sink
+from inferscope.collector.fold import Collector
+from inferscope.collector.follow import RingFollower
+from inferscope.collector.merge import Item
+from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.view import snapshot
+from inferscope.errors import NotFound
+from inferscope.probe.clock import Clock, SystemClock
+from inferscope.records import Tick, UnknownRecord, decode
+from inferscope.ring.discovery import find_rings
+from inferscope.ring.reader import RingReader
+from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
+
+
+class RingSource:
+    """Folds rings, living or dead, and can record what it folds.
+
+    Attributes:
+        collector: the fold.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Iterable[Path]],
+        *,
+        name: str,
+        sinks: tuple[Sink, ...] = (),
+        recording: RecordingWriter | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Follow the rings that `find` returns; `name` is for the header of screens."""
+        self.title = name
+        self.collector = Collector(*sinks)
+        self._follower = RingFollower(find, clock or SystemClock())
+        self._recording = recording
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether all processes are gone and all their records folded."""
+        return self._follower.has_ended
+
+    def advance(self) -> int:
+        """Fold what has become due; return how many records that was."""
+        items = self._follower.poll()
+        collector = self.collector
+        for item in items:
+            if self._recording is not None:
+                self._recording.write(recorded(item))
+            collector.fold(item.ring, item.record)
+        collector.num_unknown = self._follower.num_unknown
+        return len(items)
+
+    def snapshot(self, window_ns: int) -> Snapshot:
+        """Fold what is due and freeze the result."""
+        self.advance()
+        return snapshot(
+            self.collector,
+            window_ns=window_ns,
+            mode="ended" if self.has_ended else "live",
+            source=self.title,
+            notes=tuple(self._follower.notes),
+        )
+
+    def close(self) -> None:
+        """Close the rings and the recording; safe to call twice."""
+        self._follower.close()
+        if self._recording is not None:
+            self._recording.close()
+
+
+class RecordingSource:
+    """Folds a recording: all at once, or at the pace at which it was made.
+
+    Attributes:
+        collector: the fold.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sinks: tuple[Sink, ...] = (),
+        speed: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open the file; `speed` None folds everything at the first call.
+
+        Raises:
+            UnreadableFile: it is not a recording.
+        """
+        self.title = path.name
+        self.collector = Collector(*sinks)
+        self._reader = RecordingReader(path)
+        self._clock = clock or SystemClock()
+        self._speed = speed
+        self._frames: Iterator[RecordedFrame] = self._reader.frames()
+        self._held: RecordedFrame | None = None
+        self._began: tuple[int, int] | None = None
+        self.has_ended = False
+
+    def advance(self) -> int:
+        """Fold what is due at this pace; return how many records that was."""
+        num = 0
+        while (frame := self._held or next(self._frames, None)) is not None:
+            self._held = None
+            if not self._is_due(frame):
+                self._held = frame
+                return num
+            try:
+                self.collector.fold(frame.ring, decode(frame.code, frame.payload))
+            except UnknownRecord:
+                self.collector.unknown()
+            num += 1
+        self.has_ended = True
+        return num
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what must be said of the file."""
+        notes = []
+        if self._reader.damaged_blocks:
+            notes.append(f"{self._reader.damaged_blocks} damaged blocks were skipped")
+        if self._reader.is_newer:
+            notes.append(
+                f"written by a newer version (format {self._reader.version}); "
+                f"{self.collector.num_unknown} records of unknown kinds were skipped"
+            )
+        if not self._reader.is_complete:
+            notes.append("the recorder was cut off; everything up to then is here")
+        return tuple(notes)
+
+    def snapshot(self, window_ns: int) -> Snapshot:
+        """Fold what is due and freeze the result."""
+        self.advance()
+        return snapshot(
+            self.collector,
+            window_ns=window_ns,
+            mode="ended" if self.has_ended else "replay",
+            source=self.title,
+            notes=self.notes(),
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+    def _is_due(self, frame: RecordedFrame) -> bool:
+        if self._speed is None or frame.code != Tick.CODE:
+            return True
+        now_ns = self._clock.monotonic_ns()
+        if self._began is None:
+            self._began = (frame.t_ns, now_ns)
+        first_ns, began_ns = self._began
+        return frame.t_ns - first_ns <= (now_ns - began_ns) * self._speed
+
+
+def recorded(item: Item) -> RecordedFrame:
+    """Return a folded item as a recording keeps it."""
+    return RecordedFrame(item.ring, item.record.CODE, item.sequence, item.t_ns, item.payload)
+
+
+def open_source(path: Path, *, sinks: tuple[Sink, ...] = ()) -> RingSource | RecordingSource:
+    """Open a recording, a ring, or a folder of rings.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it is none of them.
+    """
+    if path.is_dir():
+        if not any(True for _ in find_rings(path)):
+            raise NotFound(
+                f"{path} holds no readable rings. They end in .ring; recordings end in .isr."
+            )
+        return RingSource(lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks)
+    if not path.exists():
+        raise NotFound(f"{path} does not exist.")
+    if path.suffix == ".ring":
+        RingReader(path).close()
+        return RingSource(lambda: [path], name=path.name, sinks=sinks)
+    return RecordingSource(path, sinks=sinks)

@@ -1,0 +1,236 @@
+"""Joining a step's records, and splitting the step once all of them are in.
+
+A step's slices come from one ring, its spans from one ring per rank; they meet by the step's number
+and prove it by the digest. A step is final when its slices and all ranks' spans are in: its shares
+are computed once, with the fit then in force, and never revised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.split import fair, to_whole_ns
+from inferscope.collector.clocks import DeviceClock
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.book import CostBook
+from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices, StepSpan
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+
+class PendingStep:
+    """A step whose records are still coming in."""
+
+    __slots__ = ("ring", "slices", "spans", "start_ns", "step")
+
+    def __init__(self, step: int, start_ns: int) -> None:
+        self.step = step
+        self.start_ns = start_ns
+        self.slices: StepSlices | None = None
+        self.ring = -1
+        """The ring the slices came from."""
+        self.spans: dict[int, StepSpan] = {}
+        """By ring."""
+
+
+class RankSpan(NamedTuple):
+    """One rank's execution of a step, on the host's clock."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    measured_ns: int
+    clock: str
+
+
+class Rows:
+    """Who is in a step and for what: all of its slices but the contexts.
+
+    One row is one phase of one request; a request may have several. From one decode step to the
+    next nothing of this changes, so it is kept and asked whether it `fits` the next slices.
+
+    Attributes:
+        requests: the column of requests as recorded.
+        indices: [rows], as the ring numbers requests.
+        slots: [rows].
+        phases: [rows].
+        tokens: [rows].
+        flags: [rows].
+        sampled: [rows].
+        members: [requests], the slots, each once.
+        member_of_row: [rows], positions in `members`; None where rows and requests are the same.
+        team: what each request computes.
+        prefill_rows: [rows]; None where there is no prefill. So the following.
+        is_prefill: [requests].
+        recomputed: [requests], tokens lost to a preemption; None where there are none.
+    """
+
+    def __init__(self, slices: StepSlices, slots_of: Callable[[NDArray[np.uint32]], Ints]) -> None:
+        """Read the columns.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        self._key = _key(slices)
+        self.requests = slices.requests
+        self.indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+        num = len(self.indices)
+        self.phases: Bytes = _column(slices.phases, "phases", num).astype(np.uint8, copy=False)
+        self.tokens: Ints = _column(slices.tokens, "tokens", num).astype(np.int64)
+        self.flags: Bytes = _column(slices.flags, "flags", num).astype(np.uint8, copy=False)
+        self.sampled: Ints = _column(slices.sampled, "sampled", num).astype(np.int64)
+        self.slots = slots_of(self.indices)
+        self.members, self.member_of_row = self.slots, None
+        if len(set(self.slots.tolist())) < num:
+            self.members, self.member_of_row = np.unique(self.slots, return_inverse=True)
+        self.team = Team(self._by_member(self.tokens), self._by_member(self.sampled))
+        self.prefill_rows: Flags | None = None
+        self.is_prefill: Flags | None = None
+        self.recomputed: Ints | None = None
+        if not self.phases.all():
+            self.prefill_rows = self.phases == PREFILL
+            self.is_prefill = self._by_member(self.prefill_rows) > 0
+            again = np.where(self.prefill_rows & ((self.flags & RECOMPUTED) > 0), self.tokens, 0)
+            if again.any():
+                self.recomputed = self._by_member(again)
+
+    def fits(self, slices: StepSlices) -> bool:
+        """Tell whether the next slices differ in their contexts only."""
+        return self._key == _key(slices)
+
+    def contexts(self, slices: StepSlices) -> Ints:
+        """Return the contexts, by row.
+
+        Raises:
+            ValueError: they are not as many as the rows.
+        """
+        return _column(slices.contexts, "contexts", len(self.indices)).astype(np.int64)
+
+    def batch(self, contexts: Ints) -> Batch:
+        """Return the requests as the cost model sees them."""
+        if self.member_of_row is None:
+            return Batch(self.team, contexts)
+        first = np.full(len(self.members), np.iinfo(np.int64).max)
+        np.minimum.at(first, self.member_of_row, contexts)
+        return Batch(self.team, first)
+
+    def by_row(self, parts: Floats) -> Floats:
+        """Divide the requests' parts over their rows, by tokens."""
+        if self.member_of_row is None:
+            return parts
+        per_token = parts / self.team.tokens
+        divided: Floats = per_token[self.member_of_row] * self.tokens
+        return divided
+
+    def _by_member(self, values: NDArray[np.generic]) -> Ints:
+        if self.member_of_row is None:
+            return values.astype(np.int64, copy=False)
+        sums = np.bincount(self.member_of_row, weights=values, minlength=len(self.members))
+        return sums.astype(np.int64)
+
+
+class SplitStep(NamedTuple):
+    """A step with its time divided: what each rank took, and what its members waited for."""
+
+    shares_ns: list[Ints]
+    """For each rank, [rows]."""
+    padding_ns: list[int]
+    unattributed_ns: list[int]
+    residual: float
+    fit_id: str
+    slots: Ints
+    """[requests]."""
+    is_prefill: Flags | None
+    delay: Delay
+
+
+def _key(slices: StepSlices) -> tuple[bytes, ...]:
+    return (slices.requests, slices.phases, slices.tokens, slices.flags, slices.sampled)
+
+
+def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
+    if not raw:
+        return np.zeros(num_rows, dtype=COLUMNS[name])
+    found = np.frombuffer(raw, dtype=COLUMNS[name])
+    if len(found) != num_rows:
+        raise ValueError(f"column {name} has {len(found)} rows, not {num_rows}")
+    return found
+
+
+def rank_span(span: StepSpan, rank: int, clock: DeviceClock) -> RankSpan:
+    """Place a span on the host's clock: by the device's where it timed the step."""
+    if span.device_start_ns is not None and span.device_end_ns is not None:
+        start_ns = clock.host_ns(span.device_start_ns)
+        if start_ns is not None:
+            measured_ns = max(1, span.device_end_ns - span.device_start_ns)
+            return RankSpan(rank, start_ns, start_ns + measured_ns, measured_ns, "device")
+    start_ns, end_ns = span.launch_start_ns, max(span.ready_ns, span.launch_start_ns + 1)
+    return RankSpan(rank, start_ns, end_ns, end_ns - start_ns, "host")
+
+
+def split_step(
+    book: CostBook, rows: Rows, contexts: Ints, spans: list[RankSpan], span: StepSpan
+) -> SplitStep:
+    """Divide a step's time over its rows, and explain its delay to its requests.
+
+    Args:
+        book: the models in force; it learns from the step.
+        rows: the slices.
+        contexts: [rows].
+        spans: each rank's execution.
+        span: any rank's record, for mode, padding and coldness.
+    """
+    price = book.price(span.mode)
+    model = price.model
+    batch = rows.batch(contexts)
+    own_ns = model.own_ns(batch)
+    parts = fair(model, batch, own_ns)
+    modelled_ns = float(np.add.reduce(parts))
+    weights = rows.by_row(parts)
+
+    shares: list[Ints] = []
+    paddings: list[int] = []
+    unattributed: list[int] = []
+    num_tokens = rows.team.num_tokens
+    for executed in spans:
+        padding_ns = 0
+        if span.padded_tokens > num_tokens:
+            extra = model.f(span.padded_tokens) - model.f(num_tokens)
+            padding_ns = round(executed.measured_ns * extra / (modelled_ns + extra))
+        busy_ns = 0 if span.dummy else executed.measured_ns - padding_ns
+        shares.append(to_whole_ns(weights, busy_ns, weight=modelled_ns))
+        paddings.append(0 if span.dummy else padding_ns)
+        unattributed.append(executed.measured_ns if span.dummy else 0)
+
+    measured_ns = max(executed.measured_ns for executed in spans)
+    ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
+    delay = explain(
+        model,
+        batch,
+        own_ns,
+        modelled_ns=modelled_ns,
+        is_prefill=rows.is_prefill,
+        recomputed=rows.recomputed,
+        delay_ns=max(s.end_ns for s in spans) - min(s.start_ns for s in spans),
+        healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
+    )
+    if not span.cold and not span.dummy:
+        book.observe(span.mode, batch, measured_ns=measured_ns, modelled_ns=modelled_ns)
+    return SplitStep(
+        shares,
+        paddings,
+        unattributed,
+        ratio - 1.0,
+        model.fit_id,
+        rows.members,
+        rows.is_prefill,
+        delay,
+    )

@@ -1,0 +1,290 @@
+"""From the fold's state to a snapshot: only copies, no decisions."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution import ledger as states
+from inferscope.collector import windows
+from inferscope.collector.engine import EngineFold
+from inferscope.collector.finals import FinalRequest
+from inferscope.collector.fold import Collector
+from inferscope.collector.lives import by_cause
+from inferscope.collector.requests import Request
+from inferscope.collector.snapshot import (
+    EngineView,
+    Health,
+    Quantiles,
+    RequestRow,
+    Series,
+    Snapshot,
+)
+from inferscope.collector.windows import SECOND_NS, Bucket
+from inferscope.records import CAUSES, PROBE_STATES, EngineInfo
+
+Ints = NDArray[np.int64]
+
+_UNKNOWN_INFO = EngineInfo(0, "unknown")
+_STATES = {
+    states.ARRIVING: "arriving",
+    states.WAITING: "waiting",
+    states.HELD: "held",
+    states.LEAVING: "done",
+}
+_INTERFERENCE = [
+    CAUSES.index("prefill_interference"),
+    CAUSES.index("decode_interference"),
+]
+_IDLE = ("idle_no_work", "idle_host_gap")
+
+
+def snapshot(
+    collector: Collector,
+    *,
+    window_ns: int,
+    mode: str,
+    max_requests: int = 2000,
+    source: str = "",
+    notes: tuple[str, ...] = (),
+) -> Snapshot:
+    """Freeze the fold.
+
+    Args:
+        collector: the fold.
+        window_ns: how far back distributions and rates reach.
+        mode: live, paused, replay or ended.
+        max_requests: rows at most, those alive first.
+        source: what is being read.
+        notes: what the reader must say.
+    """
+    offset_ns = collector.real_offset_ns
+    return Snapshot(
+        mono_ns=collector.now_ns,
+        real_ns=0 if offset_ns is None else collector.now_ns + offset_ns,
+        mode=mode,
+        engines=tuple(
+            _engine(collector, engine, window_ns=window_ns, max_requests=max_requests)
+            for engine in collector.engines.values()
+        ),
+        digest=collector.digest(),
+        source=source,
+        notes=notes,
+    )
+
+
+def _engine(
+    collector: Collector, engine: EngineFold, *, window_ns: int, max_requests: int
+) -> EngineView:
+    buckets = engine.lives.windows.last(window_ns)
+    amounts = windows.amounts(buckets)
+    info = engine.info or _UNKNOWN_INFO
+    window_s = len(buckets) or 1
+    device_ns = {
+        name: amounts[f"{name}_ns"] for name in ("prefill", "decode", "padding", "unattributed")
+    }
+    device_ns |= {name: amounts[f"{name}_ns"] for name in _IDLE}
+    total = engine.device_time()
+    plan = engine.last_plan
+    alive = engine.lives.table.alive()
+    held, running, waiting = _counts(engine, alive)
+    rings = list(engine.rings.values())
+    pids = tuple(sorted({ring.opened.pid for ring in rings}))
+    return EngineView(
+        engine_id=engine.engine_id,
+        engine=info.engine,
+        version=info.version,
+        model=info.served_name or info.model,
+        device=info.device,
+        pids=pids,
+        is_alive=not all(ring.is_gone(engine.now_ns) for ring in rings),
+        is_synthetic=any(ring.opened.synthetic for ring in rings),
+        clock=engine.lives.clock,
+        window_ns=len(buckets) * SECOND_NS,
+        device_ns=device_ns,
+        device_total_ns=total.seconds_by_ns,
+        wall_total_ns=total.wall_ns,
+        ttft=windows.quantiles("ttft", buckets),
+        tbt=windows.quantiles("tbt", buckets),
+        e2e=windows.quantiles("e2e", buckets),
+        queue=windows.quantiles("queue", buckets),
+        step=windows.quantiles("step", buckets),
+        host_gap=windows.quantiles("host_gap", buckets),
+        ledger_ns=by_cause(windows.causes(buckets)),
+        prefill_tok_s=amounts["prefill_tokens"] / window_s if buckets else None,
+        decode_tok_s=amounts["decode_tokens"] / window_s if buckets else None,
+        prefill_busy_tok_s=_rate(amounts["prefill_tokens"], amounts["prefill_ns"]),
+        decode_busy_tok_s=_rate(amounts["decode_tokens"], amounts["decode_ns"]),
+        num_running=running,
+        num_waiting=waiting,
+        num_held=held,
+        num_finished=engine.lives.num_finished,
+        finished_s=amounts["finished"] / window_s if buckets else None,
+        num_preemptions=engine.lives.num_preemptions,
+        blocks_used=plan.blocks_used if plan else 0,
+        blocks_cached=plan.blocks_cached if plan else 0,
+        blocks_total=plan.blocks_total if plan else 0,
+        block_tokens=info.block_tokens,
+        max_running=info.max_running,
+        token_budget=info.token_budget,
+        cached_share=_share(amounts["cached_tokens"], amounts["prompt_tokens"]),
+        mixed_share=_share(amounts["mixed_steps"], amounts["steps"]),
+        binding=plan.binding if plan else "none",
+        model_residual=engine.book.residuals().get("eager"),
+        model_source=engine.book.sources().get("eager", ""),
+        series=_series(buckets),
+        requests=_requests(engine, alive, max_requests),
+        num_requests=len(alive),
+        health=_health(collector, engine, amounts["probe_ns"], window_s),
+    )
+
+
+def _counts(engine: EngineFold, alive: list[Request]) -> tuple[int, int, int]:
+    state = engine.lives.table.ledger.state
+    now = [int(state[request.slot]) for request in alive]
+    return (
+        now.count(states.HELD),
+        now.count(states.RUNNING),
+        now.count(states.WAITING) + now.count(states.ARRIVING),
+    )
+
+
+def _rate(tokens: int, spent_ns: int) -> float | None:
+    return tokens * 1e9 / spent_ns if spent_ns else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _series(buckets: list[Bucket]) -> Series:
+    def amount(name: str, scale: float = 1.0) -> tuple[float, ...]:
+        return tuple(bucket.amounts[name] * scale for bucket in buckets)
+
+    def gauge(name: str) -> tuple[int, ...]:
+        return tuple(bucket.gauges[name] for bucket in buckets)
+
+    def quantile(name: str, share: float) -> tuple[float | None, ...]:
+        return tuple(bucket.durations[name].quantile_ns(share) for bucket in buckets)
+
+    return Series(
+        prefill_tok_s=amount("prefill_tokens"),
+        decode_tok_s=amount("decode_tokens"),
+        prefill_share=amount("prefill_ns", 1 / SECOND_NS),
+        decode_share=amount("decode_ns", 1 / SECOND_NS),
+        ttft_p95_ns=quantile("ttft", 0.95),
+        tbt_p99_ns=quantile("tbt", 0.99),
+        running=gauge("running"),
+        waiting=gauge("waiting"),
+        kv_share=tuple(
+            used / total if total else 0.0
+            for used, total in zip(gauge("blocks_used"), gauge("blocks_total"), strict=True)
+        ),
+    )
+
+
+def _health(collector: Collector, engine: EngineFold, probe_ns: int, window_s: int) -> Health:
+    rings = list(engine.rings.values())
+    reports = [ring.health for ring in rings if ring.health is not None]
+    worst = max((report.state for report in reports), default=0)
+    state = PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"
+    if any(ring.is_lost for ring in rings):
+        state = "lost"
+    return Health(
+        probe_state=state,
+        probe_share=probe_ns / (window_s * SECOND_NS) if reports else None,
+        num_records=collector.num_records,
+        num_lost=collector.num_lost,
+        num_late=collector.num_late,
+        num_unjoined=engine.num_unjoined,
+        num_unknown=collector.num_unknown,
+        message=next((report.message for report in reports if report.message), ""),
+    )
+
+
+def _requests(
+    engine: EngineFold, alive: list[Request], max_requests: int
+) -> tuple[RequestRow, ...]:
+    rows = [_alive_row(engine, request) for request in reversed(alive[-max_requests:])]
+    room = max_requests - len(rows)
+    rows += [finished_row(final) for final in list(engine.lives.finished)[::-1][:room]]
+    return tuple(rows)
+
+
+def _alive_row(engine: EngineFold, request: Request) -> RequestRow:
+    table = engine.lives.table
+    slot = request.slot
+    ledger_row = table.ledger.rows[slot]
+    state = int(table.ledger.state[slot])
+    age_ns = max(0, engine.now_ns - request.arrived_ns)
+    first_ns = request.first_edge_ns
+    times = table.token_times_ns[slot]
+    num_gaps = len(times) - 1
+    return RequestRow(
+        request_id=request.request_id,
+        external_id=request.external_id,
+        state=_STATES.get(state) or ("prefill" if table.in_prefill[slot] else "decode"),
+        finish=request.finish,
+        arrived_ns=request.arrived_ns,
+        age_ns=age_ns,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens if request.admitted_ns else None,
+        output_tokens=int(table.output_tokens[slot]),
+        ttft_ns=None if first_ns is None else first_ns - request.arrived_ns,
+        tbt_mean_ns=(times[-1] - times[0]) / num_gaps if num_gaps > 0 else None,
+        tbt_p99_ns=_tbt_p99(request, times),
+        e2e_ns=None,
+        prefill_ns=int(table.compute_ns[slot, 0]),
+        decode_ns=int(table.compute_ns[slot, 1]),
+        interference_share=int(ledger_row[_INTERFERENCE].sum()) / age_ns if age_ns else None,
+        num_preemptions=request.num_preemptions,
+        ledger_ns=by_cause(ledger_row),
+        ttft_ledger_ns=by_cause(request.ttft_row),
+        joined_late=request.joined_late,
+    )
+
+
+def _tbt_p99(request: Request, times: array[int]) -> float | None:
+    """Return the request's own TBT p99, recomputed only once it has a tenth more tokens."""
+    num = len(times)
+    if num < 2:
+        return None
+    if request.tbt_p99 is None or num > 1.1 * request.tbt_p99[0]:
+        gaps = np.diff(np.frombuffer(times, dtype=np.int64))
+        request.tbt_p99 = (num, float(np.percentile(gaps, 99)))
+    return request.tbt_p99[1]
+
+
+def finished_row(final: FinalRequest) -> RequestRow:
+    """Return a final request as the table shows it."""
+    first_ns, last_ns = final.first_token_ns, final.last_token_ns
+    gaps = final.tbt_ns
+    life_ns = final.delivered_ns - final.arrived_ns
+    waited_ns = sum(final.ledger_ns.get(CAUSES[at], 0) for at in _INTERFERENCE)
+    return RequestRow(
+        request_id=final.request_id,
+        external_id=final.external_id,
+        state="done",
+        finish=final.finish,
+        arrived_ns=final.arrived_ns,
+        age_ns=life_ns,
+        prompt_tokens=final.prompt_tokens,
+        cached_tokens=final.cached_tokens,
+        output_tokens=final.output_tokens,
+        ttft_ns=None if first_ns is None else first_ns - final.arrived_ns,
+        tbt_mean_ns=sum(gaps) / len(gaps) if gaps else None,
+        tbt_p99_ns=float(np.percentile(gaps, 99)) if gaps else None,
+        e2e_ns=None if last_ns is None else last_ns - final.arrived_ns,
+        prefill_ns=final.prefill_ns,
+        decode_ns=final.decode_ns,
+        interference_share=waited_ns / life_ns if life_ns else None,
+        num_preemptions=final.num_preemptions,
+        ledger_ns=final.ledger_ns,
+        ttft_ledger_ns=final.ttft_ledger_ns,
+        joined_late=final.joined_late,
+    )
+
+
+__all__ = ["Quantiles", "finished_row", "snapshot"]

@@ -1,0 +1,176 @@
+"""What the last minutes looked like: one bucket a second, merged for any window.
+
+Durations go into histograms with logarithmic bins of 1 %, so that percentiles of a window come
+from merged counts and never from percentiles. Buckets are keyed by the second of the fold's own
+clock. They hold plain Python numbers: single cells of an array cost three times as much to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.collector.snapshot import NO_QUANTILES, Quantiles
+
+Ints = NDArray[np.int64]
+
+SECOND_NS = 1_000_000_000
+KEPT_SECONDS = 320
+_LOWEST_NS = 1e4
+_BINS_PER_E = 100
+
+DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
+AMOUNTS = (
+    "prefill_tokens",
+    "decode_tokens",
+    "prefill_ns",
+    "decode_ns",
+    "padding_ns",
+    "unattributed_ns",
+    "idle_no_work_ns",
+    "idle_host_gap_ns",
+    "steps",
+    "mixed_steps",
+    "finished",
+    "preempted",
+    "prompt_tokens",
+    "cached_tokens",
+    "probe_ns",
+)
+GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
+
+
+class _Distribution:
+    """Durations of one kind within one second."""
+
+    __slots__ = ("bins", "longest_ns", "num", "sum_ns")
+
+    def __init__(self) -> None:
+        self.bins: Counter[int] = Counter()
+        self.num = 0
+        self.sum_ns = 0
+        self.longest_ns = 0
+
+    def add(self, duration_ns: int, num: int) -> None:
+        log = math.log(duration_ns / _LOWEST_NS) if duration_ns > _LOWEST_NS else 0.0
+        self.bins[int(log * _BINS_PER_E)] += num
+        self.num += num
+        self.sum_ns += num * duration_ns
+        if duration_ns > self.longest_ns:
+            self.longest_ns = duration_ns
+
+    def merge(self, other: _Distribution) -> None:
+        self.bins.update(other.bins)
+        self.num += other.num
+        self.sum_ns += other.sum_ns
+        self.longest_ns = max(self.longest_ns, other.longest_ns)
+
+    def quantile_ns(self, share: float) -> float | None:
+        """Return the middle of the bin in which the quantile lies."""
+        rank, reached = share * self.num, 0
+        for number in sorted(self.bins):
+            reached += self.bins[number]
+            if reached >= rank:
+                middle_ns = _LOWEST_NS * math.exp((number + 0.5) / _BINS_PER_E)
+                return min(float(self.longest_ns), middle_ns)
+        return None
+
+
+class Bucket:
+    """One second."""
+
+    __slots__ = ("amounts", "causes", "durations", "gauges", "second")
+
+    def __init__(self, second: int, gauges: dict[str, int]) -> None:
+        self.second = second
+        self.durations = {name: _Distribution() for name in DURATIONS}
+        self.amounts = dict.fromkeys(AMOUNTS, 0)
+        self.gauges = dict(gauges)
+        self.causes: Ints | None = None
+
+
+class Windows:
+    """Per-second buckets of one engine."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, Bucket] = {}
+        self._now = Bucket(-1, dict.fromkeys(GAUGES, 0))
+
+    def at(self, at_ns: int) -> Bucket:
+        """Return the bucket of a time; the oldest kept for what lies before it."""
+        second = at_ns // SECOND_NS
+        if second == self._now.second:
+            return self._now
+        if second > self._now.second:
+            self.advance(at_ns)
+            return self._now
+        return self._buckets.get(second) or self._buckets[next(iter(self._buckets))]
+
+    def advance(self, at_ns: int) -> None:
+        """Move on to this time; seconds in which nothing happened get a bucket too."""
+        second = at_ns // SECOND_NS
+        last = self._now
+        if second <= last.second:
+            return
+        first = last.second + 1 if last.second >= 0 else second
+        for missing in range(max(first, second - KEPT_SECONDS + 1), second + 1):
+            self._now = self._buckets[missing] = Bucket(missing, last.gauges)
+        while len(self._buckets) > KEPT_SECONDS:
+            del self._buckets[next(iter(self._buckets))]
+
+    def observe(self, name: str, durations_ns: Ints, at_ns: int) -> None:
+        """Count durations, in nanoseconds."""
+        if not len(durations_ns):
+            return
+        distribution = self.at(at_ns).durations[name]
+        first_ns = int(durations_ns[0])
+        if (durations_ns == first_ns).all():  # a batch's tokens mostly come together
+            distribution.add(first_ns, len(durations_ns))
+            return
+        for duration_ns, num in Counter(durations_ns.tolist()).items():
+            distribution.add(duration_ns, num)
+
+    def observe_one(self, name: str, duration_ns: int, at_ns: int) -> None:
+        """Count one duration."""
+        self.at(at_ns).durations[name].add(duration_ns, 1)
+
+    def add(self, at_ns: int, name: str, amount: int) -> None:
+        """Add to one of AMOUNTS."""
+        self.at(at_ns).amounts[name] += amount
+
+    def add_causes(self, row: Ints, at_ns: int) -> None:
+        """Add a finished request's ledger."""
+        bucket = self.at(at_ns)
+        bucket.causes = row.copy() if bucket.causes is None else bucket.causes + row
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def last(self, window_ns: int) -> list[Bucket]:
+        """Return the buckets of a window up to now, oldest first."""
+        num = max(1, min(KEPT_SECONDS, window_ns // SECOND_NS))
+        return list(self._buckets.values())[-num:]
+
+
+def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
+    """Merge a duration over buckets."""
+    whole = _Distribution()
+    for bucket in buckets:
+        whole.merge(bucket.durations[name])
+    if not whole.num:
+        return NO_QUANTILES
+    p50, p95, p99 = (whole.quantile_ns(share) for share in (0.50, 0.95, 0.99))
+    return Quantiles(whole.num, whole.sum_ns / whole.num, p50, p95, p99, whole.longest_ns)
+
+
+def amounts(buckets: list[Bucket]) -> dict[str, int]:
+    """Sum all counters over buckets."""
+    return {name: sum(bucket.amounts[name] for bucket in buckets) for name in AMOUNTS}
+
+
+def causes(buckets: list[Bucket]) -> Ints | None:
+    """Sum the ledgers of finished requests over buckets; None if there were none."""
+    rows = [bucket.causes for bucket in buckets if bucket.causes is not None]
+    return sum(rows[1:], rows[0]) if rows else None

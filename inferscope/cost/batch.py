@@ -1,0 +1,67 @@
+"""What of a step's make-up the cost model sees: one row per request, and its sums.
+
+Made once per step and passed around, because at this rate every pass over a small array counts.
+Who is in a step changes seldom, how far each has come changes always: `Team` is the part that
+consecutive decode steps share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.cost.shape import pairs
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Team:
+    """The requests of a step, by what each of them computes.
+
+    Attributes:
+        tokens: [requests], scheduled, each at least 1.
+        sampled: [requests], rows of logits.
+        num_tokens: their sum.
+        num_rows: sampled rows in all.
+        chunks: positions of the requests with more than one token.
+        num_single: requests with one token.
+    """
+
+    __slots__ = ("chunks", "num_rows", "num_single", "num_tokens", "sampled", "tokens")
+
+    def __init__(self, tokens: Ints, sampled: Ints) -> None:
+        self.tokens = tokens
+        self.sampled = sampled
+        self.num_tokens = int(tokens.sum())
+        self.num_rows = int(sampled.sum())
+        self.chunks: Ints = np.flatnonzero(tokens != 1)
+        self.num_single = len(tokens) - len(self.chunks)
+
+
+class Batch:
+    """A team and how far it has come.
+
+    Attributes:
+        team: who computes what.
+        context: [requests], cached before.
+        visible: [requests], context and new tokens.
+        single_visible: visible tokens of the requests with one token, in all.
+        chunk_pairs: [chunks], query-key pairs.
+        chunk_visible: [chunks].
+    """
+
+    __slots__ = ("chunk_pairs", "chunk_visible", "context", "single_visible", "team", "visible")
+
+    def __init__(self, team: Team, context: Ints) -> None:
+        self.team = team
+        self.context = context
+        self.visible: Ints = context + team.tokens
+        self.single_visible = int(np.add.reduce(self.visible))
+        chunks = team.chunks
+        if len(chunks):
+            self.chunk_pairs: Ints = pairs(team.tokens[chunks], context[chunks])
+            self.chunk_visible: Ints = self.visible[chunks]
+            self.single_visible -= int(self.chunk_visible.sum())
+        else:
+            self.chunk_pairs = self.chunk_visible = chunks

@@ -1,0 +1,102 @@
+"""The cost book: which model is in force, per execution mode, and how well it does.
+
+A mode starts with the roofline of the model's shape and moves to the online fit when there is one.
+Beside each model stands the ratio of measured to modelled time over its recent steps: the 20th
+percentile is what a healthy step takes, the median less one is the residual that gets published.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from inferscope.cost.batch import Batch
+from inferscope.cost.fit import OnlineFit, features
+from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import EngineInfo
+
+_RATIOS = 256
+_RATIOS_AGAIN = 16
+_ENOUGH_RATIOS = 8
+_SLOW = 1.5
+"""Steps above this multiple of a healthy step do not enter the fit."""
+
+
+class Price(NamedTuple):
+    """What a mode's steps are priced with now."""
+
+    model: StepModel
+    healthy_ratio: float | None
+    """Measured over modelled time of a healthy step; None before enough steps were seen."""
+
+
+class _Mode:
+    def __init__(self, name: str, model: StepModel) -> None:
+        self.model = model
+        self.fit = OnlineFit(name)
+        self.ratios: deque[float] = deque(maxlen=_RATIOS)
+        self.seen = 0
+        self.healthy: float | None = None
+        self.residual: float | None = None
+
+    def weigh(self) -> None:
+        ordered = sorted(self.ratios)
+        self.healthy = ordered[len(ordered) // 5]
+        self.residual = ordered[len(ordered) // 2] - 1.0
+
+
+class CostBook:
+    """Models by execution mode, for one engine."""
+
+    def __init__(self) -> None:
+        """Start with no shape known."""
+        self._roofline = roofline(None, peaks_of(""))
+        self._modes: dict[str, _Mode] = {}
+
+    def describe(self, info: EngineInfo) -> None:
+        """Take the model's shape and device from the engine's own words."""
+        self._roofline = roofline(info.shape, peaks_of(info.device, info.num_threads))
+
+    def price(self, mode: str) -> Price:
+        """Return the model in force for a mode."""
+        entry = self._entry(mode)
+        return Price(entry.model, entry.healthy)
+
+    def residuals(self) -> dict[str, float | None]:
+        """Return the median of measured/model - 1 over recent steps, by mode."""
+        return {name: mode.residual for name, mode in self._modes.items()}
+
+    def sources(self) -> dict[str, str]:
+        """Return where each mode's coefficients come from."""
+        return {name: mode.model.source for name, mode in self._modes.items()}
+
+    def observe(self, mode: str, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
+        """Learn from a step that was not cold.
+
+        Args:
+            mode: in which it ran.
+            batch: its requests.
+            measured_ns: its time.
+            modelled_ns: what the model in force said.
+        """
+        entry = self._entry(mode)
+        ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
+        entry.ratios.append(ratio)
+        entry.seen += 1
+        if entry.seen % _RATIOS_AGAIN == 0 or entry.seen == _ENOUGH_RATIOS:
+            entry.weigh()
+        if entry.healthy is not None and ratio > _SLOW * entry.healthy:
+            return
+        if measured_ns > 0 and entry.fit.observe(features(batch), measured_ns):
+            model = entry.fit.solve()
+            if model is not None:
+                entry.model = model
+                entry.ratios = deque(entry.fit.ratios(_RATIOS), maxlen=_RATIOS)
+                entry.weigh()
+
+    def _entry(self, mode: str) -> _Mode:
+        entry = self._modes.get(mode)
+        if entry is None:
+            entry = self._modes[mode] = _Mode(mode, self._roofline)
+        return entry

@@ -1,0 +1,162 @@
+"""The online fit: a running server teaches its own step times.
+
+Steps of different make-up are observations of one linear model with non-negative coefficients.
+The fit weighs relative errors, forgets slowly, and bounds the pull of outliers (Huber), so that a
+co-tenant's bad second is not learned as normal.
+
+    T = c0 + f-pieces(N) + c·M + c·Σ visible (singles) + c·chunks + c·Σ pairs + c·Σ visible (chunks)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.cost.batch import Batch
+from inferscope.cost.model import MAX_TOKENS, StepModel
+
+Floats = NDArray[np.float64]
+
+REMEMBERED_STEPS = 2048
+REFRESH_STEPS = 256
+_HALF_LIFE_STEPS = 1024
+_CAPS = (8, 64)
+"""f bends down here (threads and tiles fill up) …"""
+_HINGES = (128, 512)
+"""… and up here (arithmetic overtakes the reading of weights)."""
+_NUM_F = 2 + len(_CAPS) + len(_HINGES)
+_NUM_FEATURES = _NUM_F + 5
+_HUBER = 0.1
+"""Relative residual from which an observation's pull no longer grows."""
+_PRIOR_WEIGHT = 1e-3
+
+
+def _f_features(num_tokens: Floats) -> list[Floats]:
+    return [
+        (num_tokens > 0).astype(np.float64),
+        num_tokens,
+        *(np.minimum(num_tokens, cap) for cap in _CAPS),
+        *(np.maximum(num_tokens - hinge, 0.0) for hinge in _HINGES),
+    ]
+
+
+def features(batch: Batch) -> list[float]:
+    """Return a step's observation."""
+    team = batch.team
+    total = team.num_tokens
+    has_chunks = len(team.chunks) > 0
+    return [
+        1.0,
+        total,
+        *(min(total, cap) for cap in _CAPS),
+        *(max(total - hinge, 0) for hinge in _HINGES),
+        team.num_rows,
+        batch.single_visible,
+        len(team.chunks),
+        int(batch.chunk_pairs.sum()) if has_chunks else 0,
+        int(batch.chunk_visible.sum()) if has_chunks else 0,
+    ]
+
+
+class OnlineFit:
+    """Observations of one execution mode, and the coefficients they give."""
+
+    def __init__(self, name: str) -> None:
+        """Start empty; `name` is the mode's, for the fit's id."""
+        self._name = name
+        self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
+        self._times = np.zeros(REMEMBERED_STEPS)
+        self._seen = 0
+        self._coefficients: Floats | None = None
+
+    def observe(self, row: list[float], measured_ns: int) -> bool:
+        """Take a healthy step in; return whether a refresh is due."""
+        at = self._seen % REMEMBERED_STEPS
+        self._rows[at] = row
+        self._times[at] = measured_ns
+        self._seen += 1
+        return self._seen % REFRESH_STEPS == 0
+
+    def solve(self) -> StepModel | None:
+        """Fit what is remembered; None if the observations do not carry a model."""
+        num = min(self._seen, REMEMBERED_STEPS)
+        rows, times = self._rows[:num], self._times[:num]
+        age = (self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS if num else np.zeros(0)
+        weights = 0.5 ** (age / _HALF_LIFE_STEPS)
+        relative = rows / times[:, None]
+        scale = np.maximum(np.abs(relative).max(axis=0), 1e-12)
+        design = relative / scale
+        prior = None if self._coefficients is None else self._coefficients * scale
+        solution = prior if prior is not None else np.zeros(_NUM_FEATURES)
+        for iteration in range(4):
+            residual = np.abs(design @ solution - 1.0)
+            bounded = (
+                weights
+                if iteration == 0
+                else weights * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
+            )
+            gram = design.T @ (design * bounded[:, None])
+            target = design.T @ bounded
+            if prior is not None:
+                ridge = _PRIOR_WEIGHT * np.diag(gram)
+                gram = gram + np.diag(ridge)
+                target = target + ridge * prior
+            solution = _non_negative(gram, target)
+        if not solution.any():
+            return None
+        self._coefficients = solution / scale
+        return self._model(self._coefficients)
+
+    def ratios(self, num: int) -> list[float]:
+        """Return measured over modelled time of the last `num` observations, oldest first."""
+        if self._coefficients is None:
+            return []
+        newest = np.arange(max(0, self._seen - min(num, REMEMBERED_STEPS)), self._seen)
+        at = newest % REMEMBERED_STEPS
+        modelled = np.maximum(self._rows[at] @ self._coefficients, 1.0)
+        ratios: list[float] = (self._times[at] / modelled).tolist()
+        return ratios
+
+    def _model(self, coefficients: Floats) -> StepModel:
+        n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+        f = np.zeros_like(n)
+        for weight, column in zip(coefficients, _f_features(n), strict=False):
+            f += weight * column
+        per_row, single, chunk, pair, visible = coefficients[_NUM_F:].tolist()
+        return StepModel(
+            f"{self._name}-{self._seen}", "fit", f, per_row * n, single, chunk, pair, visible
+        )
+
+
+def _non_negative(gram: Floats, target: Floats) -> Floats:
+    """Minimise ½xᵀGx - tᵀx over x ≥ 0 (Lawson and Hanson's active sets, on the normal equations).
+
+    Coefficients enter one at a time, the one that would help most first; those that an entry drives
+    below zero leave again, at the point where they reach it.
+    """
+    num = len(target)
+    x = np.zeros(num)
+    is_free = np.zeros(num, dtype=np.bool_)
+    tolerance = 1e-9 * max(float(np.abs(target).max()), 1e-300)
+    for _ in range(4 * num):
+        gain = np.where(is_free, -np.inf, target - gram @ x)
+        best = int(np.argmax(gain))
+        if gain[best] <= tolerance:
+            break
+        is_free[best] = True
+        while True:
+            free = np.flatnonzero(is_free)
+            solved = np.linalg.lstsq(gram[np.ix_(free, free)], target[free], rcond=None)[0]
+            if (solved > 0).all():
+                x[:] = 0.0
+                x[free] = solved
+                break
+            falling = solved <= 0
+            steps = x[free][falling] / np.maximum(x[free][falling] - solved[falling], 1e-300)
+            x[free] += float(steps.min()) * (solved - x[free])
+            is_free[free[x[free] <= tolerance * 1e-3]] = False
+            is_free[free[int(np.flatnonzero(falling)[np.argmin(steps)])]] = False
+            x[~is_free] = 0.0
+            if not is_free.any():
+                break
+    return x

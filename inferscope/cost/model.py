@@ -1,0 +1,125 @@
+"""The cost model of a step: T(S) = f(N) + g(M) + Σ own_i, in nanoseconds.
+
+N tokens are scheduled, M rows are sampled. `f` is all that depends on the token total alone
+(launches, dense matrices, experts), `g` the logits, `own` each slice's attention. `f` is a table by
+N with its prefix sums beside it, which is what makes the fair split of a step O(1) in batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.cost.batch import Batch
+from inferscope.cost.peaks import Peaks
+from inferscope.cost.shape import kv_bytes_per_token, linear_parameters, resident_parameters
+from inferscope.records import Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MAX_TOKENS = 16_384
+"""Length of the tables; a step beyond it is priced at the tables' last slope."""
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Coefficients in force for one execution mode.
+
+    Attributes:
+        fit_id: names these coefficients in every record that rests on them.
+        source: fit, calibration or roofline.
+        f_ns: [MAX_TOKENS + 1], cost of N tokens; f(0) = 0.
+        g_ns: [MAX_TOKENS + 1], cost of M sampled rows; g(0) = 0.
+        single_ns: per visible token, of a slice of one token (a decode).
+        chunk_ns: per slice of several tokens.
+        pair_ns: per query-key pair of such a slice.
+        context_ns: per visible token of such a slice.
+    """
+
+    fit_id: str
+    source: str
+    f_ns: Floats
+    g_ns: Floats
+    single_ns: float
+    chunk_ns: float
+    pair_ns: float
+    context_ns: float
+    f_sum: list[float] = field(init=False, repr=False)
+    """Σ f(y) for y < x; lists, because scalar look-ups in an array cost four times as much."""
+    _f: list[float] = field(init=False, repr=False)
+    _g: list[float] = field(init=False, repr=False)
+    yf_sum: list[float] = field(init=False, repr=False)
+    """Σ y·f(y) for y < x."""
+
+    def __post_init__(self) -> None:
+        steps = np.arange(len(self.f_ns))
+        object.__setattr__(self, "_f", self.f_ns.tolist())
+        object.__setattr__(self, "_g", self.g_ns.tolist())
+        object.__setattr__(self, "f_sum", [0.0, *np.cumsum(self.f_ns).tolist()])
+        object.__setattr__(self, "yf_sum", [0.0, *np.cumsum(steps * self.f_ns).tolist()])
+
+    def own_ns(self, batch: Batch) -> Floats:
+        """Return each slice's attention."""
+        own: Floats = np.multiply(batch.visible, self.single_ns)
+        chunks = batch.team.chunks
+        if len(chunks):
+            own[chunks] = (
+                self.chunk_ns
+                + self.pair_ns * batch.chunk_pairs
+                + self.context_ns * batch.chunk_visible
+            )
+        return own
+
+    def f(self, num_tokens: int) -> float:
+        """Return the cost of N tokens; beyond the table by its last slope."""
+        return _look_up(self._f, num_tokens)
+
+    def g(self, num_rows: int) -> float:
+        """Return the cost of M sampled rows."""
+        return _look_up(self._g, num_rows)
+
+
+def _look_up(table: list[float], n: int) -> float:
+    last = len(table) - 1
+    if n <= last:
+        return table[n]
+    return table[last] + (n - last) * (table[last] - table[last - 1])
+
+
+def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:
+    """Model a step by what the device can do at best; with no shape, by tokens alone.
+
+    The result is the first guess of a run: its scale is corrected by the measured steps at once,
+    its proportions by the online fit.
+    """
+    n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+    if shape is None:
+        f = 1e6 + 1e4 * n
+        f[0] = 0.0
+        return StepModel(fit_id, "tokens", f, np.zeros_like(n), 0.0, 0.0, 0.0, 0.0)
+    flops_ns = 1e9 / peaks.bf16_flops_s
+    byte_ns = 1e9 / peaks.memory_bytes_s
+    weight_bytes = shape.weight_bits / 8
+    launches_ns = 1e9 * peaks.launch_s * 14 * shape.num_layers
+    compute = 2 * linear_parameters(shape) * flops_ns * n
+    if shape.num_experts:
+        share = shape.experts_per_token / shape.num_experts
+        coverage = 1 - (1 - share) ** n
+        experts = 3 * shape.hidden * shape.ffn * shape.num_experts * shape.num_layers
+        read = (resident_parameters(shape) - experts * (1 - coverage)) * weight_bytes * byte_ns
+    else:
+        read = np.full_like(n, linear_parameters(shape) * weight_bytes * byte_ns)
+    activations = shape.num_layers * (12 * shape.hidden + 4 * shape.ffn)
+    f = launches_ns + np.maximum(
+        compute, read + activations * shape.activation_bits / 8 * byte_ns * n
+    )
+    f[0] = 0.0
+    head = shape.hidden * shape.vocab
+    g = np.maximum(2 * head * flops_ns * n, head * weight_bytes * byte_ns)
+    g[0] = 0.0
+    pair_ns = 4 * shape.num_heads * shape.head_dim * shape.num_layers * flops_ns
+    single_ns = max(pair_ns, kv_bytes_per_token(shape) * byte_ns)
+    return StepModel(fit_id, "roofline", f, g, single_ns, 0.0, pair_ns, 0.0)

@@ -1,0 +1,233 @@
+"""Attention over a paged KV cache, in plain torch.
+
+The pool is token-major, `[slots, kv_heads, head_dim]` per layer, keys and values apart; slot
+`block * block_tokens + i` holds the i-th token of a block. `plan` looks at a step's batch once and
+decides how each part reads the pool; `run` then does that for each layer:
+
+    one token per request   all in one padded attention, keys gathered into scratch
+    a chunk of a request    one by one; causal on its own keys if nothing precedes it
+    consecutive blocks      a view of the pool, no gather
+
+Gathering with `index_select(out=)` into scratch that persists is 4.5 times faster than allocating
+(2-core Xeon), and query heads that share a key head are folded into the query's length or into a
+broadcast dimension, so keys are never repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inferscope.engine.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """Where the requests of a step lie: those with one token first, then the chunks.
+
+    Attributes:
+        slots: [tokens] int64 on the device, where each token's key and value go.
+        counts: [requests] tokens of each request in this step.
+        contexts: [requests] tokens of each request before this step.
+        blocks: [requests, blocks] each request's KV blocks; beyond its own, any valid block.
+        num_singles: Requests with one token.
+    """
+
+    slots: Tensor
+    counts: npt.NDArray[np.int64]
+    contexts: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+    num_singles: int
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How a group of requests reads the pool: in place from `first_slot`, or gathered."""
+
+    num_requests: int
+    num_tokens: int
+    first_slot: int
+    block_ids: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Singles:
+    reading: _Reading
+    mask: Tensor | None
+    """[requests, 1, 1, tokens], additive; None where all contexts are equally long."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    start: int
+    end: int
+    reading: _Reading | None
+    """None where nothing precedes the chunk: its own keys are all there is."""
+    mask: Tensor | None
+    """[chunk, tokens], additive; None where attention is causal from the start."""
+
+
+class PagedAttention:
+    """The KV pool's tensors and how to attend over them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_blocks * block_tokens, config.num_kv_heads, config.head_dim)
+        self._config = config
+        self._block_tokens = block_tokens
+        self._dtype, self._device = dtype, device
+        # Zeroed, not empty: a masked key still multiplies, and 0 times NaN is NaN.
+        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in _layers(config)]
+        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in _layers(config)]
+        self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
+        self._scratch_values = torch.empty(0, dtype=dtype, device=device)
+        self._slots = torch.empty(0, dtype=torch.int64, device=device)
+        self._singles: _Singles | None = None
+        self._chunks: list[_Chunk] = []
+
+    def plan(self, batch: RaggedBatch) -> None:
+        """Decide how the coming `run` calls read the pool."""
+        self._slots = batch.slots
+        self._singles = self._plan_singles(batch) if batch.num_singles else None
+        self._chunks = []
+        start = batch.num_singles
+        for request_idx in range(batch.num_singles, len(batch.counts)):
+            chunk = self._plan_chunk(batch, request_idx=request_idx, start=start)
+            self._chunks.append(chunk)
+            start = chunk.end
+
+    def run(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store a layer's keys and values and attend.
+
+        Args:
+            layer_idx: Which layer's pool.
+            query: [tokens, heads, head_dim], rotated.
+            key: [tokens, kv_heads, head_dim], rotated.
+            value: [tokens, kv_heads, head_dim].
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        self._keys[layer_idx].index_copy_(0, self._slots, key)
+        self._values[layer_idx].index_copy_(0, self._slots, value)
+        singles = self._singles
+        if singles is not None and not self._chunks:
+            return self._run_singles(singles, layer_idx, query)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if singles is not None:
+            num_singles = singles.reading.num_requests
+            out[:num_singles] = self._run_singles(singles, layer_idx, query[:num_singles])
+        for chunk in self._chunks:
+            rows = slice(chunk.start, chunk.end)
+            if chunk.reading is None:
+                keys, values = key[rows], value[rows]
+            else:
+                keys, values = (tensor[0] for tensor in self._read(chunk.reading, layer_idx))
+            out[rows] = self._run_chunk(query[rows], keys, values, mask=chunk.mask)
+        return out
+
+    def _plan_singles(self, batch: RaggedBatch) -> _Singles:
+        num = batch.num_singles
+        lengths = batch.contexts[:num] + 1
+        longest = int(lengths.max())
+        reading = self._reading(batch.blocks[:num], longest)
+        if num == 1 or bool((lengths == longest).all()):
+            return _Singles(reading=reading, mask=None)
+        is_beyond = np.arange(longest) >= lengths[:, None]
+        mask = self._additive(is_beyond).view(num, 1, 1, longest)
+        return _Singles(reading=reading, mask=mask)
+
+    def _plan_chunk(self, batch: RaggedBatch, *, request_idx: int, start: int) -> _Chunk:
+        count, context = int(batch.counts[request_idx]), int(batch.contexts[request_idx])
+        if not context:
+            return _Chunk(start=start, end=start + count, reading=None, mask=None)
+        reading = self._reading(batch.blocks[request_idx : request_idx + 1], context + count)
+        is_beyond = np.arange(context + count) > np.arange(context, context + count)[:, None]
+        mask = self._additive(is_beyond)
+        return _Chunk(start=start, end=start + count, reading=reading, mask=mask)
+
+    def _additive(self, is_beyond: npt.NDArray[np.bool_]) -> Tensor:
+        # A boolean mask would be turned into this one by every layer.
+        mask = torch.zeros(is_beyond.shape, dtype=self._dtype)
+        mask.masked_fill_(torch.from_numpy(is_beyond), float("-inf"))
+        return mask.to(self._device, non_blocking=True)
+
+    def _reading(self, blocks: npt.NDArray[np.int64], num_tokens: int) -> _Reading:
+        blocks = blocks[:, : -(-num_tokens // self._block_tokens)]
+        first_slot, block_ids = 0, None
+        if len(blocks) == 1 and bool((np.diff(blocks[0]) == 1).all()):
+            first_slot = int(blocks[0, 0]) * self._block_tokens
+        else:
+            flat = torch.from_numpy(np.ascontiguousarray(blocks).reshape(-1))
+            block_ids = flat.to(self._device, non_blocking=True)
+        return _Reading(
+            num_requests=len(blocks),
+            num_tokens=num_tokens,
+            first_slot=first_slot,
+            block_ids=block_ids,
+        )
+
+    def _read(self, reading: _Reading, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values, each [requests, tokens, kv_heads, head_dim]."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if reading.block_ids is None:
+            rows = slice(reading.first_slot, reading.first_slot + reading.num_tokens)
+            return keys[rows].unsqueeze(0), values[rows].unsqueeze(0)
+        block_elements = self._block_tokens * keys.shape[1] * keys.shape[2]
+        self._reserve(len(reading.block_ids) * block_elements)
+        shape = (reading.num_requests, -1, keys.shape[1], keys.shape[2])
+        gathered = []
+        for pool, scratch in ((keys, self._scratch_keys), (values, self._scratch_values)):
+            rows_out = scratch[: len(reading.block_ids) * block_elements].view(-1, block_elements)
+            torch.index_select(pool.view(-1, block_elements), 0, reading.block_ids, out=rows_out)
+            gathered.append(rows_out.view(shape)[:, : reading.num_tokens])
+        return gathered[0], gathered[1]
+
+    def _reserve(self, num_elements: int) -> None:
+        if self._scratch_keys.numel() < num_elements:
+            grown = 2 * num_elements
+            self._scratch_keys = torch.empty(grown, dtype=self._dtype, device=self._device)
+            self._scratch_values = torch.empty(grown, dtype=self._dtype, device=self._device)
+
+    def _run_singles(self, singles: _Singles, layer_idx: int, query: Tensor) -> Tensor:
+        config = self._config
+        num = singles.reading.num_requests
+        keys, values = self._read(singles.reading, layer_idx)
+        # Query heads of one key head become so many query positions of it.
+        folded = query.reshape(num, config.num_kv_heads, -1, config.head_dim)
+        attended = functional.scaled_dot_product_attention(
+            folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=singles.mask
+        )
+        return attended.reshape(num, config.num_heads, config.head_dim)
+
+    def _run_chunk(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
+    ) -> Tensor:
+        config = self._config
+        count, groups = len(query), config.num_heads // config.num_kv_heads
+        shape = (config.num_kv_heads, groups, len(keys), config.head_dim)
+        grouped = query.view(count, config.num_kv_heads, groups, config.head_dim)
+        attended = functional.scaled_dot_product_attention(
+            grouped.permute(1, 2, 0, 3),
+            keys.transpose(0, 1).unsqueeze(1).expand(shape),
+            values.transpose(0, 1).unsqueeze(1).expand(shape),
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+        return attended.permute(2, 0, 1, 3).reshape(count, config.num_heads, config.head_dim)
+
+
+def _layers(config: ModelConfig) -> range:
+    return range(config.num_layers)

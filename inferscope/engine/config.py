@@ -1,0 +1,238 @@
+"""What a model is and how an engine runs it.
+
+`ModelConfig` says everything the forward pass needs to know about an architecture, whichever way
+it was described: a Hugging Face `config.json`, or a shape (`shapes.py`). What the forward pass does
+not compute is refused here, by name, rather than computed wrongly later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from inferscope.errors import BadInput
+
+Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """The frequency scaling of Llama 3.1 and later (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer with RoPE, RMSNorm, SwiGLU and grouped-query attention."""
+
+    architecture: Architecture
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3Rope | None = None
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    is_tied: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: DtypeName = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise BadInput(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads. "
+                "Choose a number of key/value heads that divides the number of heads."
+            )
+        if self.head_dim % 2:
+            raise BadInput(
+                f"a head dimension of {self.head_dim} cannot be rotated. Choose an even one."
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the whole model, a tied embedding counted once."""
+        rotated = self.num_heads + self.num_kv_heads
+        qkv = (rotated + self.num_kv_heads) * self.head_dim
+        layer = self.hidden * (qkv + self.num_heads * self.head_dim + 3 * self.ffn + 2)
+        layer += qkv * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
+        embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
+        return self.num_layers * layer + embeddings + self.hidden
+
+    def kv_token_bytes(self, element_bytes: int) -> int:
+        """Return the bytes one token's keys and values occupy over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs its model.
+
+    Attributes:
+        token_budget: Most tokens one step computes; a longer prompt runs in chunks.
+        max_running: Most requests that hold KV blocks at once.
+        max_waiting: Most requests that may queue; a further one is refused.
+        block_tokens: Tokens in one KV block.
+        num_blocks: KV blocks in the pool; None sizes it for `max_running` full-length requests
+            within the memory there is.
+        prefix_cache: Keep the blocks of finished requests for prompts that start alike.
+        dtype: Of weights, activations and KV; "auto" takes the checkpoint's.
+        device: A torch device.
+        seed: For random weights, and for sampled requests that name no seed of their own.
+        max_model_tokens: Longest prompt plus output; None takes the model's own limit.
+        num_threads: CPU threads of one operator. One is right beside a load generator: two spinning
+            OpenMP threads next to other work took a step from 10 to 654 ms.
+    """
+
+    token_budget: int = 512
+    max_running: int = 64
+    max_waiting: int = 1024
+    block_tokens: int = 16
+    num_blocks: int | None = None
+    prefix_cache: bool = True
+    dtype: DtypeName | Literal["auto"] = "auto"
+    device: str = "cpu"
+    seed: int = 0
+    max_model_tokens: int | None = None
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "max_running", "max_waiting", "block_tokens", "num_threads"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}. Give at least 1.")
+        for name in ("num_blocks", "max_model_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise BadInput(
+                    f"{name} is {getattr(self, name)}. Give at least 1, or leave it out."
+                )
+        if self.dtype not in ("auto", *_DTYPES):
+            raise BadInput(f"dtype {self.dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
+
+
+def read_checkpoint_config(folder: Path) -> ModelConfig:
+    """Read a Hugging Face model folder's `config.json`.
+
+    Raises:
+        BadInput: If the folder is not a checkpoint, or needs something the engine does not compute.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(
+            f"{folder} is not a checkpoint: it has no config.json. Name a Hugging Face model "
+            'folder, "builtin", or a shape such as "random:llama-1b".'
+        ) from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {error}. Download the checkpoint again.") from None
+    config = _parse(raw, path)
+    stops = _eos_token_ids(folder)
+    if not stops:
+        return config
+    return replace(config, eos_token_ids=stops)
+
+
+def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    declared = raw.get("architectures") or []
+    architecture = next((_ARCHITECTURES[name] for name in declared if name in _ARCHITECTURES), None)
+    if architecture is None:
+        known = ", ".join(_ARCHITECTURES)
+        raise BadInput(f"{path} declares {declared or 'no architecture'}. Implemented: {known}.")
+    for key, expected in (
+        ("hidden_act", "silu"),
+        ("mlp_bias", False),
+        ("use_sliding_window", False),
+        ("partial_rotary_factor", 1.0),
+        ("quantization_config", None),
+    ):
+        if raw.get(key, expected) not in (expected, None):
+            _refuse(path, key, raw[key])
+    if architecture != "qwen2" and raw.get("attention_bias"):
+        _refuse(path, "attention_bias", True)
+    if set(raw.get("layer_types") or ()) - {"full_attention"}:
+        _refuse(path, "layer_types", sorted(set(raw["layer_types"])))
+    theta, scaling = _rope(raw, path)
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    try:
+        heads = int(raw["num_attention_heads"])
+        hidden = int(raw["hidden_size"])
+        return ModelConfig(
+            architecture=architecture,
+            num_layers=int(raw["num_hidden_layers"]),
+            hidden=hidden,
+            num_heads=heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            ffn=int(raw["intermediate_size"]),
+            vocab=int(raw["vocab_size"]),
+            max_positions=int(raw["max_position_embeddings"]),
+            norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            has_qkv_bias=architecture == "qwen2",
+            has_qk_norm=architecture == "qwen3",
+            is_tied=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=_token_ids(raw.get("eos_token_id")),
+            dtype=dtype if dtype in _DTYPES else "float32",
+        )
+    except KeyError as missing:
+        raise BadInput(f"{path} lacks {missing}. Download the checkpoint again.") from None
+
+
+def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, Llama3Rope | None]:
+    # transformers 5 writes rope_parameters with the base inside; earlier ones write rope_theta
+    # beside rope_scaling.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default" and not any(isinstance(value, Mapping) for value in rope.values()):
+        return theta, None
+    if kind != "llama3":
+        _refuse(path, "rope scaling", dict(rope) if kind == "default" else kind)
+    return theta, Llama3Rope(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_positions=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _refuse(path: Path, key: str, value: object) -> None:
+    raise BadInput(
+        f"{path} asks for {key} = {value!r}, which this engine does not compute. "
+        "Use a checkpoint without it, or observe vLLM or SGLang serving this one."
+    )
+
+
+def _eos_token_ids(folder: Path) -> tuple[int, ...]:
+    try:
+        raw = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    return _token_ids(raw.get("eos_token_id"))
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

@@ -1,0 +1,390 @@
+"""The step loop: take what front ends handed in, plan, run, commit, tell the probe.
+
+    front-end threads ──submit, cancel──> inbox ──┐
+                                                  v
+    deliver(outputs) <── commit <── run <── plan <── step()
+
+All state belongs to whoever calls `step`: the engine's own thread after `start`, or the caller
+itself. Only the inbox is shared, under one condition on which the thread sleeps when there is
+nothing to do. Budget: 300 us per step of 64 decodes for all that is not the forward pass, the probe
+left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+import torch
+
+from inferscope.engine.attention import PagedAttention
+from inferscope.engine.config import EngineOptions
+from inferscope.engine.kv import BlockPool
+from inferscope.engine.model import Model
+from inferscope.engine.request import (
+    BadRequest,
+    Finish,
+    QueueFull,
+    Request,
+    Sampling,
+    Submission,
+)
+from inferscope.engine.runner import Runner
+from inferscope.engine.scheduler import Plan, Scheduler
+from inferscope.engine.segments import rows_of
+from inferscope.errors import InferScopeError
+from inferscope.probe import Probe
+
+logger = logging.getLogger(__name__)
+
+_CPU_POOL_BYTES = 1 << 30
+_CUDA_POOL_SHARE = 0.8
+
+
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """What one step did for one request; `finish` says that it was the last."""
+
+    request: Request
+    tokens: list[int]
+    finish: Finish | None
+
+
+Deliver: TypeAlias = Callable[[list[Output]], None]
+
+
+class _Rejection(msgspec.Struct, frozen=True, gc=False):
+    submission: Submission
+
+
+class _Cancellation(msgspec.Struct, frozen=True, gc=False):
+    request_id: str
+    reason: Finish
+
+
+class Engine:
+    """Serves requests on one model."""
+
+    def __init__(self, model: Model, options: EngineOptions, *, probe: Probe | None = None) -> None:
+        self.model = model
+        self.options = options
+        self.probe = Probe.disabled() if probe is None else probe
+        num_blocks = options.num_blocks or _default_num_blocks(model, options)
+        pool_tokens = num_blocks * options.block_tokens
+        limit = options.max_model_tokens or model.config.max_positions
+        self.max_model_tokens = min(limit, len(model.cos), pool_tokens)
+        self.pool = BlockPool(num_blocks, block_tokens=options.block_tokens)
+        self.scheduler = Scheduler(
+            self.pool,
+            token_budget=options.token_budget,
+            max_running=options.max_running,
+            prefix_cache=options.prefix_cache,
+        )
+        self._runner = Runner(
+            model,
+            PagedAttention(
+                model.config,
+                num_blocks=num_blocks,
+                block_tokens=options.block_tokens,
+                dtype=model.dtype,
+                device=model.device,
+            ),
+            token_budget=options.token_budget,
+            max_running=options.max_running,
+            max_blocks=self.pool.blocks_for(self.max_model_tokens),
+            block_tokens=options.block_tokens,
+        )
+        self._requests: dict[str, Request] = {}
+        self._step = 0
+        self._ids = itertools.count()
+        self._wake = threading.Condition()
+        self._inbox: list[Submission | _Rejection | _Cancellation] = []
+        self._num_submitted = 0
+        self._num_enqueued = 0
+        self._live_ids: set[str] = set()
+        self._is_closing = False
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- from any thread ----------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        request_id: str | None = None,
+        external_id: str | None = None,
+    ) -> str:
+        """Hand in a prompt and return the request's id; safe from any thread.
+
+        Raises:
+            BadRequest: If the prompt is empty, too long, or holds an id outside the vocabulary,
+                or if the request's id is in use.
+            QueueFull: If `max_waiting` requests are waiting already.
+            InferScopeError: If the engine is closed or has failed.
+        """
+        arrived_ns = time.monotonic_ns()
+        if request_id is None:
+            request_id = f"request-{next(self._ids)}"
+        submission = Submission(
+            request_id=request_id,
+            prompt=list(prompt),
+            sampling=sampling or Sampling(),
+            external_id=external_id,
+            arrived_ns=arrived_ns,
+        )
+        with self._wake:
+            if self._failure is not None or self._is_closing:
+                raise InferScopeError(f"the engine is stopped ({self._failure or 'closed'}).")
+            if request_id in self._live_ids:
+                # Not recorded as rejected: the records would take it for the one that is running.
+                raise BadRequest(f"request id {request_id!r} is in use. Choose another.")
+            refusal = self._refusal(submission)
+            if refusal is None:
+                self._num_submitted += 1
+                self._live_ids.add(request_id)
+                self._inbox.append(submission)
+            else:
+                self._inbox.append(_Rejection(submission))
+            self._wake.notify()
+        if refusal is not None:
+            raise refusal
+        return request_id
+
+    def cancel(self, request_id: str, reason: Finish = "client_cancel") -> None:
+        """End a request early; safe from any thread, and harmless for one that has ended."""
+        with self._wake:
+            self._inbox.append(_Cancellation(request_id, reason))
+            self._wake.notify()
+
+    def start(self, deliver: Deliver) -> None:
+        """Run the loop in a thread, which calls `deliver` once per step that has outputs."""
+        assert self._thread is None, "start() called twice"
+        self._thread = threading.Thread(
+            target=self._loop, args=(deliver,), name="inferscope-engine", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the loop and abort what is unfinished. Safe to call twice."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread is None:
+            self._abort("server_abort")
+        else:
+            self._thread.join()
+
+    # --- from the loop ------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._inbox or self._requests)
+
+    def step(self) -> list[Output]:
+        """Do one step and return what became of the requests in it."""
+        outputs = self._take_inbox()
+        start_ns = time.monotonic_ns()
+        plan = self.scheduler.schedule()
+        end_ns = time.monotonic_ns()
+        assert plan.slices or not self._requests, "requests are waiting and none can run"
+        if plan.slices:
+            self._tell_plan(plan, start_ns=start_ns, end_ns=end_ns)
+            outputs += self._run(plan)
+            self._step += 1
+        return outputs
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """Serve prompts to their end in this thread; return each one's output tokens."""
+        assert self._thread is None, "generate() beside a running loop"
+        request_ids = [self.submit(prompt, sampling) for prompt in prompts]
+        tokens_by_id: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+        while self.has_work:
+            for output in self.step():
+                tokens_by_id[output.request.request_id] += output.tokens
+        return [tokens_by_id[request_id] for request_id in request_ids]
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _refusal(self, submission: Submission) -> InferScopeError | None:
+        prompt, vocab = submission.prompt, self.model.config.vocab
+        if not prompt:
+            return BadRequest("the prompt is empty. Give at least one token.")
+        if len(prompt) >= self.max_model_tokens:
+            return BadRequest(
+                f"the prompt has {len(prompt)} tokens, and prompt and output together may have "
+                f"{self.max_model_tokens}. Shorten it, or raise max_model_tokens or num_blocks."
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            return BadRequest(
+                f"the prompt holds the token ids {min(prompt)} to {max(prompt)}; this model has "
+                f"0 to {vocab - 1}. Encode it with this model's tokenizer."
+            )
+        if self._num_submitted + len(self.scheduler.waiting) >= self.options.max_waiting:
+            return QueueFull(
+                f"{self.options.max_waiting} requests are waiting. Try again later, or raise "
+                "max_waiting."
+            )
+        return None
+
+    def _take_inbox(self) -> list[Output]:
+        if not self._inbox:
+            return []
+        with self._wake:
+            taken, self._inbox = self._inbox, []
+            self._num_submitted = 0
+        outputs: list[Output] = []
+        for message in taken:
+            if isinstance(message, Submission):
+                self._enqueue(message)
+            elif isinstance(message, _Rejection):
+                self._record_rejection(message.submission)
+            elif message.request_id in self._requests:
+                request = self._requests[message.request_id]
+                self._finish(request, message.reason)
+                outputs.append(Output(request, [], message.reason))
+        return outputs
+
+    def _enqueue(self, submission: Submission) -> None:
+        sampling, config = submission.sampling, self.model.config
+        index = self.probe.queued(
+            submission.request_id,
+            prompt_tokens=len(submission.prompt),
+            external_id=submission.external_id,
+            at_ns=submission.arrived_ns,
+        )
+        own_stops = () if sampling.ignore_eos else config.eos_token_ids
+        seed = self.options.seed + self._num_enqueued if sampling.seed is None else sampling.seed
+        self._num_enqueued += 1
+        request = Request(
+            index=index,
+            request_id=submission.request_id,
+            num_prompt=len(submission.prompt),
+            tokens=submission.prompt,
+            max_tokens=min(sampling.max_tokens, self.max_model_tokens - len(submission.prompt)),
+            sampling=sampling,
+            stop_ids=frozenset(sampling.stop_token_ids).union(own_stops),
+            seed=seed,
+        )
+        self._requests[request.request_id] = request
+        self.scheduler.enqueue(request)
+
+    def _record_rejection(self, submission: Submission) -> None:
+        index = self.probe.queued(
+            submission.request_id,
+            prompt_tokens=len(submission.prompt),
+            external_id=submission.external_id,
+            at_ns=submission.arrived_ns,
+        )
+        self.probe.finished(index, "rejected")
+
+    def _tell_plan(self, plan: Plan, *, start_ns: int, end_ns: int) -> None:
+        probe, pool = self.probe, self.pool
+        for request in plan.preempted:
+            probe.preempted(request.index, reason="blocks")
+        for request in plan.admitted:
+            if request.has_run:
+                probe.resumed(request.index, cached_tokens=request.computed)
+            else:
+                request.has_run = True
+                probe.admitted(request.index, cached_tokens=request.cached_tokens)
+        probe.plan(
+            self._step,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            blocks_used=pool.num_used,
+            blocks_cached=pool.num_cached,
+            blocks_total=pool.num_blocks,
+            preempted=[request.index for request in plan.preempted],
+            binding=plan.binding,
+        )
+
+    def _run(self, plan: Plan) -> list[Output]:
+        probe, step = self.probe, self._step
+        batch = self._runner.prepare(plan)
+        probe.start(step, mode="eager", cold=batch.is_cold)
+        tokens = self._runner.execute(batch)
+        probe.stop(step)
+        if probe.on:
+            rows = rows_of(plan.slices)
+            probe.slices(
+                step,
+                requests=rows.requests,
+                phases=rows.phases,
+                tokens=rows.tokens,
+                contexts=rows.contexts,
+                flags=rows.flags,
+                sampled=rows.sampled,
+            )
+        for part in plan.slices:
+            self.scheduler.advance(part)
+        outputs = []
+        for part, token in zip(batch.sampled, tokens, strict=True):
+            part.request.tokens.append(token)
+            outputs.append(Output(part.request, [token], part.request.finish_after(token)))
+        if outputs:
+            probe.emitted([out.request.index for out in outputs], [1] * len(outputs), step=step)
+        for output in outputs:
+            if output.finish is not None:
+                self._finish(output.request, output.finish)
+        return outputs
+
+    def _finish(self, request: Request, reason: Finish) -> None:
+        self.scheduler.remove(request)
+        del self._requests[request.request_id]
+        self._live_ids.discard(request.request_id)
+        self.probe.finished(request.index, reason)
+
+    def _abort(self, reason: Finish) -> list[Output]:
+        outputs = self._take_inbox()
+        for request in list(self._requests.values()):
+            self._finish(request, reason)
+            outputs.append(Output(request, [], reason))
+        return outputs
+
+    def _loop(self, deliver: Deliver) -> None:
+        reason: Finish = "server_abort"
+        try:
+            while self._wait_for_work():
+                outputs = self.step()
+                if outputs:
+                    deliver(outputs)
+        except Exception as error:
+            logger.exception("the engine's loop failed; it accepts no more requests")
+            with self._wake:
+                self._failure = error
+            reason = "error"
+        try:
+            deliver(self._abort(reason))
+        except Exception:
+            logger.exception("the last outputs could not be delivered")
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when the engine is closing."""
+        if self.has_work and not self._is_closing:
+            return True
+        with self._wake:
+            self._wake.wait_for(lambda: self.has_work or self._is_closing)
+            return not self._is_closing
+
+
+def _default_num_blocks(model: Model, options: EngineOptions) -> int:
+    wanted_tokens = options.max_running * min(len(model.cos), model.config.max_positions)
+    if model.device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(model.device)
+        pool_bytes = int(free_bytes * _CUDA_POOL_SHARE)
+    else:
+        pool_bytes = _CPU_POOL_BYTES
+    token_bytes = model.config.kv_token_bytes(model.dtype.itemsize)
+    num_tokens = min(wanted_tokens, pool_bytes // token_bytes)
+    return max(1, num_tokens // options.block_tokens)

@@ -1,0 +1,128 @@
+"""The front end inside a process: text in, text out, beside the engine's loop.
+
+    client ── ask ──> FrontEnd ── tokens ──> Engine (its own thread)
+      ^                  │  <── outputs, once a step ──┘
+      └── text ──────────┘
+
+It lives in one asyncio event loop and has a ring of its own: its times, receipt and delivery, are
+the ones the client would measure. The engine's thread hands a step's outputs over in one message;
+detokenising happens here, so that it costs the step loop nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from inferscope.engine.core import Engine, Output
+from inferscope.engine.request import Sampling
+from inferscope.engine.tokenizer import TextStream, Tokenizer
+from inferscope.probe import Probe
+from inferscope.records import RequestIndex
+
+
+class Delivery:
+    """Tokens of one request as they reach the client."""
+
+    __slots__ = ("finish", "num_tokens", "text")
+
+    def __init__(self, text: str, num_tokens: int, finish: str | None) -> None:
+        self.text = text
+        self.num_tokens = num_tokens
+        self.finish = finish
+
+
+class _Conversation:
+    """One request under way."""
+
+    __slots__ = ("inbox", "index", "stream", "tokens_seen")
+
+    def __init__(self, index: RequestIndex, stream: TextStream) -> None:
+        self.index = index
+        self.stream = stream
+        self.inbox: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.tokens_seen = 0
+
+
+class FrontEnd:
+    """Serves text on an engine, for clients in the same event loop."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, probe: Probe) -> None:
+        """Take the engine (not started), its tokenizer and the front end's own probe."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._probe = probe
+        self._conversations: dict[str, _Conversation] = {}
+        self._number = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the engine's thread; called in the event loop that will serve."""
+        self._loop = asyncio.get_running_loop()
+        self._engine.start(self._hand_over)
+
+    def close(self) -> None:
+        """Stop the engine; requests under way end as `server_abort`."""
+        self._engine.close()
+
+    async def ask(
+        self, prompt: str, sampling: Sampling, *, external_id: str | None = None
+    ) -> AsyncIterator[Delivery]:
+        """Serve one prompt; yield its text as it comes. Leaving the iteration early cancels it.
+
+        Raises:
+            BadRequest: the engine refuses the prompt.
+            QueueFull: too many requests are waiting.
+        """
+        self._number += 1
+        request_id = f"fe-{self._number}"
+        probe = self._probe
+        index = probe.received(request_id, external_id=external_id)
+        tokens = self._tokenizer.encode(prompt)
+        probe.tokenised(index, len(tokens))
+        conversation = _Conversation(index, TextStream(self._tokenizer))
+        self._conversations[request_id] = conversation
+        is_over = False
+        try:
+            try:
+                self._engine.submit(
+                    tokens, sampling, request_id=request_id, external_id=external_id
+                )
+            except Exception:
+                is_over = True
+                probe.finished(index, "rejected")
+                raise
+            while not is_over:
+                delivery = await conversation.inbox.get()
+                is_over = delivery.finish is not None
+                yield delivery
+        finally:
+            if not is_over:
+                self._engine.cancel(request_id)
+            probe.last_byte(index)
+            del self._conversations[request_id]
+
+    def _hand_over(self, outputs: list[Output]) -> None:
+        """Pass a step's outputs on to the event loop; runs in the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """Detokenise a step's outputs and hand them to their clients, then say so, once."""
+        indices, counts = [], []
+        for output in outputs:
+            conversation = self._conversations.get(output.request.request_id)
+            if conversation is None:
+                continue
+            text = conversation.stream.push(output.tokens)
+            if output.finish is not None:
+                text += conversation.stream.finish()
+            if output.tokens:
+                indices.append(conversation.index)
+                counts.append(len(output.tokens))
+                if not conversation.tokens_seen:
+                    self._probe.first_byte(conversation.index)
+                conversation.tokens_seen += len(output.tokens)
+            conversation.inbox.put_nowait(Delivery(text, len(output.tokens), output.finish))
+        if indices:
+            self._probe.emitted(indices, counts)

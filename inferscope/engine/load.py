@@ -1,0 +1,137 @@
+"""From a model's name to an engine that runs it.
+
+builtin             the small trained model in this package
+random:SHAPE        any shape with random weights; see `shapes.py`
+a folder            a Hugging Face checkpoint with safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from inferscope import __version__
+from inferscope.engine import shapes
+from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
+from inferscope.engine.core import Engine
+from inferscope.engine.model import Model, build_model
+from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
+from inferscope.engine.weights import DTYPES, load_weights, random_weights
+from inferscope.errors import BadInput
+from inferscope.probe import EngineInfo, Probe, Shape
+
+BUILTIN = "builtin"
+_BUILTIN_FOLDER = Path(__file__).parent / "builtin"
+
+
+def load_engine(
+    model: str,
+    options: EngineOptions | None = None,
+    *,
+    open_probe: Callable[[EngineInfo], Probe] | None = None,
+) -> Engine:
+    """Load a model and build an engine around it.
+
+    Args:
+        model: "builtin", "random:SHAPE", or the path of a checkpoint.
+        options: How to run it.
+        open_probe: Given what the engine is, returns its probe: `Probe.open` to observe it.
+
+    Raises:
+        BadInput: If the name is no model, or the model needs what this engine does not compute.
+    """
+    options = options or EngineOptions()
+    torch.set_num_threads(options.num_threads)
+    engine = Engine(load_model(model, options), options)
+    if open_probe is not None:
+        engine.probe = open_probe(describe(engine, name=model))
+    return engine
+
+
+def load_model(model: str, options: EngineOptions) -> Model:
+    """Load a model's weights, or draw them, on the device and in the dtype of the options."""
+    device = _device(options.device)
+    if model.startswith(shapes.PREFIX):
+        config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
+        dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
+        weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
+    else:
+        folder = _folder(model)
+        config = read_checkpoint_config(folder)
+        dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
+        weights = load_weights(folder, config, dtype=dtype, device=device)
+    max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
+    return build_model(config, weights, max_tokens=max_tokens)
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Return the tokenizer of a model; a random one borrows the built-in model's if it can."""
+    if not model.startswith(shapes.PREFIX):
+        return FileTokenizer(_folder(model) / "tokenizer.json")
+    vocab = shapes.parse_shape(model.removeprefix(shapes.PREFIX)).vocab
+    if vocab >= shapes.BUILTIN_VOCAB:
+        return FileTokenizer(_BUILTIN_FOLDER / "tokenizer.json")
+    return ByteTokenizer()
+
+
+def describe(engine: Engine, *, name: str) -> EngineInfo:
+    """Return what the probe's records say about an engine."""
+    options, model = engine.options, engine.model
+    device = model.device
+    return EngineInfo(
+        0,
+        "inferscope",
+        version=__version__,
+        model=name,
+        served_name=name,
+        shape=_shape(model.config, element_bits=8 * model.dtype.itemsize),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        max_running=options.max_running,
+        token_budget=options.token_budget,
+        block_tokens=options.block_tokens,
+        num_blocks=engine.pool.num_blocks,
+        options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
+        num_threads=options.num_threads if device.type == "cpu" else 0,
+    )
+
+
+def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
+    return Shape(
+        num_layers=config.num_layers,
+        hidden=config.hidden,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        ffn=config.ffn,
+        vocab=config.vocab,
+        weight_bits=element_bits,
+        kv_bits=element_bits,
+        activation_bits=element_bits,
+        tied=config.is_tied,
+    )
+
+
+def _folder(model: str) -> Path:
+    if model == BUILTIN:
+        return _BUILTIN_FOLDER
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise BadInput(
+            f'{model!r} is no model: not "builtin", not "random:SHAPE" and not a folder. Name one '
+            f"of these, for example random:{next(iter(shapes.SHAPES))}."
+        )
+    return folder
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # No driver, no such index, not compiled in: torch has a type for each, all of these families.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"cannot use device {name!r}: {reason}. Use cpu, or cuda:0.") from None
+    return device

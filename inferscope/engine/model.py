@@ -1,0 +1,131 @@
+"""The forward pass, as one function over a ragged batch.
+
+A batch is all tokens of a step laid end to end, `[tokens]`, whoever they belong to and however many
+each request brought: norms and products do not care, and attention is a callable that knows. So a
+prefill chunk, a decode token and a resumed request are the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inferscope.engine.config import Llama3Rope, ModelConfig
+from inferscope.engine.weights import ModelWeights
+
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query [tokens, heads, dim], key, value [tokens, kv_heads, dim]) to the query's shape."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready to run.
+
+    Attributes:
+        cos: [positions, 1, head_dim], both halves alike.
+        signed_sin: [positions, 1, head_dim], the first half negated, so that a rotation is
+            `x * cos + roll(x, head_dim / 2) * signed_sin`: three kernels where the textbook's
+            `cat(-x2, x1)` takes six.
+    """
+
+    config: ModelConfig
+    weights: ModelWeights
+    cos: Tensor
+    signed_sin: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.embedding.device
+
+
+def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:
+    """Join weights with rotation tables for positions below `max_tokens`."""
+    inverse = _inverse_frequencies(config)
+    angles = torch.outer(torch.arange(max_tokens, dtype=torch.float32), inverse)
+    cos, sin = angles.cos(), angles.sin()
+    like = weights.embedding
+    return Model(
+        config=config,
+        weights=weights,
+        cos=torch.cat([cos, cos], dim=-1).unsqueeze(1).to(like),
+        signed_sin=torch.cat([-sin, sin], dim=-1).unsqueeze(1).to(like),
+    )
+
+
+def forward(
+    model: Model, ids: Tensor, *, positions: Tensor, attend: Attend, rows: Tensor
+) -> Tensor:
+    """Compute one step and return logits `[rows, vocab]`.
+
+    Args:
+        model: What to compute.
+        ids: [tokens] int64, all requests' tokens end to end.
+        positions: [tokens] int64, each token's place in its own request.
+        attend: Stores keys and values and attends within each request.
+        rows: [rows] int64, the tokens after which a next token is wanted.
+    """
+    config, weights = model.config, model.weights
+    num_rotated = config.num_heads + config.num_kv_heads
+    cos, signed_sin = model.cos[positions], model.signed_sin[positions]
+    stream = functional.embedding(ids, weights.embedding)
+    for layer_idx, layer in enumerate(weights.layers):
+        normed = _norm(stream, layer.attention_norm, config)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(-1, num_rotated + config.num_kv_heads, config.head_dim)
+        rotated = qkv[:, :num_rotated]
+        if layer.qk_norm is not None:
+            rotated = functional.rms_norm(rotated, (config.head_dim,), eps=config.norm_eps)
+            rotated = rotated * layer.qk_norm
+        rotated = _rotate(rotated, cos, signed_sin)
+        attended = attend(
+            layer_idx,
+            rotated[:, : config.num_heads],
+            rotated[:, config.num_heads :],
+            qkv[:, num_rotated:],
+        )
+        stream = stream + functional.linear(attended.flatten(1), layer.out)
+        normed = _norm(stream, layer.ffn_norm, config)
+        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
+        stream = stream + functional.linear(functional.silu(gate) * up, layer.down)
+    return functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
+
+
+def _norm(stream: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
+    return functional.rms_norm(stream, (config.hidden,), weight, config.norm_eps)
+
+
+def _rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    half = torch.roll(heads, heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, half, signed_sin)
+
+
+def _inverse_frequencies(config: ModelConfig) -> Tensor:
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inverse = 1.0 / config.rope_theta**exponents
+    if config.rope_scaling is None:
+        return inverse
+    return _llama3_scaled(inverse, config.rope_scaling)
+
+
+def _llama3_scaled(inverse: Tensor, scaling: Llama3Rope) -> Tensor:
+    """Stretch wavelengths beyond the original context and blend those near it.
+
+    Source: `apply_scaling` in Meta's llama-models, models/llama3/model.py.
+    """
+    wavelength = 2 * math.pi / inverse
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept_share = (scaling.original_positions / wavelength - scaling.low_freq_factor) / span
+    kept_share = kept_share.clamp(0.0, 1.0)
+    return inverse * (kept_share + (1 - kept_share) / scaling.factor)

@@ -1,0 +1,80 @@
+"""Choosing the next token of each request.
+
+A sampled request draws one uniform number per token from a hash of its own seed and the token's
+place, and inverts the cumulative distribution at it. Nothing is shared between requests, so what a
+seed yields does not depend on what else is in the batch or on preemptions, except where rounding of
+the logits moves an edge of the distribution across the number drawn (seen once in 2,200 requests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inferscope.engine.request import Request
+
+_MASK64 = (1 << 64) - 1
+
+
+def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Choose one token for each row of `logits` [requests, vocab]; int64 [requests].
+
+    Rows that may not stop yet have their stop tokens overwritten in place.
+    """
+    _forbid_early_stops(logits, requests)
+    chosen = logits.argmax(dim=-1)
+    plain: list[int] = []
+    filtered: list[int] = []
+    for row, request in enumerate(requests):
+        sampling = request.sampling
+        if sampling.temperature > 0:
+            (filtered if sampling.top_k or sampling.top_p < 1 else plain).append(row)
+    for rows, narrows in ((plain, False), (filtered, True)):
+        if rows:
+            drawn = _draw(logits[rows], [requests[row] for row in rows], narrows=narrows)
+            chosen[rows] = drawn
+    return chosen
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return a number in [0, 1) that depends on both arguments alone.
+
+    Source: SplitMix64, Steele et al., "Fast splittable pseudorandom number generators" (2014).
+    """
+    mixed = (seed * 0xD1342543DE82EF95 + (position + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
+
+
+def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
+    for row, request in enumerate(requests):
+        if request.stop_ids and request.num_output < request.sampling.min_tokens:
+            logits[row, sorted(request.stop_ids)] = float("-inf")
+
+
+def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tensor:
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+
+    order = None
+    scaled = logits.float() / column([request.sampling.temperature for request in requests])
+    probabilities = scaled.softmax(dim=-1)
+    if narrows:
+        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(probabilities.shape[-1], device=logits.device)
+        top_k = column([request.sampling.top_k or logits.shape[-1] for request in requests])
+        top_p = column([request.sampling.top_p for request in requests])
+        before = probabilities.cumsum(dim=-1) - probabilities
+        is_kept = (rank < top_k) & (before < top_p)
+        is_kept[:, 0] = True
+        probabilities = probabilities * is_kept
+    # float64: over 150,000 float32 terms the sum's error would exceed a token's own share.
+    cumulative = probabilities.double().cumsum(dim=-1)
+    points = column([uniform(request.seed, len(request.tokens)) for request in requests])
+    targets = points.double() * cumulative[:, -1:]
+    picked = torch.searchsorted(cumulative, targets, right=True)
+    picked = picked.clamp_(max=logits.shape[-1] - 1)
+    return (picked if order is None else order.gather(-1, picked)).squeeze(1)

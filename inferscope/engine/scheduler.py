@@ -1,0 +1,200 @@
+"""Who computes how many tokens in the next step.
+
+One rule: a request wants `todo = len(tokens) - computed` tokens, and gets as many as the token
+budget and the free KV blocks allow. Running requests come first, in the order they were admitted,
+then the queue. When a running request cannot get a block, the one admitted last gives up all of its
+own and goes back to the head of the queue, to be computed again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from inferscope.engine.kv import NO_MATCH, ROOT, BlockPool, Match
+from inferscope.engine.request import Request
+from inferscope.records import Binding
+
+
+class Slice(msgspec.Struct, frozen=True, gc=False):
+    """One request's part of one step: `num_tokens` tokens after `context` computed ones."""
+
+    request: Request
+    context: int
+    num_tokens: int
+    is_sampled: bool
+    """The slice reaches the request's last token, so a next one can be chosen."""
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """What one step computes.
+
+    Attributes:
+        admitted: Requests that took a seat, resumed ones among them.
+        preempted: Requests that lost their blocks to those before them.
+        binding: What kept more work out of the step.
+    """
+
+    slices: list[Slice]
+    num_tokens: int
+    admitted: list[Request]
+    preempted: list[Request]
+    binding: Binding
+
+
+class Scheduler:
+    """Holds the queue and the running requests, and plans steps over one block pool."""
+
+    def __init__(
+        self, pool: BlockPool, *, token_budget: int, max_running: int, prefix_cache: bool
+    ) -> None:
+        self.pool = pool
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._token_budget = token_budget
+        self._max_running = max_running
+        self._has_prefix_cache = prefix_cache
+        self._seats = list(range(max_running - 1, -1, -1))
+
+    def enqueue(self, request: Request) -> None:
+        """Put a request at the end of the queue."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a finished or cancelled request, wherever it is, and take back its blocks."""
+        if request.seat < 0:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._vacate(request)
+
+    def schedule(self) -> Plan:
+        """Plan one step, taking blocks and seats for it."""
+        slices: list[Slice] = []
+        admitted: list[Request] = []
+        preempted: list[Request] = []
+        left = self._plan_running(slices, preempted)
+        binding: Binding = "blocks" if preempted else "none"
+        while self.waiting and left and binding == "none":
+            if len(self.running) == self._max_running:
+                binding = "slots"
+                break
+            request = self.waiting[0]
+            match = self._match(request)
+            if self._has_room(request, match):
+                self._admit(request, match)
+                admitted.append(request)
+                left -= self._plan_slice(request, left, slices, preempted)
+            else:
+                binding = "blocks"
+        if binding == "none" and not left and self._has_more(slices):
+            binding = "budget"
+        return Plan(
+            slices=slices,
+            num_tokens=self._token_budget - left,
+            admitted=admitted,
+            preempted=preempted,
+            binding=binding,
+        )
+
+    def advance(self, done: Slice) -> None:
+        """Account for a computed slice, and publish the blocks that it filled."""
+        request = done.request
+        request.computed = computed = done.context + done.num_tokens
+        if done.context < request.ever_computed:
+            request.recomputed_tokens += min(computed, request.ever_computed) - done.context
+        request.ever_computed = max(request.ever_computed, computed)
+        if not self._has_prefix_cache:
+            return
+        width = self.pool.block_tokens
+        while request.num_published < computed // width:
+            start = request.num_published * width
+            request.chain = self.pool.publish(
+                request.blocks[request.num_published],
+                chain=request.chain,
+                tokens=tuple(request.tokens[start : start + width]),
+            )
+            request.num_published += 1
+
+    def _plan_running(self, slices: list[Slice], preempted: list[Request]) -> int:
+        left = self._token_budget
+        # Preempting shortens the list from its end while it is read, which a list allows.
+        for request in self.running:
+            num_tokens = self._plan_slice(request, left, slices, preempted)
+            if not num_tokens:
+                break
+            left -= num_tokens
+        return left
+
+    def _plan_slice(
+        self, request: Request, left: int, slices: list[Slice], preempted: list[Request]
+    ) -> int:
+        """Give a request what is left of the budget and return how much it took."""
+        context, todo = request.computed, request.todo
+        num_tokens = min(todo, left)
+        missing = self.pool.blocks_for(context + num_tokens) - len(request.blocks)
+        if missing > 0:
+            if not self._make_room(missing, request, preempted):
+                return 0
+            request.blocks += self.pool.allocate(missing)
+        if num_tokens:
+            slices.append(
+                Slice(
+                    request=request,
+                    context=context,
+                    num_tokens=num_tokens,
+                    is_sampled=num_tokens == todo,
+                )
+            )
+        return num_tokens
+
+    def _make_room(self, missing: int, request: Request, preempted: list[Request]) -> bool:
+        """Preempt from the end until the blocks are there; False if that was the request itself."""
+        while missing > self.pool.num_available:
+            victim = self.running.pop()
+            self._vacate(victim)
+            victim.computed = 0
+            self.waiting.appendleft(victim)
+            preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _match(self, request: Request) -> Match:
+        if not self._has_prefix_cache:
+            return NO_MATCH
+        # The last token is always computed: without it there is nothing to choose the next from.
+        num_reusable = len(request.tokens) - 1
+        return self.pool.match(request.tokens, max_blocks=num_reusable // self.pool.block_tokens)
+
+    def _has_room(self, request: Request, match: Match) -> bool:
+        # All of its known tokens must fit, not only the first chunk, with a block to spare for each
+        # running request: admitted on less, it would be preempted a few steps later for nothing.
+        missing = self.pool.blocks_for(len(request.tokens)) - len(match.blocks)
+        return missing + match.num_cached + len(self.running) <= self.pool.num_available
+
+    def _admit(self, request: Request, match: Match) -> None:
+        self.waiting.popleft()
+        self.pool.acquire(match.blocks)
+        request.blocks = list(match.blocks)
+        request.chain = match.chain
+        request.num_published = len(match.blocks)
+        request.computed = found = len(match.blocks) * self.pool.block_tokens
+        # After a preemption only what had never been computed counts as saved.
+        request.cached_tokens += max(0, found - request.ever_computed)
+        request.ever_computed = max(request.ever_computed, found)
+        request.seat = self._seats.pop()
+        self.running.append(request)
+
+    def _vacate(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.chain = ROOT
+        request.num_published = 0
+        self._seats.append(request.seat)
+        request.seat = -1
+
+    def _has_more(self, slices: list[Slice]) -> bool:
+        is_cut = len(slices) < len(self.running) or not all(part.is_sampled for part in slices)
+        return is_cut or bool(self.waiting)

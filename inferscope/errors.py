@@ -1,0 +1,37 @@
+"""Errors that a user meets.
+
+    InferScopeError            exit 1: something we own failed
+    ├── BadInput               exit 2: a value on the command line or in a file cannot be used
+    ├── NotFound               exit 1: nothing to attach to, unknown pid, no such request
+    ├── UnreadableFile         exit 1: not a ring or recording, or one too damaged to open
+    └── RingUnavailable        exit 1: a ring cannot be made (no space, no permission)
+
+Every message says what happened, with which value, and what to do next; the command line prints it
+as one line and leaves with `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class InferScopeError(Exception):
+    """Base of every error that InferScope raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(InferScopeError):
+    """A value given by the user cannot be used."""
+
+    exit_code = 2
+
+
+class NotFound(InferScopeError):
+    """What the user named does not exist here."""
+
+
+class UnreadableFile(InferScopeError):
+    """A file is not a ring or recording, or is damaged beyond opening."""
+
+
+class RingUnavailable(InferScopeError):
+    """A ring file cannot be created."""

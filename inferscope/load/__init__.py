@@ -1,0 +1,1 @@
+"""Load: prompts of realistic make-up, arriving whether or not the server keeps up."""

@@ -1,0 +1,102 @@
+"""What is asked: a seeded stream of prompts, in the three shapes that real traffic has.
+
+    chat       short question, medium answer
+    retrieval  long prompt of documents nobody asked before, short answer
+    agent      turns of a conversation that grows behind a shared system prompt
+
+The words come from InferScope's own source, so that the same seed asks the same things everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import inferscope
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to make.
+
+    Attributes:
+        at_s: when, in seconds after the load began.
+        name: the client's own id for it.
+        kind: chat, retrieval or agent.
+        prompt: the text.
+        max_tokens: of the answer.
+        seed: of the sampling.
+    """
+
+    at_s: float
+    name: str
+    kind: str
+    prompt: str
+    max_tokens: int
+    seed: int
+
+
+KINDS = ("chat", "retrieval", "agent")
+_SHARES = (0.55, 0.25, 0.20)
+_AGENTS = 4
+
+
+def _corpus() -> list[str]:
+    """Return the package's source files in a fixed order."""
+    root = Path(inferscope.__file__).parent
+    return [path.read_text(encoding="utf-8") for path in sorted(root.glob("**/*.py"))]
+
+
+class Workload:
+    """A seeded stream of asks with Poisson arrivals."""
+
+    def __init__(self, seed: int, *, rate_s: float, scale: float = 1.0) -> None:
+        """Prepare the stream.
+
+        Args:
+            seed: the same seed gives the same stream.
+            rate_s: mean arrivals per second.
+            scale: multiplies all prompt lengths.
+        """
+        self._random = random.Random(seed)
+        self._rate_s = rate_s
+        self._scale = scale
+        self._texts = _corpus()
+        self._system = self._excerpt(900)
+        self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
+
+    def asks(self) -> Iterator[Ask]:
+        """Yield asks for ever, in the order of their time."""
+        at_s = 0.0
+        number = 0
+        while True:
+            at_s += self._random.expovariate(self._rate_s)
+            kind = self._random.choices(KINDS, _SHARES)[0]
+            prompt, max_tokens = self._compose(kind)
+            yield Ask(
+                at_s, f"{kind}-{number:04x}", kind, prompt, max_tokens, self._random.getrandbits(31)
+            )
+            number += 1
+
+    def _compose(self, kind: str) -> tuple[str, int]:
+        draw = self._random
+        if kind == "chat":
+            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 120)
+        if kind == "retrieval":
+            documents = [self._excerpt(draw.randint(500, 1100)) for _ in range(draw.randint(2, 4))]
+            return "\n\n".join([*documents, "# In short:\n"]), draw.randint(8, 40)
+        agent = draw.randrange(_AGENTS)
+        turn = self._agents[agent] + self._excerpt(draw.randint(80, 240))
+        # The conversation starts anew before it outgrows the model.
+        self._agents[agent] = turn if len(turn) < 4000 * self._scale else self._system
+        return turn, draw.randint(16, 64)
+
+    def _excerpt(self, num_characters: int) -> str:
+        num_characters = max(8, round(num_characters * self._scale))
+        text = self._random.choice(self._texts)
+        while len(text) <= num_characters + 1:
+            text += self._random.choice(self._texts)
+        start = self._random.randrange(len(text) - num_characters)
+        return text[start : start + num_characters]

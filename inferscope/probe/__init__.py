@@ -1,0 +1,19 @@
+"""The probe: the only API between an engine and InferScope."""
+
+from inferscope.probe.clock import Clock, SystemClock
+from inferscope.probe.probe import NO_REQUEST, Probe
+from inferscope.probe.timers import EventTimer, HostTimer, StepTimer, TorchEvents
+from inferscope.records import EngineInfo, Shape
+
+__all__ = [
+    "NO_REQUEST",
+    "Clock",
+    "EngineInfo",
+    "EventTimer",
+    "HostTimer",
+    "Probe",
+    "Shape",
+    "StepTimer",
+    "SystemClock",
+    "TorchEvents",
+]

@@ -1,0 +1,466 @@
+"""The vocabulary: record types, phases, causes, and how a record becomes bytes.
+
+Everything that crosses from an observed process to a reader is one of these records. They state
+facts and nothing derived. A record is a msgpack array (fields by position), so a reader ignores
+fields a newer writer appended, and fills in the defaults of fields an older writer never had: new
+fields go at the end, with a default. Columns are little-endian bytes of a fixed dtype (`COLUMNS`),
+written with `array` and read with `numpy.frombuffer`; lists cost five times as much.
+
+Codes stay plain integers, so that an unknown one survives the reading of it.
+
+Time is integer nanoseconds of CLOCK_MONOTONIC; `t_ns`, always first, is when the record was
+written, and never decreases within a ring.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NewType
+
+import msgspec
+
+FORMAT_VERSION = 1
+"""Of rings and recordings: frames, header page, blocks."""
+FOLD_VERSION = 1
+"""Of the meaning of the records: two folds of one version give the same numbers."""
+
+RequestIndex = NewType("RequestIndex", int)
+"""A request within its ring, unique for the ring's lifetime."""
+
+# --- phases -----------------------------------------------------------------------------------
+
+PREFILL, DECODE, VERIFY, DRAFT = range(4)
+PHASES = ("prefill", "decode", "verify", "draft")
+
+RECOMPUTED = 1
+"""Slice flag: these tokens were computed before and lost to a preemption."""
+LAST_CHUNK = 2
+"""Slice flag: the prompt is complete after this slice."""
+
+DEVICE_SECONDS = (
+    "prefill",
+    "decode",
+    "padding",
+    "unattributed",
+    "foreign",
+    "idle_no_work",
+    "idle_host_gap",
+)
+"""Where a device's wall time goes; they sum to it."""
+
+# --- causes -----------------------------------------------------------------------------------
+
+CAUSES = (
+    "upstream",
+    "frontend",
+    "encode",
+    "queue",
+    "queue_idle",
+    "kv_load",
+    "prefill_own",
+    "prefill_co_batched",
+    "prefill_interference",
+    "decode_own",
+    "decode_co_batched",
+    "decode_interference",
+    "draft",
+    "rank_wait",
+    "slowdown",
+    "cold_start",
+    "cpu_gap",
+    "not_scheduled",
+    "preempted",
+    "recompute",
+    "kv_transfer",
+    "paused",
+    "engine_lost",
+    "output",
+    "delivery",
+)
+"""The closed list of reasons why a request's clock was running."""
+
+# --- request events ---------------------------------------------------------------------------
+
+(
+    RECEIVED,
+    TOKENISED,
+    QUEUED,
+    ADMITTED,
+    PREEMPTED,
+    RESUMED,
+    FIRST_BYTE,
+    LAST_BYTE,
+    FINISHED,
+) = range(9)
+EVENTS = (
+    "received",
+    "tokenised",
+    "queued",
+    "admitted",
+    "preempted",
+    "resumed",
+    "first_byte",
+    "last_byte",
+    "finished",
+)
+
+FINISHES = (
+    "stop",
+    "length",
+    "client_cancel",
+    "timeout",
+    "server_abort",
+    "rejected",
+    "error",
+    "engine_lost",
+)
+"""How a request can end. `engine_lost` is the reader's word: no engine lives to say it."""
+
+Binding = Literal["none", "slots", "blocks", "budget"]
+"""What kept the scheduler from admitting one more request."""
+
+WAITING, RUNNING, HELD = range(3)
+"""States in `Live`; `HELD` is preempted, waiting to be resumed."""
+
+ON, OFF, FAILED, OVER_BUDGET, CLOSED = range(5)
+PROBE_STATES = ("on", "off", "failed", "over_budget", "closed")
+
+# --- columns ----------------------------------------------------------------------------------
+
+COLUMNS: dict[str, str] = {
+    "requests": "<u4",
+    "phases": "u1",
+    "tokens": "<u4",
+    "contexts": "<u4",
+    "flags": "u1",
+    "sampled": "<u2",
+    "proposed": "<u2",
+    "accepted": "<u2",
+    "preempted": "<u4",
+    "states": "u1",
+    "prompt_tokens": "<u4",
+    "cached_tokens": "<u4",
+    "arrived_ns": "<i8",
+}
+"""numpy dtype of every column, by field name. An empty column where rows exist means all zero."""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Base of all records; `CODE` is the frame type, never reused."""
+
+    CODE: ClassVar[int]
+
+    t_ns: int
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True):
+    """What the cost model must know of a model; `weight_bits` and `kv_bits` are per element."""
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    weight_bits: int
+    kv_bits: int
+    activation_bits: int
+    tied: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    num_shared_experts: int = 0
+    window_tokens: int = 0
+    latent_ranks: tuple[int, int] | None = None
+    """Ranks of multi-head latent attention: query, key-value."""
+
+
+class EngineInfo(Record, frozen=True, gc=False, array_like=True):
+    """Who is being observed. Strings are empty and numbers 0 where the engine does not say."""
+
+    CODE: ClassVar[int] = 2
+
+    engine: str
+    version: str = ""
+    model: str = ""
+    served_name: str = ""
+    revision: str = ""
+    shape: Shape | None = None
+    device: str = ""
+    device_uuid: str = ""
+    mig_uuid: str = ""
+    ranks: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """This process's tensor, pipeline, data and expert rank."""
+    sizes: tuple[int, int, int, int] = (1, 1, 1, 1)
+    role: str = "both"
+    """In disaggregated serving: prefill, decode or both."""
+    max_running: int = 0
+    token_budget: int = 0
+    block_tokens: int = 0
+    num_blocks: int = 0
+    options_hash: str = ""
+    num_threads: int = 0
+    """Threads that compute, on a CPU."""
+
+
+class Keyframe(Record, frozen=True, gc=False, array_like=True):
+    """Starts a keyframe: the records after it, up to the next other record, restate all state."""
+
+    CODE: ClassVar[int] = 1
+
+    state: int
+    """One of `PROBE_STATES`."""
+    previous_position: int
+    """Where the keyframe before this one starts in the ring, -1 for none: readers walk back."""
+
+
+class StepPlan(Record, frozen=True, gc=False, array_like=True):
+    """What the scheduler decided, and under which constraint."""
+
+    CODE: ClassVar[int] = 3
+
+    step: int
+    start_ns: int
+    end_ns: int
+    waiting: int
+    running: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+    preempted: bytes = b""
+    binding: str = "none"
+
+
+class StepSlices(Record, frozen=True, gc=False, array_like=True):
+    """Which part of the step belongs to which request: one row per (request, phase) segment."""
+
+    CODE: ClassVar[int] = 4
+
+    step: int
+    digest: int
+    requests: bytes
+    phases: bytes
+    tokens: bytes
+    contexts: bytes
+    flags: bytes = b""
+    sampled: bytes = b""
+    proposed: bytes = b""
+    accepted: bytes = b""
+
+
+class StepSpan(Record, frozen=True, gc=False, array_like=True):
+    """When one rank executed the step."""
+
+    CODE: ClassVar[int] = 5
+
+    step: int
+    digest: int
+    """Of the slices; 0 where this rank cannot know them."""
+    launch_start_ns: int
+    launch_end_ns: int
+    ready_ns: int
+    device_start_ns: int | None = None
+    """Raw device offset since the probe's first anchor; see `Clock`."""
+    device_end_ns: int | None = None
+    marks_ns: tuple[int, ...] = ()
+    mode: str = "eager"
+    padded_tokens: int = 0
+    cold: bool = False
+    dummy: bool = False
+    overlapped: bool = False
+
+
+class Emitted(Record, frozen=True, gc=False, array_like=True):
+    """Tokens leaving the engine loop, or (from a front end) written to clients."""
+
+    CODE: ClassVar[int] = 6
+
+    requests: bytes
+    tokens: bytes
+    step: int = -1
+
+
+class RequestEvent(Record, frozen=True, gc=False, array_like=True):
+    """A change in a request's life; only the fields its kind speaks of are set."""
+
+    CODE: ClassVar[int] = 7
+
+    index: int
+    kind: int
+    at_ns: int
+    request_id: str = ""
+    """The engine's own id, on the first event of each ring: the key that joins rings."""
+    external_id: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    reason: str = ""
+    parent: str = ""
+    trace: str = ""
+    """W3C `traceparent` as received."""
+    attributes: dict[str, str] | None = None
+    prompt_parts: tuple[tuple[str, int], ...] = ()
+    reasoning_tokens: int | None = None
+    adapter: str = ""
+
+
+class Live(Record, frozen=True, gc=False, array_like=True):
+    """All requests in flight, so that a reader who joined late knows them."""
+
+    CODE: ClassVar[int] = 8
+
+    requests: bytes
+    states: bytes
+    prompt_tokens: bytes
+    cached_tokens: bytes
+    arrived_ns: bytes
+    request_ids: tuple[str, ...]
+
+
+class Clock(Record, frozen=True, gc=False, array_like=True):
+    """The clocks side by side, at `host_ns` (at `t_ns` where that is None)."""
+
+    CODE: ClassVar[int] = 9
+
+    real_ns: int
+    device_ns: int | None = None
+    """The device offset reached then, give or take `error_ns`."""
+    error_ns: int | None = None
+    host_ns: int | None = None
+
+
+class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
+    """The probe on itself."""
+
+    CODE: ClassVar[int] = 10
+
+    state: int
+    frames: int
+    errors: int
+    cost_ns: int
+    """Time spent inside the probe on the engine's thread, since it opened."""
+    complete_through_ns: int
+    """Every step that started before this has its span in the ring."""
+    dropped: int = 0
+    message: str = ""
+
+
+class CounterSample(Record, frozen=True, gc=False, array_like=True):
+    """Hardware counters over one window."""
+
+    CODE: ClassVar[int] = 11
+
+    device_uuid: str
+    start_ns: int
+    end_ns: int
+    source: str
+    values: dict[str, float]
+
+
+class Transfer(Record, frozen=True, gc=False, array_like=True):
+    """KV blocks moved between workers."""
+
+    CODE: ClassVar[int] = 12
+
+    index: int
+    num_bytes: int
+    start_ns: int
+    end_ns: int
+    peer: str
+
+
+# --- written by readers -----------------------------------------------------------------------
+
+
+class Tick(Record, frozen=True, gc=False, array_like=True):
+    """The fold's only clock: deadlines are decided here. One each `TICK_NS` of monotonic time."""
+
+    CODE: ClassVar[int] = 32
+
+    real_ns: int
+
+
+TICK_NS = 200_000_000
+
+
+class CostTable(Record, frozen=True, gc=False, array_like=True):
+    """The cost model in force; see `inferscope.cost`."""
+
+    CODE: ClassVar[int] = 33
+
+    fit_id: str
+    mode: str
+    source: str
+    """fit, calibration or roofline."""
+    coefficients: dict[str, float]
+
+
+class RingOpened(Record, frozen=True, gc=False, array_like=True):
+    """Gives a ring its number within a recording."""
+
+    CODE: ClassVar[int] = 34
+
+    ring: int
+    engine_id: str
+    role: str
+    rank: int
+    pid: int
+    host: str
+    boot_id: str
+    start_ns: int
+    start_real_ns: int
+    synthetic: bool = False
+
+
+class Missed(Record, frozen=True, gc=False, array_like=True):
+    """Frames that the reader knows it did not see, and why."""
+
+    CODE: ClassVar[int] = 35
+
+    ring: int
+    num_frames: int
+    reason: str
+    """lapped or damaged."""
+
+
+RECORD_TYPES: tuple[type[Record], ...] = (
+    Keyframe,
+    EngineInfo,
+    StepPlan,
+    StepSlices,
+    StepSpan,
+    Emitted,
+    RequestEvent,
+    Live,
+    Clock,
+    ProbeHealth,
+    CounterSample,
+    Transfer,
+    Tick,
+    CostTable,
+    RingOpened,
+    Missed,
+)
+
+_DECODERS = {kind.CODE: msgspec.msgpack.Decoder(kind) for kind in RECORD_TYPES}
+_ENCODER = msgspec.msgpack.Encoder()
+
+encode = _ENCODER.encode
+"""Turn a record into a frame's payload."""
+
+
+class UnknownRecord(ValueError):
+    """A frame's type or content is not one this version can read."""
+
+
+def decode(code: int, payload: bytes | memoryview) -> Record:
+    """Read a frame's payload.
+
+    Raises:
+        UnknownRecord: for a type this version does not know, or a payload that is not one of it.
+    """
+    decoder = _DECODERS.get(code)
+    if decoder is None:
+        raise UnknownRecord(f"record type {code} is not known to format {FORMAT_VERSION}")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnknownRecord(f"record type {code} cannot be read: {error}") from error

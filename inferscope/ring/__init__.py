@@ -1,0 +1,1 @@
+"""Rings and recordings: how facts leave an observed process and are kept."""

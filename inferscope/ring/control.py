@@ -1,0 +1,61 @@
+"""The control byte: switches a probe off and on from outside, without a listener or a restart.
+
+It stands in a file of its own beside the ring, so that readers can open the ring read-only. The
+probe's thread beside the engine reads it every 100 ms. It is not mapped: `echo 0 > x.control`
+shortens the file first, and a mapped byte beyond the end of its file kills the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SWITCHED_ON = 1
+SWITCHED_OFF = 0
+_OFF_BYTES = (bytes([SWITCHED_OFF]), b"0")
+
+
+class ControlByte:
+    """The probe's end of the control file."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def is_on(self) -> bool:
+        """Read the byte; on, where there is none or the file cannot be read."""
+        try:
+            return os.pread(self._handle, 1, 0) not in _OFF_BYTES
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def control_path(ring_path: Path) -> Path:
+    """Return the control file that belongs to a ring."""
+    return ring_path.with_suffix(".control")
+
+
+def open_control(ring_path: Path) -> ControlByte:
+    """Make the control file, switched on, for the probe to read."""
+    path = control_path(ring_path)
+    path.unlink(missing_ok=True)  # of an earlier process with this pid, or not ours at all
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(handle, bytes([SWITCHED_ON]), 0)
+    except OSError:  # no space for a byte: the ring matters more, and none means on
+        pass
+    return ControlByte(handle)
+
+
+def switch(ring_path: Path, *, to: int) -> None:
+    """Switch the probe that writes this ring on or off, within 100 ms and its next step."""
+    handle = os.open(control_path(ring_path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.pwrite(handle, bytes([to]), 0)
+    finally:
+        os.close(handle)

@@ -1,0 +1,121 @@
+"""Where every byte of a ring file stands.
+
+    0        64                         1024          4096                      4096 + capacity
+    ├────────┼──────────────────────────┼─────────────┼─────────────────────────────┤
+    │ fixed  │ words: claim, head, …    │ identity    │ frames, never wrapping      │
+    └────────┴──────────────────────────┴─────────────┴─────────────────────────────┘
+
+Positions count bytes ever written, so they only grow; `position % capacity` is the place in the
+file. The writer stores `claim` (what it is about to overwrite up to), then the frame, then `head`,
+then `sequence`, each word by one aligned store.
+A reader copies [position, head) and afterwards reads `claim`: bytes below `claim - capacity` may
+have been overwritten under it, everything above is as written. On machines that reorder stores the
+frame's checksum is the judge.
+
+A frame is length, type, flags, checksum, sequence, payload, padded to 8 bytes. The checksum's
+start value is made of the other four, so that a flipped bit anywhere in a frame shows.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+
+import msgspec
+
+from inferscope.records import FOLD_VERSION, FORMAT_VERSION
+
+MAGIC = b"INFSRING"
+PAGE = 4096
+"""Bytes before the first frame."""
+
+FIXED = struct.Struct("<8sIIQ")
+"""Magic, format version, fold version, capacity."""
+
+CLAIM, HEAD, SEQUENCE, HEARTBEAT, PENDING, KEYFRAME = (64 + 8 * word for word in range(6))
+"""Offsets of the words. PENDING: start of the oldest step without a span, 0 for none."""
+WORDS_END = KEYFRAME + 8
+WORD = struct.Struct("<Q")
+NO_KEYFRAME = (1 << 64) - 1
+
+IDENTITY = 1024
+IDENTITY_HEADER = struct.Struct("<II")
+"""Length and checksum of the identity that follows."""
+
+FRAME = struct.Struct("<IHHIQ")
+FRAME_BYTES = FRAME.size
+MAX_PAYLOAD_BYTES = 1 << 20
+
+FILLER = 0
+"""Frame type that only fills the end of the file, so that the next frame starts at its front."""
+STARTS_KEYFRAME = 1
+"""Frame flag."""
+
+MIN_CAPACITY = 64 * 1024
+IS_LITTLE_ENDIAN = sys.byteorder == "little"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who writes this ring."""
+
+    engine_id: str
+    role: str
+    rank: int
+    pid: int
+    host: str
+    boot_id: str
+    start_ns: int
+    start_real_ns: int
+    synthetic: bool = False
+
+
+def frame_bytes(payload_bytes: int) -> int:
+    """Return the room a frame takes, padding included."""
+    return (FRAME_BYTES + payload_bytes + 7) & ~7
+
+
+def checksum(code: int, flags: int, sequence: int, payload: bytes | memoryview) -> int:
+    """Return the checksum of a frame, which covers its header too."""
+    number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
+    seed = (number ^ code << 16 ^ flags ^ len(payload) << 7) & 0xFFFFFFFF
+    return zlib.crc32(payload, seed)
+
+
+def pack_header(identity: Identity, capacity: int) -> bytes:
+    """Return the header page of a new ring."""
+    page = bytearray(PAGE)
+    FIXED.pack_into(page, 0, MAGIC, FORMAT_VERSION, FOLD_VERSION, capacity)
+    WORD.pack_into(page, KEYFRAME, NO_KEYFRAME)
+    body = msgspec.json.encode(identity)
+    if IDENTITY + IDENTITY_HEADER.size + len(body) > PAGE:
+        raise ValueError(f"ring identity is {len(body)} bytes, more than the header page holds")
+    IDENTITY_HEADER.pack_into(page, IDENTITY, len(body), zlib.crc32(body))
+    start = IDENTITY + IDENTITY_HEADER.size
+    page[start : start + len(body)] = body
+    return bytes(page)
+
+
+def unpack_header(page: bytes) -> tuple[Identity, int, int, int]:
+    """Return identity, capacity, format version and fold version.
+
+    Raises:
+        ValueError: with the reason, for a page that no writer of ours made.
+    """
+    if len(page) < PAGE:
+        raise ValueError(f"{len(page)} bytes long, shorter than a ring's header")
+    magic, format_version, fold_version, capacity = FIXED.unpack_from(page)
+    if magic != MAGIC:
+        raise ValueError("not a ring: it does not start with the ring's magic")
+    length, expected = IDENTITY_HEADER.unpack_from(page, IDENTITY)
+    start = IDENTITY + IDENTITY_HEADER.size
+    body = page[start : start + length]
+    if start + length > PAGE or zlib.crc32(body) != expected:
+        raise ValueError("the ring's header is damaged")
+    if capacity < MIN_CAPACITY or capacity % 8:
+        raise ValueError(f"the ring's header is damaged: capacity {capacity}")
+    try:
+        identity = msgspec.json.decode(body, type=Identity)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the ring's identity cannot be read: {error}") from error
+    return identity, capacity, format_version, fold_version

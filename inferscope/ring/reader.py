@@ -1,0 +1,265 @@
+"""The reading end of a ring: copies frames out, and knows exactly what it did not see.
+
+A reader never touches the writer. It uses `pread`, not a mapping: a file that shrinks under a
+mapping kills the reader with SIGBUS, a short read is only a short read. It can be stopped for an
+hour; when it comes back and the writer has lapped it, it goes on at the oldest keyframe that is
+still whole. Whatever was passed over, for this or any other reason, is counted by the sequence
+number of the next whole frame: frames are numbered without gaps.
+
+Nothing in the file is believed: the words of the header only say where to look, the checksum of a
+frame says whether it is one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from inferscope.errors import UnreadableFile
+from inferscope.records import Keyframe, UnknownRecord, decode
+from inferscope.ring import layout
+
+READ_BYTES = 2 * layout.MAX_PAYLOAD_BYTES
+"""Of one copy; more than the largest frame, so that every copy holds a whole one."""
+_LAP_MARGIN = 16
+"""A lapped reader resumes at least 1/16 of the ring ahead of the writer, or it is lapped again."""
+_MOST_CHECKED = 8
+"""A search for the next whole frame checksums at most this many times the bytes it searches."""
+
+_FRAME = layout.FRAME
+_FRAME_BYTES = layout.FRAME_BYTES
+_LARGEST_FRAME_BYTES = layout.frame_bytes(layout.MAX_PAYLOAD_BYTES)
+
+
+class Frame(NamedTuple):
+    """One record as it stands in a ring."""
+
+    sequence: int
+    code: int
+    payload: bytes
+
+
+class Loss(NamedTuple):
+    """Frames that were written and will not be seen."""
+
+    num_frames: int
+    reason: str
+    """lapped or damaged (or refused by the writer: too large for its ring)."""
+
+
+class RingReader:
+    """Reads one ring file, from its oldest keyframe on.
+
+    Attributes:
+        path: the file.
+        identity: who writes it.
+        format_version: of the writer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the ring.
+
+        Raises:
+            UnreadableFile: it is not a ring, or its header is damaged.
+        """
+        self.path = path
+        self._file = -1
+        try:
+            # Not blocking: a pipe by that name would wait for a writer forever.
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise UnreadableFile(f"cannot open {path}: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise ValueError("not a file")
+            header = layout.unpack_header(os.pread(self._file, layout.PAGE, 0))
+        except (ValueError, OSError) as error:
+            self.close()
+            raise UnreadableFile(f"cannot read {path}: {error}") from error
+        self.identity, self._capacity, self.format_version, self.fold_version = header
+        self._position = -1
+        self._expected: int | None = None
+        self._skipped_bytes = 0
+        self._reason = "damaged"
+
+    def words(self) -> tuple[int, int, int, int, int, int]:
+        """Return claim, head, sequence, heartbeat, pending and last keyframe, as stored now."""
+        raw = os.pread(self._file, layout.WORDS_END - layout.CLAIM, layout.CLAIM)
+        if len(raw) < layout.WORDS_END - layout.CLAIM:
+            return 0, 0, 0, 0, 0, layout.NO_KEYFRAME
+        claim, head, sequence, heartbeat, pending, keyframe = (
+            int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)
+        )
+        return claim, head, sequence, heartbeat, pending, keyframe
+
+    def heartbeat_ns(self) -> int:
+        """Return when the writer last said that it is alive."""
+        return self.words()[3]
+
+    def pending_ns(self) -> int:
+        """Return the start of the oldest step without a span, 0 for none."""
+        return self.words()[4]
+
+    def read(self) -> list[Frame | Loss]:
+        """Copy out what was written since the last call, about `READ_BYTES`; empty at the head.
+
+        Never raises for what the file contains.
+        """
+        out: list[Frame | Loss] = []
+        # One round suffices, but for damage and for a writer that laps this reader as it reads.
+        for _ in range(64 + self._capacity // layout.MAX_PAYLOAD_BYTES):
+            claim, head, sequence = self._bounds()
+            if self._position < 0 or head < self._position:
+                # The second: the header is damaged, or was. What was seen already is passed over.
+                self._position = self._oldest(claim, head)
+            elif claim - self._position > self._capacity:
+                self._resume(self._oldest(claim, head))
+            start = self._position
+            ring_end = (start // self._capacity + 1) * self._capacity
+            end = min(head, start + READ_BYTES, ring_end)
+            if end <= start:
+                self._note_tail(out, head, sequence)
+                return out
+            copied = os.pread(self._file, end - start, layout.PAGE + start % self._capacity)
+            if self._bounds()[0] - start > self._capacity:
+                continue
+            is_short = len(copied) < end - start
+            if is_short:  # the file is shorter than its header says
+                end = min(head, ring_end)
+            is_cut = not is_short and end < min(head, ring_end)
+            parsed = self._parse(copied, out, is_cut=is_cut, highest=sequence + 1)
+            self._position = start + parsed if is_cut else end
+            if out:
+                break
+        return out
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        handle, self._file = self._file, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def _bounds(self) -> tuple[int, int, int]:
+        """Return claim, head and sequence, made to agree: a damaged word may say anything."""
+        claim, head, sequence, *_ = self.words()
+        head &= ~7
+        if head > claim:
+            head = claim  # or the writer stored both while we looked
+        elif claim - head > self._capacity:
+            claim = head
+        return claim, head, sequence
+
+    def _parse(self, copied: bytes, out: list[Frame | Loss], *, is_cut: bool, highest: int) -> int:
+        """Append the whole frames in `copied` and return how far they reach."""
+        offset = 0
+        room = len(copied)
+        while offset + _FRAME_BYTES <= room:
+            length, code, flags, crc, sequence = _FRAME.unpack_from(copied, offset)
+            after = offset + ((_FRAME_BYTES + length + 7) & ~7)
+            if code == layout.FILLER and crc == sequence == 0 and after >= room and not is_cut:
+                return room
+            if after > room and is_cut and length <= layout.MAX_PAYLOAD_BYTES:
+                return offset  # the copy ends inside this frame: the next one begins with it
+            payload = copied[offset + _FRAME_BYTES : offset + _FRAME_BYTES + length]
+            if after > room or crc != layout.checksum(code, flags, sequence, payload):
+                found = self._next_whole(copied, offset + 8, highest)
+                if found < 0:
+                    found = max(offset + 8, room - _LARGEST_FRAME_BYTES) if is_cut else room
+                self._skipped_bytes += found - offset
+                if is_cut and found + _LARGEST_FRAME_BYTES >= room:
+                    return found
+                offset = found
+                continue
+            self._accept(Frame(sequence, code, payload), out)
+            offset = after
+        return offset if is_cut else room
+
+    def _accept(self, frame: Frame, out: list[Frame | Loss]) -> None:
+        """Give out a whole frame, and before it what is missing up to it."""
+        expected = self._expected
+        if expected is not None:
+            if frame.sequence < expected:
+                return  # seen already
+            if frame.sequence > expected:
+                out.append(Loss(frame.sequence - expected, self._reason))
+        self._expected = frame.sequence + 1
+        self._skipped_bytes = 0
+        self._reason = "damaged"
+        out.append(frame)
+
+    def _note_tail(self, out: list[Frame | Loss], head: int, sequence: int) -> None:
+        """Count frames that are missing at the head, where no whole frame shows how many.
+
+        The header does, if it has not moved on in between; it cannot speak of more frames than fit
+        into what was skipped.
+        """
+        if not self._skipped_bytes or self._expected is None or self._bounds()[1] != head:
+            return
+        num_frames = sequence + 1 - self._expected
+        if 0 < num_frames <= self._skipped_bytes // _FRAME_BYTES:
+            out.append(Loss(num_frames, self._reason))
+            self._expected = sequence + 1
+            self._reason = "damaged"
+        self._skipped_bytes = 0
+
+    def _next_whole(self, copied: bytes, offset: int, highest: int) -> int:
+        """Find the next intact frame behind a damaged one; -1 if there is none in this copy."""
+        lowest = self._expected or 1
+        if highest < lowest:
+            highest = layout.NO_KEYFRAME  # the header's own number is damaged
+        num_checked = 0
+        words = memoryview(copied)[: len(copied) & ~7].cast("Q")
+        first = offset // 8 + 2
+        for at, sequence in enumerate(words[first:], first):
+            if not lowest <= sequence <= highest:
+                continue
+            start = 8 * (at - 2)
+            length, code, flags, crc, _ = _FRAME.unpack_from(copied, start)
+            end = start + _FRAME_BYTES + length
+            if code == layout.FILLER or length > layout.MAX_PAYLOAD_BYTES or end > len(copied):
+                continue
+            if crc == layout.checksum(code, flags, sequence, copied[start + _FRAME_BYTES : end]):
+                return start
+            num_checked += length
+            if num_checked > _MOST_CHECKED * len(copied):
+                break  # made to keep us busy
+        return -1
+
+    def _oldest(self, claim: int, head: int) -> int:
+        """Return where reading can begin: the front, or the oldest keyframe not overwritten."""
+        if claim <= self._capacity:
+            if self._expected is None:
+                self._expected = 1
+            return 0
+        lowest = claim - self._capacity + self._capacity // _LAP_MARGIN
+        found, keyframe = head, self.words()[5]
+        while lowest <= keyframe < found:
+            frame = self._keyframe_at(keyframe)
+            if frame is None:
+                break
+            found = keyframe
+            keyframe = frame.previous_position
+        return found
+
+    def _keyframe_at(self, position: int) -> Keyframe | None:
+        raw = os.pread(self._file, 4096, layout.PAGE + position % self._capacity)
+        if len(raw) < _FRAME_BYTES:
+            return None
+        length, code, flags, crc, sequence = _FRAME.unpack_from(raw)
+        payload = raw[_FRAME_BYTES : _FRAME_BYTES + length]
+        if code != Keyframe.CODE or crc != layout.checksum(code, flags, sequence, payload):
+            return None
+        try:
+            record = decode(code, payload)
+        except UnknownRecord:
+            return None
+        return record if isinstance(record, Keyframe) else None
+
+    def _resume(self, oldest: int) -> None:
+        """Move a lapped reader to a keyframe; the next frame's number tells what lies between."""
+        position = max(oldest, self._position)
+        self._skipped_bytes += position - self._position
+        self._reason = "lapped"
+        self._position = position

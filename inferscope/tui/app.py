@@ -1,0 +1,289 @@
+"""The application: snapshots in, scenes out, keys that change how one looks at them.
+
+    source ─► Feed (thread) ─► SnapshotReady ─► App.scene ─► the screen in front
+
+A snapshot that comes while an older one still waits replaces it, so that a slow terminal drops
+frames and never keys. Nothing here acts on the observed server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import msgspec
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from inferscope.collector.snapshot import RequestRow, Snapshot, to_json
+from inferscope.tui.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
+from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
+from inferscope.tui.source import Feed, SnapshotSource
+from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
+
+Number = TypeVar("Number", int, float)
+
+_KEPT_SNAPSHOTS = 120
+_KEPT_ROWS = 40_000
+"""Over all kept snapshots, about 50 MB: with thousands of requests fewer snapshots are kept."""
+_MESSAGE_S = 5.0
+
+
+class SnapshotReady(Message):
+    """The newest snapshot; it replaces one that was not yet shown."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        """Say that only the newest counts."""
+        return isinstance(message, SnapshotReady)
+
+
+class SourceFailed(Message):
+    """The source could not give a snapshot."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class InferScopeApp(App[None]):
+    """The live screen over a source of snapshots."""
+
+    TITLE = "InferScope"
+    CSS_PATH = Path(__file__).with_name("inferscope.tcss")
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit", show=False),
+        Binding("space", "freeze", "freeze", show=False),
+        Binding("left_square_bracket", "step(-1)", "step back", show=False),
+        Binding("right_square_bracket", "step(1)", "step forward", show=False),
+        Binding("end", "live", "live", show=False),
+        Binding("w", "window", "window", show=False),
+        Binding("u", "unit", "unit", show=False),
+        Binding("plus,equals_sign", "rate(1)", "faster", show=False),
+        Binding("minus", "rate(-1)", "slower", show=False),
+        Binding("t", "theme", "theme", show=False),
+        Binding("n", "engine", "next engine", show=False),
+        Binding("e", "export", "export", show=False),
+        Binding("colon", "command_palette", "palette", show=False),
+        Binding("question_mark,m", "help", "help", show=False),
+    ]
+
+    def __init__(
+        self, source: SnapshotSource, *, refresh_hz: float = 4, ascii: bool = False
+    ) -> None:
+        """Show a source.
+
+        Args:
+            source: Read, and in the end closed, by a thread of this application.
+            refresh_hz: How often the screen is drawn anew.
+            ascii: Draw with ASCII characters only.
+        """
+        super().__init__()
+        self.animation_level = "none"
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = theme_of_terminal()
+        self.scene = Scene(title=getattr(source, "title", ""), refresh_hz=refresh_hz)
+        self._is_ascii = ascii
+        self._overview = OverviewScreen(is_ascii=ascii)
+        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_SNAPSHOTS)
+        self._num_kept_rows = 0
+        self._shown_idx = -1
+        """Of a frozen screen, in the kept snapshots."""
+        self._feed = Feed(
+            source,
+            window_ns=self.scene.window_ns,
+            refresh_hz=refresh_hz,
+            on_snapshot=lambda snapshot: self._post(SnapshotReady(snapshot)),
+            on_failure=lambda reason: self._post(SourceFailed(reason)),
+        )
+
+    def get_default_screen(self) -> Screen[None]:
+        """Start with the overview."""
+        return self._overview
+
+    def on_mount(self) -> None:
+        """Show that nothing is there yet, and start to fetch."""
+        self.call_after_refresh(lambda: self.show(self.scene))
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        """Stop to fetch; the source is closed by then."""
+        self._feed.stop()
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def on_snapshot_ready(self, message: SnapshotReady) -> None:
+        """Keep the newest snapshot, and show it unless the screen is frozen."""
+        self._keep(message.snapshot)
+        if self.scene.is_frozen:
+            self._show_kept(self._shown_idx)
+        else:
+            self.show(replace(self.scene, snapshot=message.snapshot, failure=""))
+
+    def on_source_failed(self, message: SourceFailed) -> None:
+        """Say that what is on screen grows old, and why."""
+        self.show(replace(self.scene, failure=message.reason))
+
+    def show(self, scene: Scene) -> None:
+        """Make a scene the present one and draw it."""
+        self.scene = scene
+        if not self.screen_stack:
+            return
+        screen = self.screen
+        if isinstance(screen, OverviewScreen | DetailScreen):
+            screen.show(scene)
+
+    def say(self, text: str) -> None:
+        """Answer a key, for a moment; empty takes the answer back."""
+        if text == self.scene.message:
+            return
+        self.show(replace(self.scene, message=text))
+        if text:
+            self.set_timer(_MESSAGE_S, lambda: self._unsay(text))
+
+    # --- what the screens ask for ---------------------------------------------------------------
+
+    def open_request(self, row: RequestRow) -> None:
+        """Open the detail of a request."""
+        screen = DetailScreen(row, self._overview.table, is_ascii=self._is_ascii)
+        self.push_screen(screen, callback=lambda _: self.show(self.scene))
+        self.call_after_refresh(lambda: self.show(self.scene))
+
+    def copy_request(self, row: RequestRow) -> None:
+        """Put a request as JSON on the clipboard (OSC 52)."""
+        self.copy_to_clipboard(msgspec.json.encode(row).decode())
+        self.say(f"copied {row.external_id or row.request_id} as JSON")
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def action_freeze(self) -> None:
+        """Hold the screen, or let it go on."""
+        if self.scene.is_frozen:
+            self.action_live()
+        elif self._kept:
+            self._show_kept(len(self._kept) - 1)
+
+    def action_step(self, step: int) -> None:
+        """Step through the kept snapshots; the first step freezes."""
+        if not self._kept:
+            return
+        shown = self._shown_idx if self.scene.is_frozen else len(self._kept) - 1
+        self._show_kept(shown + step)
+
+    def action_live(self) -> None:
+        """Show the newest again."""
+        if self.scene.is_frozen:
+            snapshot = self._kept[-1]
+            self.show(replace(self.scene, snapshot=snapshot, is_frozen=False, behind_ns=0))
+
+    def action_window(self) -> None:
+        """Take the next window."""
+        window_ns = _after(WINDOWS_NS, self.scene.window_ns, 1, wraps=True)
+        self._set_pace(replace(self.scene, window_ns=window_ns))
+
+    def action_rate(self, step: int) -> None:
+        """Repaint more or less often."""
+        refresh_hz = _after(REFRESH_RATES_HZ, self.scene.refresh_hz, step, wraps=False)
+        self._set_pace(replace(self.scene, refresh_hz=refresh_hz))
+
+    def action_unit(self) -> None:
+        """Take the other unit."""
+        self.show(replace(self.scene, unit="ms" if self.scene.unit == "%" else "%"))
+
+    def action_engine(self) -> None:
+        """Show the next engine."""
+        if self.scene.num_engines > 1:
+            index = (self.scene.engine_idx + 1) % self.scene.num_engines
+            self.show(replace(self.scene, engine_idx=index))
+
+    def action_theme(self) -> None:
+        """Take the other theme."""
+        self.theme = DARK.name if self.theme == LIGHT.name else LIGHT.name
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(HelpScreen(is_ascii=self._is_ascii), lambda _: self.show(self.scene))
+
+    def action_export(self) -> None:
+        """Write this screen as SVG and its snapshot as JSON into the current folder."""
+        snapshot = self.scene.snapshot
+        if snapshot is None:
+            self.say("nothing to export yet")
+            return
+        name = f"inferscope-{(snapshot.real_ns or snapshot.mono_ns) // 1_000_000}"
+        drawing = self.export_screenshot(title="InferScope")
+        self.run_worker(lambda: self._write(name, drawing, snapshot), thread=True)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """List every key by name, for the palette."""
+        yield SystemCommand("Freeze", "Hold the screen, or let it go on", self.action_freeze)
+        yield SystemCommand("Live", "Show the newest again", self.action_live)
+        yield SystemCommand("Window", "10 s, 60 s, 5 min", self.action_window)
+        yield SystemCommand("Unit", "% or ms", self.action_unit)
+        yield SystemCommand("Theme", "Dark or light", self.action_theme)
+        yield SystemCommand("Export", "Screen as SVG, snapshot as JSON", self.action_export)
+        yield SystemCommand("Help", "All keys, and how numbers are made", self.action_help)
+        yield SystemCommand("Quit", "Leave the server as it is", self.exit)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _post(self, message: Message) -> None:
+        self.post_message(message)
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        if len(self._kept) == self._kept.maxlen:
+            self._drop_oldest()
+        self._kept.append(snapshot)
+        self._num_kept_rows += _num_rows(snapshot)
+        while self._num_kept_rows > _KEPT_ROWS and len(self._kept) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._num_kept_rows -= _num_rows(self._kept.popleft())
+        self._shown_idx = max(self._shown_idx - 1, 0)
+
+    def _show_kept(self, index: int) -> None:
+        self._shown_idx = max(min(index, len(self._kept) - 1), 0)
+        snapshot = self._kept[self._shown_idx]
+        behind_ns = self._kept[-1].mono_ns - snapshot.mono_ns
+        self.show(
+            replace(self.scene, snapshot=snapshot, is_frozen=True, behind_ns=max(behind_ns, 0))
+        )
+
+    def _set_pace(self, scene: Scene) -> None:
+        self._feed.set_pace(window_ns=scene.window_ns, refresh_hz=scene.refresh_hz)
+        self.show(scene)
+
+    def _unsay(self, text: str) -> None:
+        if self.scene.message == text:
+            self.say("")
+
+    def _write(self, name: str, drawing: str, snapshot: Snapshot) -> None:
+        try:
+            Path(f"{name}.svg").write_text(drawing, encoding="utf-8")
+            Path(f"{name}.json").write_bytes(to_json(snapshot))
+        except OSError as error:
+            self.call_from_thread(self.say, f"cannot export here: {error}")
+            return
+        self.call_from_thread(self.say, f"wrote {name}.svg and {name}.json")
+
+
+def _num_rows(snapshot: Snapshot) -> int:
+    return sum(len(view.requests) for view in snapshot.engines)
+
+
+def _after(choices: tuple[Number, ...], present: Number, step: int, *, wraps: bool) -> Number:
+    nearest = min(range(len(choices)), key=lambda i: abs(choices[i] - present))
+    index = nearest + step
+    index = index % len(choices) if wraps else max(min(index, len(choices) - 1), 0)
+    return choices[index]

@@ -1,0 +1,116 @@
+"""The first line: who is observed, how current this is, and what InferScope owns up to."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.lines import DOT, TRIANGLE, Line, Role, Span, fit_line, spread, width_of
+from inferscope.tui.plots import UNKNOWN, clock, count, duration, plain, share
+from inferscope.tui.scene import Scene
+from inferscope.tui.words import window_words
+
+_NARROW = 100
+
+
+def header(scene: Scene, width: int) -> Line:
+    """Draw the header in exactly `width` cells; names give way to confessions."""
+    right = _right(scene, is_narrow=width < _NARROW)
+    left: list[Span] = [(" InferScope", "title")]
+    view = scene.view
+    if view is None:
+        if scene.title:
+            left.append((f"  {plain(scene.title)}", "dim"))
+        return spread(tuple(left), right, width)
+    optional: list[Span] = [
+        (f"  {plain(view.model) or UNKNOWN}", "strong"),
+        (f"  {plain(f'{view.engine} {view.version}'.strip())}", "body"),
+        (f" pid {_pids(view)}", "dim"),
+        (f"  {plain(view.device) or UNKNOWN}", "body"),
+    ]
+    if scene.num_engines > 1:
+        index = scene.engine_idx % scene.num_engines + 1
+        optional.insert(1, (f"  engine {index}/{scene.num_engines}", "dim"))
+    room = width - width_of(right) - len(" InferScope") - 1
+    for text, role in optional:
+        if len(text) > room:
+            continue
+        left.append((text, role))
+        room -= len(text)
+    return spread(tuple(left), right, width)
+
+
+def status_line(scene: Scene, width: int) -> Line:
+    """Draw the one line of a tiny screen."""
+    view = scene.view
+    if view is None:
+        return fit_line(_state(scene), width)
+    counts = f" run {view.num_running} wait {view.num_waiting}"
+    return spread(((counts, "body"),), _state(scene), width)
+
+
+def confessions(scene: Scene) -> list[str]:
+    """List what makes this screen less than the whole truth."""
+    view, snapshot = scene.view, scene.snapshot
+    said: list[str] = []
+    if scene.failure:
+        said.append("no new data")
+    if view is None or snapshot is None:
+        return said
+    health = view.health
+    if not view.is_alive or health.probe_state == "lost":
+        said.append("engine lost")
+    elif health.probe_state not in ("on", ""):
+        said.append(f"probe {health.probe_state.replace('_', ' ')}")
+    if health.num_lost:
+        said.append(f"{count(health.num_lost)} records lost")
+    if health.num_unjoined:
+        said.append(f"{count(health.num_unjoined)} unjoined")
+    num_late = sum(row.joined_late and row.state != "done" for row in view.requests)
+    if num_late:
+        said.append(f"{num_late} joined late")
+    return said
+
+
+def _right(scene: Scene, *, is_narrow: bool) -> Line:
+    spans: list[Span] = []
+    view = scene.view
+    said = confessions(scene)
+    if said:
+        spans.append((f"{TRIANGLE} {said[0] if is_narrow else ', '.join(said)}  ", "alarm"))
+    if view is not None and view.is_synthetic:
+        spans.append(("synthetic  ", "strong"))
+    spans += _state(scene)
+    window = window_words(scene.window_ns)
+    if is_narrow:
+        spans.append((f"win {window} ", "dim"))
+        return tuple(spans)
+    probe = share(view.health.probe_share) if view else UNKNOWN
+    real_ns = scene.snapshot.real_ns if scene.snapshot else 0
+    spans.append((f"{scene.refresh_hz:g} Hz  win {window}  probe {probe}  ", "dim"))
+    spans.append((f"{clock(real_ns)} ", "body"))
+    return tuple(spans)
+
+
+def _state(scene: Scene) -> Line:
+    if scene.is_frozen:
+        behind = f" -{duration(scene.behind_ns)}" if scene.behind_ns else ""
+        return ((f"‖ frozen{behind}  ", "strong"),)
+    if scene.snapshot is None:
+        return (("○ waiting  ", "dim"),)
+    mode = scene.snapshot.mode
+    mark, role = _MODES.get(mode, ("○", "body"))
+    return ((f"{mark} {mode}  ", role),)
+
+
+_MODES: dict[str, tuple[str, Role]] = {
+    "live": (DOT, "strong"),
+    "paused": ("‖", "strong"),
+    "replay": ("▸", "strong"),
+    "ended": ("○", "dim"),
+}
+
+
+def _pids(view: EngineView) -> str:
+    if not view.pids:
+        return UNKNOWN
+    more = f"+{len(view.pids) - 1}" if len(view.pids) > 1 else ""
+    return f"{view.pids[0]}{more}"

@@ -1,0 +1,108 @@
+"""The keys of the screens: what the footer shows, what the help explains."""
+
+from __future__ import annotations
+
+from inferscope.tui.lines import Line, Span, fit_line
+
+Key = tuple[str, str]
+
+OVERVIEW_KEYS: tuple[Key, ...] = (
+    ("Enter", "detail"),
+    ("/", "filter"),
+    ("s", "sort"),
+    ("Space", "freeze"),
+    ("w", "window"),
+    ("u", "unit"),
+    ("z", "zoom"),
+    ("e", "export"),
+    (":", "palette"),
+)
+FROZEN_KEYS: tuple[Key, ...] = (
+    ("[ ]", "step"),
+    ("End", "live"),
+    ("Enter", "detail"),
+    ("/", "filter"),
+    ("s", "sort"),
+    ("e", "export"),
+)
+DETAIL_KEYS: tuple[Key, ...] = (
+    ("Esc", "back"),
+    ("← →", "prev/next request"),
+    ("Space", "freeze"),
+    ("y", "copy JSON"),
+    ("e", "export"),
+)
+LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
+
+HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
+    (
+        "Move",
+        (
+            ("↑ ↓  j k", "a request up or down; PgUp PgDn, g G for the ends"),
+            ("Enter", "where this request's time went"),
+            ("Esc", "back; ends a zoom or a filter"),
+            ("← →  h l", "in the detail: the request before, after"),
+            ("Tab", "next panel; z zooms it"),
+        ),
+    ),
+    (
+        "Look",
+        (
+            ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
+            ("s S", "sort by the next column, reverse; or click a heading"),
+            ("w", "window of all numbers: 10 s, 60 s, 5 min"),
+            ("u", "the other unit: % or ms"),
+            ("z", "the focused panel alone, and back"),
+            ("n", "next engine, where there are several"),
+            ("t", "dark or light"),
+        ),
+    ),
+    (
+        "Time",
+        (
+            ("Space", "freeze the screen; collecting goes on"),
+            ("[ ]  End", "step back and forth through what was kept; live again"),
+            ("+ -", "repaint rate: 1, 2, 4, 10 Hz"),
+        ),
+    ),
+    (
+        "Take away",
+        (
+            ("e", "this screen as SVG and its snapshot as JSON, here"),
+            ("y", "the request as JSON, to the clipboard"),
+            (": ctrl+p", "every command by name"),
+            ("q ctrl+q", "quit; the observed server notices nothing"),
+        ),
+    ),
+)
+
+METHODS: tuple[str, ...] = (
+    "measured     TTFT, TBT, E2E, queue, steps, tokens, KV: counted or timed",
+    "apportioned  prefill and decode time: a request's share of its steps",
+    "modelled     co-batched and interference: what a step takes without them",
+)
+
+
+def footer(keys: tuple[Key, ...], width: int) -> Line:
+    """Draw as many keys as fit; help and quit always do."""
+    last = _spans(LAST_KEYS)
+    room = width - _width(last) - 1
+    spans: list[Span] = [(" ", "body")]
+    for key in keys:
+        more = _spans((key,))
+        if _width(more) > room:
+            break
+        spans += more
+        room -= _width(more)
+    return fit_line((*spans, *last), width)
+
+
+def _spans(keys: tuple[Key, ...]) -> list[Span]:
+    spans: list[Span] = []
+    for key, meaning in keys:
+        spans += [(key, "key"), (f" {meaning}  ", "dim")]
+    return spans
+
+
+def _width(spans: list[Span]) -> int:
+    return sum(len(text) for text, _ in spans)

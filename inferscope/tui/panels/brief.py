@@ -1,0 +1,65 @@
+"""The overview of a narrow or low screen: two columns without frames, six rows."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.lines import Line, Span, beside, fit_line, rule, width_of
+from inferscope.tui.panels.kv import kv_share
+from inferscope.tui.panels.levels import LEVELS, level_cells
+from inferscope.tui.panels.phases import Unit, phase_lines
+from inferscope.tui.panels.throughput import rate_now
+from inferscope.tui.plots import fit, per_second, share, sparkline
+from inferscope.tui.words import has_gpu, window_words
+
+HEIGHT = 7
+
+
+def brief(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
+    """Draw phases, levels, the engine's counts and the token rates in `HEIGHT` rows."""
+    left_width = width // 2
+    right_width = width - left_width
+    word = "GPU time" if has_gpu(view) else "Device time"
+    left = [
+        rule(f"{word} {window_words(view.window_ns)}", left_width),
+        *[_indented(line, left_width) for line in phase_lines(view, left_width - 2, unit=unit)],
+    ]
+    right = [_level_rule(right_width)]
+    for name, level_unit, field in LEVELS:
+        cells = level_cells(getattr(view, field), level_unit, width=7)
+        line: Line = (
+            (f" {name:6}", "strong"),
+            (f"{level_unit:<3}", "dim"),
+            *[(fit(cell, 8, align="right"), "body") for cell in cells],
+        )
+        right.append(fit_line(line, right_width))
+    counts = f" run {view.num_running}  wait {view.num_waiting}  held {view.num_held}"
+    right.append(
+        fit_line(((counts, "body"), (f"  KV {share(kv_share(view))}", "body")), right_width)
+    )
+    lines = [*beside([left, right]), _rates(view, width)]
+    return [fit_line(line, width) for line in lines[:height]]
+
+
+def _rates(view: EngineView, width: int) -> Line:
+    series = view.series
+    prefill = f" prefill {per_second(rate_now(series.prefill_tok_s)):>5}/s "
+    decode = f"  decode {per_second(rate_now(series.decode_tok_s)):>5}/s "
+    chart = max((width - len(prefill) - len(decode) - 1) // 2, 0)
+    return (
+        (prefill, "body"),
+        (sparkline(series.prefill_tok_s, chart), "prefill"),
+        (decode, "body"),
+        (sparkline(series.decode_tok_s, chart), "decode"),
+    )
+
+
+def _level_rule(width: int) -> Line:
+    spans: list[Span] = [("─", "border"), (" Latency", "title")]
+    for name in ("p50", "p95", "p99"):
+        spans += [(" ───", "border"), (f" {name}", "dim")]
+    rest = width - width_of(tuple(spans)) - 1
+    return (*spans, (" " + "─" * max(rest, 0), "border"))
+
+
+def _indented(line: Line, width: int) -> Line:
+    return fit_line(((" ", "body"), *line), width)

@@ -1,0 +1,93 @@
+"""The engine now: what runs, what waits, what is full, and what the scheduler is bound by."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.lines import Line, Role, frame
+from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
+from inferscope.tui.words import BINDINGS
+
+_HEAD = 36
+_KV_FULL = 0.95
+
+
+def kv_share(view: EngineView) -> float | None:
+    """Give the used part of the KV blocks, unknown where the engine does not say how many."""
+    return view.blocks_used / view.blocks_total if view.blocks_total else None
+
+
+def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
+    """Draw the scheduler's numbers, the batch and KV bars, and what the model is off by."""
+    inner = width - 4
+    batch = view.num_running / view.max_running if view.max_running else None
+    used = kv_share(view)
+    tokens = view.blocks_total * view.block_tokens
+    cached = view.blocks_cached / view.blocks_total if view.blocks_total else None
+    batch_text = f"{view.num_running} / {view.max_running or UNKNOWN} sequences"
+    kv_text = f"{share(used)} of {count(tokens or None)} tokens"
+    lines: list[Line] = [
+        _counts(view),
+        _gauge("batch", batch_text, batch, inner),
+        _gauge("KV", kv_text, used, inner, cached=cached, alarms=(used or 0) > _KV_FULL),
+        _gauge(
+            "prefix", f"{share(view.cached_share)} of prompt tokens", view.cached_share, inner
+        ),
+        _gauge("mixed", f"{share(view.mixed_share)} of steps", view.mixed_share, inner),
+        _said("bound by", f"{view.binding or UNKNOWN}: {BINDINGS.get(view.binding, '?')}"
+              if view.binding else UNKNOWN, view.binding not in ("", "none")),
+        _said("model", _residual(view), False),
+    ]  # fmt: skip
+    return frame("Engine / KV", lines, width, height, note=f"{view.num_finished} finished")
+
+
+def _counts(view: EngineView) -> Line:
+    counts = (
+        ("running", str(view.num_running), False),
+        ("waiting", str(view.num_waiting), False),
+        ("held", str(view.num_held), view.num_held > 0),
+        ("preempted", count(view.num_preemptions), False),
+        ("done", f"{per_second(view.finished_s)}/s", False),
+    )
+    spans: list[tuple[str, Role]] = []
+    for name, value, alarms in counts:
+        spans.append((f"{name} ", "dim"))
+        spans.append((value, "alarm" if alarms else "strong"))
+        spans.append(("  ", "body"))
+    return tuple(spans[:-1])
+
+
+def _gauge(
+    name: str,
+    text: str,
+    value: float | None,
+    width: int,
+    *,
+    cached: float | None = None,
+    alarms: bool = False,
+) -> Line:
+    """Draw a bar on its track; what is cached and can be evicted follows what is used."""
+    head: Line = ((f"{name:9}", "dim"), (fit(text, _HEAD - 9), "alarm" if alarms else "body"))
+    if value is None:
+        return head
+    room = width - _HEAD
+    if not cached:
+        return (*head, (bar(value, room), "gauge"))
+    used_cells, cached_cells = split_bar((value, cached), room)
+    rest = room - len(used_cells) - len(cached_cells)
+    return (
+        *head,
+        (used_cells, "gauge"),
+        (cached_cells.replace("█", "▒"), "gauge"),
+        (" " * rest, "gauge"),
+    )
+
+
+def _said(name: str, text: str, alarms: bool) -> Line:
+    return ((f"{name:9}", "dim"), (text, "alarm" if alarms else "body"))
+
+
+def _residual(view: EngineView) -> str:
+    if view.model_residual is None:
+        return f"{UNKNOWN}" + (f" ({view.model_source})" if view.model_source else "")
+    source = f", from {view.model_source}" if view.model_source else ""
+    return f"steps {100 * view.model_residual:+.1f}% against the cost model{source}"

@@ -1,0 +1,97 @@
+"""Where the device's wall time went: rows that sum to 100 %."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.lines import DIAMOND, DOT, Line, Role, frame
+from inferscope.tui.plots import bar, closed, fit, milliseconds, sparkline
+from inferscope.tui.words import has_gpu, window_words
+
+Unit = Literal["%", "ms"]
+
+_WITH_SUM, _WITH_WORDS = 44, 66
+
+_ROWS: tuple[tuple[str, str, Role, tuple[str, ...]], ...] = (
+    (DIAMOND, "prefill", "prefill", ("prefill",)),
+    (DOT, "decode", "decode", ("decode",)),
+    (" ", "other", "bar", ("padding", "unattributed", "foreign")),
+    (" ", "host gap", "bar", ("idle_host_gap",)),
+    (" ", "no work", "bar", ("idle_no_work",)),
+)
+
+
+class PhaseRow(NamedTuple):
+    """One row of device time."""
+
+    mark: str
+    name: str
+    role: Role
+    device_ns: int | None
+    """None where no source says."""
+    tenths: int
+    """Of a per cent, rounded so that all rows sum to 1000."""
+
+
+def phase_rows(view: EngineView) -> list[PhaseRow]:
+    """Fold the device seconds of the window into the five rows of the screen."""
+    sums: list[int | None] = []
+    for _, _, _, sources in _ROWS:
+        known = [view.device_ns[source] for source in sources if source in view.device_ns]
+        sums.append(sum(known) if known else None)
+    tenths = closed([value or 0 for value in sums], 1000)
+    return [
+        PhaseRow(mark, name, role, value, tenth)
+        for (mark, name, role, _), value, tenth in zip(_ROWS, sums, tenths, strict=True)
+    ]
+
+
+def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]:
+    """Draw the five rows as bars of one scale."""
+    lines: list[Line] = []
+    for row in phase_rows(view):
+        if row.device_ns is None or not sum(view.device_ns.values()):
+            number, length = "-", None
+        elif unit == "%":
+            number, length = f"{row.tenths / 10:.1f}%", row.tenths / 1000
+        else:
+            number, length = milliseconds(row.device_ns, width=7), row.tenths / 1000
+        head = f"{row.mark} {row.name:8}"
+        lines.append(
+            (
+                (head, "body" if row.role == "bar" else row.role),
+                (fit(number, 8, align="right"), "body"),
+                ("  ", "body"),
+                (bar(length, width - len(head) - 10), row.role),
+            )
+        )
+    return lines
+
+
+def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
+    """Draw device time by phase, the decode share over time, steps and the gaps between them."""
+    inner = width - 4
+    note = window_words(view.window_ns)
+    if unit == "ms":
+        note += ", ms"
+    elif width >= _WITH_SUM:
+        note += ", sums to 100%"
+    gap, step = view.host_gap, view.step
+    measures = (
+        f"gap {milliseconds(gap.p50_ns, width=5)}/{milliseconds(gap.p99_ns, width=5)}"
+        f"  step {milliseconds(step.p50_ns, width=5)}/{milliseconds(step.p99_ns, width=5)} ms"
+    )
+    if inner >= _WITH_WORDS:
+        measures = (
+            f"host gap p50 {milliseconds(gap.p50_ns)}  p99 {milliseconds(gap.p99_ns)} ms"
+            f"    step p50 {milliseconds(step.p50_ns)}  p99 {milliseconds(step.p99_ns)} ms"
+        )
+    lines = phase_lines(view, inner, unit=unit)
+    label = "decode share "
+    chart = sparkline(view.series.decode_share, inner - len(label), top=1.0)
+    lines.append(((label, "dim"), (chart, "decode")))
+    lines.append(((measures, "dim"),))
+    title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
+    foot = "" if inner >= _WITH_WORDS else "p50/p99"
+    return frame(title, lines, width, height, note=note, foot=foot)

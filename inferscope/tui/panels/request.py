@@ -1,0 +1,159 @@
+"""One request in full: where its time went, what it used, who it is."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView, RequestRow
+from inferscope.tui.lines import Line, Role, beside, fit_line, frame, rule
+from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
+from inferscope.tui.plots import (
+    UNKNOWN,
+    bar,
+    clock,
+    closed,
+    count,
+    duration,
+    fit,
+    milliseconds,
+    plain,
+    share,
+)
+from inferscope.tui.words import BAD_FINISHES, STATE_MARKS
+
+_FRAMED = 100
+_FOOT_HEIGHT = 7
+_NUM_CAUSES = 25
+
+
+def breadcrumb(row: RequestRow, width: int, *, arrived_real_ns: int, is_gone: bool) -> Line:
+    """Draw the line that says which request this is and where it stands."""
+    mark, role = STATE_MARKS.get(row.state, ("·", "body"))
+    state = f"{mark} {row.state}".strip()
+    if row.finish:
+        state = f"{state}: {row.finish}"
+        role = "alarm" if row.finish in BAD_FINISHES else "strong"
+    spans: list[tuple[str, Role]] = [
+        (" Requests ▸ ", "dim"),
+        (plain(row.external_id or row.request_id), "strong"),
+        (f"   {state}", role),
+        (f"   prompt {count(row.prompt_tokens)} ({count(row.cached_tokens)} cached)", "body"),
+        (f"   output {count(row.output_tokens)}", "body"),
+    ]
+    if row.joined_late:
+        spans.append(("   ▲ joined late", "alarm"))
+    if is_gone:
+        spans.append(("   left the screen's window", "dim"))
+    elif arrived_real_ns:
+        millis = arrived_real_ns // 1_000_000 % 1000
+        spans.append((f"   arrived {clock(arrived_real_ns)}.{millis:03d}", "dim"))
+    return fit_line(tuple(spans), width)
+
+
+def request_detail(row: RequestRow, view: EngineView, width: int, height: int) -> list[Line]:
+    """Draw the ledger up to the first token, the whole one below it, resources and identity."""
+    is_framed = width >= _FRAMED
+    foot = _FOOT_HEIGHT if is_framed else 2
+    chrome = 4 if is_framed else 3
+    room = height - foot - 2 * chrome
+    num_whole = len(in_life_order(row.ledger_ns, _NUM_CAUSES)) or 1
+    num_first = len(in_life_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
+    if num_first + num_whole > room:
+        num_first = max(min(num_first, room - num_whole, room // 2), min(3, num_first))
+        num_whole = max(min(num_whole, room - num_first), 1)
+    inner = width - 4 if is_framed else width - 2
+    is_over = row.state == "done"
+    first_ns = row.ttft_ns
+    if first_ns is None:
+        first_ns = row.age_ns if not is_over else None
+    first = waterfall(
+        row.ttft_ledger_ns, inner, num_first, total="first token", note=_first_note(row)
+    )
+    whole_ns = row.e2e_ns if is_over else row.age_ns
+    whole = waterfall(
+        row.ledger_ns, inner, num_whole,
+        total="last token" if is_over else "so far", note=_whole_note(row),
+    )  # fmt: skip
+    lines = [
+        *_block("To the first token", first, width, chrome + num_first,
+                equation(row.ttft_ledger_ns, first_ns, is_over=row.ttft_ns is not None)),
+        *_block("Latency ledger", whole, width, height - foot - chrome - num_first,
+                equation(row.ledger_ns, whole_ns, is_over=is_over)),
+    ]  # fmt: skip
+    if is_framed:
+        half = width // 2
+        resources = frame("Resources", _resources(row, view, half - 4), half, foot)
+        identity = frame("Identity", _identity(row, view), width - half, foot)
+        lines += beside([resources, identity])
+    else:
+        lines += [(), _summary(row)]
+    return [fit_line(line, width) for line in lines[:height]]
+
+
+def _block(title: str, lines: list[Line], width: int, height: int, note: str) -> list[Line]:
+    if width >= _FRAMED:
+        return frame(title, lines, width, height, note=note)
+    body: list[Line] = [(("  ", "body"), *line) for line in lines]
+    block = [rule(title, width, note=note), *body]
+    return (block + [()] * height)[:height]
+
+
+def _first_note(row: RequestRow) -> str:
+    return "TTFT" if row.ttft_ns is not None else "TTFT: not yet"
+
+
+def _whole_note(row: RequestRow) -> str:
+    tbt = f"TBT mean {milliseconds(row.tbt_mean_ns)}  p99 {milliseconds(row.tbt_p99_ns)} ms"
+    return f"{'E2E' if row.state == 'done' else 'age'}   {tbt}"
+
+
+def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
+    compute_ns = row.prefill_ns + row.decode_ns
+    tenths = closed([row.prefill_ns, row.decode_ns], round(compute_ns / 100_000))
+    largest = max(compute_ns, 1)
+    lines: list[Line] = []
+    rows: tuple[tuple[str, int, int, Role], ...] = (
+        ("prefill", row.prefill_ns, tenths[0], "prefill"),
+        ("decode", row.decode_ns, tenths[1], "decode"),
+    )
+    for name, value_ns, tenth, role in rows:
+        lines.append(
+            (
+                (f"{name:10}", "dim"),
+                (f"{tenth / 10:9.1f} ms  ", "body"),
+                (bar(value_ns / largest, width - 24), role),
+            )
+        )
+    blocks = UNKNOWN
+    if row.prompt_tokens is not None and view.block_tokens:
+        blocks = count(-(-(row.prompt_tokens + row.output_tokens) // view.block_tokens))
+    held = "" if row.state == "done" else f"   KV about {blocks} blocks"
+    interfered = UNKNOWN if row.interference_share is None else share(row.interference_share)
+    lines += [
+        (("compute   ", "dim"), (f"{sum(tenths) / 10:9.1f} ms", "strong"),
+         ("  apportioned over its steps", "dim")),
+        (("interfered", "dim"), (f"{interfered:>9}", "body"), ("  of its life", "dim")),
+        (("preempted ", "dim"),
+         (f"{row.num_preemptions:>9}", "alarm" if row.num_preemptions else "body"),
+         (f"  times{held}", "dim")),
+    ]  # fmt: skip
+    return lines
+
+
+def _identity(row: RequestRow, view: EngineView) -> list[Line]:
+    timed = "device clock" if view.clock == "device" else "host clock, launch to outputs ready"
+    return [
+        (("request   ", "dim"), (plain(row.request_id), "body")),
+        (("external  ", "dim"), (plain(row.external_id or UNKNOWN), "body")),
+        (("engine    ", "dim"), (plain(view.engine_id), "body")),
+        (("age       ", "dim"), (duration(row.age_ns), "body")),
+        (("timed by  ", "dim"), (timed, "body")),
+    ]
+
+
+def _summary(row: RequestRow) -> Line:
+    compute_ns = row.prefill_ns + row.decode_ns
+    tenths = closed([row.prefill_ns, row.decode_ns], round(compute_ns / 100_000))
+    text = (
+        f" compute {tenths[0] / 10:.1f} prefill + {tenths[1] / 10:.1f} decode"
+        f" = {sum(tenths) / 10:.1f} ms   preempted {row.num_preemptions}"
+    )
+    return ((fit(text, len(text)), "body"),)

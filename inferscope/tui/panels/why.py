@@ -1,0 +1,105 @@
+"""The one sentence above the footer: the largest current problem and its evidence, or nothing."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.panels.kv import kv_share
+from inferscope.tui.plots import count, duration, share
+from inferscope.tui.words import CAUSE_MEANINGS
+
+_LARGE_SHARE = 0.10
+"""Of latency or of device time: below it nothing is worth a sentence."""
+_LARGE_RESIDUAL = 0.25
+
+
+def largest_problem(view: EngineView) -> str:
+    """Name the largest current problem with its evidence; empty when all is well.
+
+    In the order of harm: an engine that is gone, work lost to preemption, requests that wait for a
+    named resource, then latency and device time that nobody chose to spend.
+    """
+    for rule in (_gone, _preempted, _waiting, _latency, _host_gap, _model):
+        sentence = rule(view)
+        if sentence:
+            return sentence
+    return ""
+
+
+def _gone(view: EngineView) -> str:
+    if view.is_alive and view.health.probe_state != "lost":
+        return ""
+    return f"{view.engine or 'The engine'} went silent; what you see is its last word."
+
+
+def _preempted(view: EngineView) -> str:
+    lost_ns = view.ledger_ns.get("preempted", 0) + view.ledger_ns.get("recompute", 0)
+    whole_ns = sum(view.ledger_ns.values())
+    part = lost_ns / whole_ns if whole_ns else 0.0
+    if view.num_held:
+        noun = "request is" if view.num_held == 1 else "requests are"
+        times = "preemption" if view.num_preemptions == 1 else "preemptions"
+        return (
+            f"{view.num_held} {noun} preempted and waiting for KV blocks"
+            f" (KV {share(kv_share(view))} used, {count(view.num_preemptions)} {times} so far)."
+        )
+    if part > _LARGE_SHARE / 2:
+        return f"{share(part)} of latency is preemption: KV blocks ran out and work was redone."
+    return ""
+
+
+def _waiting(view: EngineView) -> str:
+    if not view.num_waiting or view.binding in ("", "none"):
+        return ""
+    noun = "request waits" if view.num_waiting == 1 else "requests wait"
+    waits = [row.age_ns for row in view.requests if row.state == "waiting"]
+    oldest = f", oldest {duration(max(waits))}" if waits else ""
+    match view.binding:
+        case "blocks":
+            cause = f"for KV blocks: {share(kv_share(view))} of them are used"
+        case "slots":
+            cause = f"for a slot: {view.num_running} of {view.max_running or '-'} are taken"
+        case "budget":
+            cause = f"for the token budget of a step ({count(view.token_budget or None)} tokens)"
+        case other:
+            cause = f"for {other}"
+    return f"{view.num_waiting} {noun} {cause}{oldest}."
+
+
+def _latency(view: EngineView) -> str:
+    whole_ns = sum(view.ledger_ns.values())
+    if not whole_ns:
+        return ""
+    spent = view.ledger_ns
+    unwanted = {
+        "interference": spent.get("decode_interference", 0) + spent.get("prefill_interference", 0),
+        **{cause: spent.get(cause, 0) for cause in ("queue", "cpu_gap", "slowdown", "cold_start")},
+    }
+    cause, cause_ns = max(unwanted.items(), key=lambda item: item[1])
+    part = cause_ns / whole_ns
+    if part < _LARGE_SHARE:
+        return ""
+    if cause == "interference":
+        mixed = f" ({share(view.mixed_share)} of steps held both)" if view.mixed_share else ""
+        return f"{share(part)} of latency is interference between prefill and decode{mixed}."
+    if cause == "queue":
+        p95 = duration(view.queue.p95_ns)
+        return f"{share(part)} of latency is queue: requests wait to be admitted (p95 {p95})."
+    return f"{share(part)} of latency is {cause}: {CAUSE_MEANINGS[cause]}."
+
+
+def _host_gap(view: EngineView) -> str:
+    whole_ns = sum(view.device_ns.values())
+    part = view.device_ns.get("idle_host_gap", 0) / whole_ns if whole_ns else 0.0
+    if part < _LARGE_SHARE:
+        return ""
+    gap = duration(view.host_gap.p50_ns)
+    return f"The device idles {share(part)} of the time while requests run (host gap p50 {gap})."
+
+
+def _model(view: EngineView) -> str:
+    if view.model_residual is None or abs(view.model_residual) < _LARGE_RESIDUAL:
+        return ""
+    return (
+        f"Steps take {100 * view.model_residual:+.0f}% against the cost model"
+        f" ({view.model_source}): shares of mixed steps are rough."
+    )

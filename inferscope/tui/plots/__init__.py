@@ -1,0 +1,37 @@
+"""Pure plots: numbers in, lines of text of an exact width out. Nothing here knows a terminal."""
+
+from inferscope.tui.plots.bars import bar, offset_bar, split_bar
+from inferscope.tui.plots.charts import columns, resample, sparkline
+from inferscope.tui.plots.numbers import (
+    UNKNOWN,
+    clock,
+    closed,
+    count,
+    duration,
+    milliseconds,
+    per_second,
+    seconds,
+    share,
+)
+from inferscope.tui.plots.text import fit, plain, to_ascii
+
+__all__ = [
+    "UNKNOWN",
+    "bar",
+    "clock",
+    "closed",
+    "columns",
+    "count",
+    "duration",
+    "fit",
+    "milliseconds",
+    "offset_bar",
+    "per_second",
+    "plain",
+    "resample",
+    "seconds",
+    "share",
+    "sparkline",
+    "split_bar",
+    "to_ascii",
+]

@@ -1,0 +1,69 @@
+"""Text that is safe and exact in a grid of cells: one character, one cell.
+
+Ids and model names come from users. A wide or a control character in one would shift every column
+to its right, or worse; `plain` replaces them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+from typing import Literal
+
+Align = Literal["left", "right"]
+
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("█▉▊▇▆", "#"),
+        **dict.fromkeys("▋▌▍▅▄▓", "="),
+        **dict.fromkeys("▎▏▃▂▒", "-"),
+        **dict.fromkeys("▁░", "."),
+        **dict.fromkeys("╭╮╰╯┬┴├┤┼", "+"),
+        **dict.fromkeys("─━—–−", "-"),
+        **dict.fromkeys("│┃", "|"),
+        "▲": "!",
+        "◆": "+",
+        **dict.fromkeys("▸→", ">"),
+        **dict.fromkeys("←", "<"),
+        **dict.fromkeys("▼", "v"),
+        **dict.fromkeys("●•", "*"),
+        **dict.fromkeys("○", "o"),
+        **dict.fromkeys("·…", "."),
+        **dict.fromkeys("×", "x"),
+        **dict.fromkeys("µ", "u"),
+        **dict.fromkeys("±", "~"),
+        "‖": "=",
+        "✓": "v",
+        "✗": "x",
+    }
+)
+
+
+def to_ascii(text: str) -> str:
+    """Map blocks and lines to `#=-.` and the like, cell by cell; what is left becomes `?`."""
+    text = text.translate(_ASCII)
+    return text if text.isascii() else "".join(c if c.isascii() else "?" for c in text)
+
+
+@lru_cache(maxsize=8192)
+def plain(text: str) -> str:
+    """Replace everything that is not exactly one visible cell by `?`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c
+        if c.isprintable()
+        and unicodedata.east_asian_width(c) not in "WF"
+        and unicodedata.category(c) not in ("Mn", "Me", "Cf")
+        else "?"
+        for c in text
+    )
+
+
+def fit(text: str, width: int, *, align: Align = "left") -> str:
+    """Pad or cut to exactly `width` cells; a cut shows as `…`."""
+    if width <= 0:
+        return ""
+    if len(text) > width:
+        return text[: width - 1] + "…"
+    return text.rjust(width) if align == "right" else text.ljust(width)

@@ -1,0 +1,349 @@
+"""The table of requests: thousands of rows, of which only the visible ones cost anything.
+
+A frame sorts by heap just the rows in sight (and a margin), once a second all of them; it formats
+the rows in sight and repaints those whose text changed. The cursor stays on its request, not on
+its line.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from inferscope.collector.snapshot import RequestRow
+from inferscope.tui.canvas import Painter, styles_of
+from inferscope.tui.columns import (
+    Column,
+    column_at,
+    columns_for,
+    heading_line,
+    order_rows,
+    row_line,
+)
+from inferscope.tui.filters import EVERYTHING, Filter
+from inferscope.tui.lines import Line, fit_line, frame, rule
+from inferscope.tui.panels.phases import Unit
+from inferscope.tui.plots import count
+from inferscope.tui.scene import Scene
+
+_MARGIN = 20
+_FULL_SORT_NS = 1_000_000_000
+_FRAMED = 100
+"""From this width on the table has a frame."""
+
+
+class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
+    """A table over a tuple of rows and an order of their indices."""
+
+    DEFAULT_CSS = "RequestTable { height: 1fr; width: 1fr; scrollbar-size: 0 0; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("home,g", "edge(-1)", "first", show=False),
+        Binding("G", "edge(1)", "last", show=False),
+        Binding("enter", "open", "detail", show=False),
+    ]
+
+    class Opened(Message):
+        """The user wants to see one request."""
+
+        def __init__(self, row: RequestRow) -> None:
+            """Name the request."""
+            super().__init__()
+            self.row = row
+
+    def __init__(self, *, is_ascii: bool, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._is_ascii = is_ascii
+        self._painter = Painter()
+        self._scene = Scene()
+        self._rows: tuple[RequestRow, ...] = ()
+        self._order: list[int] = []
+        self._num_sorted = 0
+        self._sorted_at_ns: int | None = None
+        self._cursor = 0
+        self._cursor_id: str | None = None
+        self.filter: Filter = EVERYTHING
+        self.sort_name = "p99"
+        self.is_reversed = True
+
+    # --- what it shows --------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that this width has room for."""
+        return columns_for(self.size.width)
+
+    @property
+    def cursor_row(self) -> RequestRow | None:
+        """The request under the cursor."""
+        if not self._order:
+            return None
+        return self._rows[self._order[min(self._cursor, len(self._order) - 1)]]
+
+    @property
+    def ids_in_sight(self) -> list[str]:
+        """The requests on screen, from the top."""
+        top = self.scroll_offset.y
+        seen = self._order[top : top + self._num_visible]
+        return [self._rows[i].request_id for i in seen]
+
+    def neighbour(self, request_id: str, step: int) -> RequestRow | None:
+        """Give the request `step` lines from another one and move the cursor there."""
+        self._sort_first(len(self._order))
+        for i, index in enumerate(self._order):
+            if self._rows[index].request_id == request_id:
+                self._move_to(i + step)
+                return self.cursor_row
+        return self.cursor_row
+
+    def show(self, scene: Scene) -> None:
+        """Take the rows of a scene."""
+        view = scene.view
+        mono_ns = scene.snapshot.mono_ns if scene.snapshot else 0
+        is_due = self._sorted_at_ns is None or not 0 <= mono_ns - self._sorted_at_ns < _FULL_SORT_NS
+        self._scene = scene
+        self._rows = view.requests if view is not None else ()
+        was_in_sight = self._is_in_sight(self._cursor)
+        self._reorder(is_full=is_due)
+        self._follow(keep_in_sight=was_in_sight)
+        self._paint()
+
+    def set_filter(self, wanted: Filter) -> None:
+        """Show only the requests that match."""
+        self.filter = wanted
+        self._reorder(is_full=True)
+        self._follow(keep_in_sight=True)
+        self._paint()
+
+    def sort_by(self, name: str, *, is_reversed: bool) -> None:
+        """Order by a column."""
+        self.sort_name, self.is_reversed = name, is_reversed
+        self._reorder(is_full=True)
+        self._follow(keep_in_sight=True)
+        self._paint()
+
+    def sort_next(self) -> None:
+        """Order by the next column: numbers from the largest, words from the first."""
+        names = [column.name for column in self.columns]
+        i = names.index(self.sort_name) if self.sort_name in names else -1
+        column = self.columns[(i + 1) % len(names)]
+        self.sort_by(column.name, is_reversed=not column.is_text)
+
+    # --- actions --------------------------------------------------------------------------------
+
+    def action_move(self, step: int) -> None:
+        """Move the cursor by lines."""
+        self._move_to(self._cursor + step)
+
+    def action_page(self, step: int) -> None:
+        """Move the cursor by a page."""
+        self._move_to(self._cursor + step * max(self._num_visible - 1, 1))
+
+    def action_edge(self, end: int) -> None:
+        """Move the cursor to the first or the last line."""
+        self._move_to(0 if end < 0 else len(self._order) - 1)
+
+    def action_open(self) -> None:
+        """Ask for the request under the cursor."""
+        row = self.cursor_row
+        if row is not None:
+            self.post_message(self.Opened(row))
+
+    def on_click(self, event: events.Click) -> None:
+        """Sort by a heading, choose a row; a second click on it opens it."""
+        left, top, _ = self._chrome
+        line = event.y - top
+        if line == -1:
+            column = column_at(self.columns, self.size.width - 2 * left, event.x - left)
+            if column is not None:
+                same = column.name == self.sort_name
+                self.sort_by(
+                    column.name,
+                    is_reversed=not self.is_reversed if same else not column.is_text,
+                )
+        elif 0 <= line < self._num_visible:
+            target = line + self.scroll_offset.y
+            if target == self._cursor and event.chain > 1:
+                self.action_open()
+            elif target < len(self._order):
+                self._move_to(target)
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        self._paint()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Draw the rows that came into sight."""
+        super().watch_scroll_y(old_value, new_value)
+        self._paint()
+
+    def notify_style_update(self) -> None:
+        """Draw with the new theme."""
+        super().notify_style_update()
+        self._paint()
+
+    def render_line(self, y: int) -> Strip:
+        """Give one line of the last drawing."""
+        return self._painter.strip(y, self.size.width, styles_of(self.app)["body"])
+
+    # --- order ----------------------------------------------------------------------------------
+
+    @property
+    def _sort_column(self) -> Column:
+        for column in (*self.columns, *columns_for(200)):
+            if column.name == self.sort_name:
+                return column
+        return self.columns[0]
+
+    def _reorder(self, *, is_full: bool) -> None:
+        if self.filter.predicates:
+            matches = self.filter.matches
+            self._order = [i for i, row in enumerate(self._rows) if matches(row)]
+        else:
+            self._order = list(range(len(self._rows)))
+        self._num_sorted = 0
+        height = len(self._order) + sum(self._chrome[1:])
+        if self.virtual_size.height != height:
+            self.virtual_size = Size(self.size.width, height)
+        if is_full:
+            self._sort_first(len(self._order))
+            self._sorted_at_ns = self._scene.snapshot.mono_ns if self._scene.snapshot else None
+        else:
+            self._sort_first(self.scroll_offset.y + self._num_visible + _MARGIN)
+
+    def _sort_first(self, num: int) -> None:
+        num = min(num, len(self._order))
+        if num <= self._num_sorted:
+            return
+        first = order_rows(
+            self._rows, self._order, self._sort_column,
+            is_reversed=self.is_reversed, num_first=num,
+        )  # fmt: skip
+        if num < len(self._order):
+            chosen = set(first)
+            first += [i for i in self._order if i not in chosen]
+        self._order, self._num_sorted = first, num
+
+    # --- cursor and scrolling -------------------------------------------------------------------
+
+    @property
+    def _chrome(self) -> tuple[int, int, int]:
+        """Cells at either side, lines above the rows, lines below them."""
+        return (2, 2, 1) if self.size.width >= _FRAMED else (1, 2, 0)
+
+    @property
+    def _num_visible(self) -> int:
+        return max(self.size.height - sum(self._chrome[1:]), 0)
+
+    def _is_in_sight(self, i: int) -> bool:
+        return 0 <= i - self.scroll_offset.y < self._num_visible
+
+    def _follow(self, *, keep_in_sight: bool) -> None:
+        """Put the cursor back on its request; a cursor that was never moved stays at the top."""
+        if self._cursor_id is not None:
+            for i, index in enumerate(self._order):
+                if self._rows[index].request_id == self._cursor_id:
+                    if i >= self._num_sorted:
+                        self._sort_first(len(self._order))
+                        self._follow(keep_in_sight=keep_in_sight)
+                        return
+                    self._cursor = i
+                    break
+            else:
+                self._cursor = max(min(self._cursor, len(self._order) - 1), 0)
+                row = self.cursor_row
+                self._cursor_id = row.request_id if row is not None else None
+        if keep_in_sight:
+            self._bring_in_sight()
+
+    def _move_to(self, i: int) -> None:
+        if not self._order:
+            return
+        self._cursor = max(min(i, len(self._order) - 1), 0)
+        self._sort_first(self._cursor + self._num_visible + _MARGIN)
+        row = self.cursor_row
+        self._cursor_id = row.request_id if row is not None and self._cursor else None
+        self._bring_in_sight()
+        self._paint()
+
+    def _bring_in_sight(self) -> None:
+        top = self.scroll_offset.y
+        if self._cursor < top:
+            self.scroll_to(y=self._cursor, animate=False)
+        elif self._cursor >= top + self._num_visible > top:
+            self.scroll_to(y=self._cursor - self._num_visible + 1, animate=False)
+
+    # --- drawing --------------------------------------------------------------------------------
+
+    def _paint(self) -> None:
+        width, height = self.size
+        if not (width and height and self.is_mounted):
+            return
+        self._sort_first(self.scroll_offset.y + self._num_visible)
+        lines = self._draw(width, height)
+        styles = styles_of(self.app, has_focus=self.has_focus)
+        changed = self._painter.paint(lines, width, styles, is_ascii=self._is_ascii)
+        if changed:
+            self.refresh(*[Region(0, y, width, 1) for y in changed])
+
+    def _draw(self, width: int, height: int) -> list[Line]:
+        left, _, _ = self._chrome
+        inner = width - 2 * left
+        top = self.scroll_offset.y
+        seen = self._order[top : top + self._num_visible]
+        columns = self.columns
+        unit: Unit = "%" if self._scene.unit == "ms" else "ms"
+        body = [
+            heading_line(
+                columns, inner, unit=unit, sort=self.sort_name, is_reversed=self.is_reversed
+            ),
+            *[row_line(self._rows[i], columns, inner, unit=unit) for i in seen],
+        ]
+        if not seen:
+            body.append(((self._nothing(), "dim"),))
+        note, foot = self._note(), self._position(top, len(seen))
+        if left == 2:
+            lines = frame("Requests", body, width, height, note=note, foot=foot)
+        else:
+            lines = [
+                rule("Requests", width, note=note),
+                *[fit_line(((" ", "body"), *line), width) for line in body],
+            ]
+        cursor = self._cursor - top
+        if seen and 0 <= cursor < len(seen):
+            lines[2 + cursor] = _marked(lines[2 + cursor])
+        return lines[:height]
+
+    def _note(self) -> str:
+        view = self._scene.view
+        num = view.num_requests if view is not None else 0
+        heading = self._sort_column.heading.replace(" {unit}", "")
+        arrow = "▼" if self.is_reversed else "▲"
+        wanted = self.filter.text or "-"
+        return f"{count(num)} live  sort: {heading} {arrow}  filter: {wanted}"
+
+    def _position(self, top: int, num_seen: int) -> str:
+        num = len(self._order)
+        return f"{top + 1}-{top + num_seen} of {num}" if num > num_seen else ""
+
+    def _nothing(self) -> str:
+        if self.filter.predicates and self._rows:
+            return f"No request matches {self.filter.text}  (/ then Esc shows all)"
+        if self._scene.view is None:
+            return "Waiting for an engine."
+        return "No request yet: send one to the engine and it appears here."
+
+
+def _marked(line: Line) -> Line:
+    """Mark a line as the one under the cursor, by a sign and by its background."""
+    text, role = line[0]
+    return (("", "cursor"), (text[:-1] + "▸", role), *line[1:])

@@ -1,0 +1,96 @@
+"""One request: its ledger as a waterfall."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from inferscope.collector.snapshot import RequestRow
+from inferscope.tui.canvas import Canvas
+from inferscope.tui.header import header, status_line
+from inferscope.tui.keys import DETAIL_KEYS, footer
+from inferscope.tui.lines import Line, fit_line
+from inferscope.tui.panels.request import breadcrumb, request_detail
+from inferscope.tui.plots import plain
+from inferscope.tui.request_table import RequestTable
+from inferscope.tui.scene import Scene
+
+
+class DetailScreen(Screen[None]):
+    """Layout and keys of the detail. The request stays on screen after it has left the table."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter", "leave", "back", show=False),
+        Binding("left,h,k,up", "step(-1)", "previous request", show=False),
+        Binding("right,l,j,down", "step(1)", "next request", show=False),
+        Binding("y", "copy", "copy row", show=False),
+    ]
+
+    def __init__(self, row: RequestRow, table: RequestTable, *, is_ascii: bool) -> None:
+        super().__init__()
+        self.row = row
+        self._table = table
+        self._is_ascii = is_ascii
+        self._scene = Scene()
+        self._is_gone = False
+        self._canvases: list[Canvas] = []
+
+    def compose(self) -> ComposeResult:
+        """Lay out header, breadcrumb, the body and the keys."""
+        self._canvases = [
+            Canvas(self._header, is_ascii=self._is_ascii, id="header"),
+            Canvas(self._breadcrumb, is_ascii=self._is_ascii, id="breadcrumb"),
+            Canvas(self._body, is_ascii=self._is_ascii, id="body"),
+            Canvas(self._message, is_ascii=self._is_ascii, id="message"),
+            Canvas(self._footer, is_ascii=self._is_ascii, id="footer"),
+        ]
+        yield from self._canvases
+
+    def show(self, scene: Scene) -> None:
+        """Draw a scene, with the request as it is in it."""
+        self._scene = scene
+        rows = scene.view.requests if scene.view is not None else ()
+        for row in rows:
+            if row.request_id == self.row.request_id:
+                self.row, self._is_gone = row, False
+                break
+        else:
+            self._is_gone = True
+        for canvas in self._canvases:
+            canvas.show(scene)
+
+    def action_leave(self) -> None:
+        """Go back to the table."""
+        self.dismiss()
+
+    def action_step(self, step: int) -> None:
+        """Go to the request before or after, in the table's order."""
+        row = self._table.neighbour(self.row.request_id, step)
+        if row is not None:
+            self.row = row
+            self.show(self._scene)
+
+    def action_copy(self) -> None:
+        """Copy the request as JSON."""
+        self.app.copy_request(self.row)  # type: ignore[attr-defined]  # InferScopeApp imports us
+
+    def _header(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [status_line(scene, width) if width < 60 else header(scene, width)]
+
+    def _breadcrumb(self, scene: Scene, width: int, height: int) -> list[Line]:
+        arrived_ns = scene.arrived_real_ns(self.row)
+        return [breadcrumb(self.row, width, arrived_real_ns=arrived_ns, is_gone=self._is_gone)]
+
+    def _body(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if scene.view is None:
+            return []
+        return request_detail(self.row, scene.view, width, height)
+
+    def _message(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [fit_line(((f" {plain(scene.message)}", "strong"),), width)]
+
+    def _footer(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [footer(DETAIL_KEYS, width)]

@@ -1,0 +1,53 @@
+"""The help: every key, and how each number is made."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from inferscope.tui.canvas import Canvas
+from inferscope.tui.keys import HELP, METHODS
+from inferscope.tui.lines import Line, frame
+from inferscope.tui.scene import Scene
+
+
+def help_lines(scene: Scene, width: int, height: int) -> list[Line]:
+    """Draw the help in a frame; on a low screen the blank lines go first."""
+    blocks: list[list[Line]] = []
+    for title, keys in HELP:
+        head: Line = ((title, "title"),)
+        blocks.append(
+            [head, *[((f"  {key:10}", "key"), (meaning, "body")) for key, meaning in keys]]
+        )
+    methods: list[Line] = [((f"  {method}", "body"),) for method in METHODS]
+    blocks.append([(("How each number is made", "title"),), *methods])
+    num_lines = sum(len(block) for block in blocks)
+    if num_lines + len(blocks) - 1 > height - 2:
+        blocks = [block[1:] for block in blocks]
+        lines = [line for block in blocks for line in block]
+    else:
+        lines = [line for block in blocks for line in (*block, ())][:-1]
+    return frame("Help", lines, width, height, foot="Esc closes")
+
+
+class HelpScreen(ModalScreen[None]):
+    """Shows the help over whatever was there."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,m,q,enter,space", "leave", "close", show=False),
+    ]
+
+    def __init__(self, *, is_ascii: bool) -> None:
+        super().__init__()
+        self._is_ascii = is_ascii
+
+    def compose(self) -> ComposeResult:
+        """Lay out the one panel."""
+        yield Canvas(help_lines, is_ascii=self._is_ascii)
+
+    def action_leave(self) -> None:
+        """Close the help."""
+        self.dismiss()

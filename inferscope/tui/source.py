@@ -1,0 +1,93 @@
+"""Where the screen's snapshots come from, and the thread that fetches them.
+
+The thread owns the source: it alone calls it and closes it, so a source needs no lock and a slow
+one delays nothing but its own next snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from inferscope.collector.snapshot import Snapshot
+from inferscope.errors import InferScopeError
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+
+
+class SnapshotSource(Protocol):
+    """What the screen reads. A source may also have a `title`, shown until the first snapshot."""
+
+    def snapshot(self, window_ns: int) -> Snapshot | None:
+        """Give the present view over a window, None while there is nothing to show."""
+
+    def close(self) -> None:
+        """Let go of whatever is read."""
+
+
+class Feed:
+    """Fetches a snapshot at the repaint rate, on a thread of its own."""
+
+    def __init__(
+        self,
+        source: SnapshotSource,
+        *,
+        window_ns: int,
+        refresh_hz: float,
+        on_snapshot: Callable[[Snapshot], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """Prepare; `start` begins. The callbacks are called on the feed's thread."""
+        self._source = source
+        self._window_ns = window_ns
+        self._refresh_hz = refresh_hz
+        self._on_snapshot = on_snapshot
+        self._on_failure = on_failure
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        self._thread.start()
+
+    def set_pace(self, *, window_ns: int, refresh_hz: float) -> None:
+        """Change window and rate; the next snapshot comes at once."""
+        self._window_ns = window_ns
+        self._refresh_hz = refresh_hz
+        self._wake.set()
+
+    def stop(self, *, timeout_s: float = 2.0) -> None:
+        """Stop fetching and wait until the source is closed, up to a timeout."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                pause_s = self._fetch()
+                self._wake.wait(pause_s)
+                self._wake.clear()
+        finally:
+            self._source.close()
+
+    def _fetch(self) -> float:
+        """Fetch once; give the pause until the next time."""
+        try:
+            snapshot = self._source.snapshot(self._window_ns)
+        except InferScopeError as error:
+            self._on_failure(str(error))
+            return _RETRY_S
+        except Exception as error:  # the thread's top: the screen must say it, not die of it
+            logger.exception("cannot take a snapshot")
+            self._on_failure(f"{type(error).__name__}: {error}")
+            return _RETRY_S
+        if snapshot is not None:
+            self._on_snapshot(snapshot)
+        return 1.0 / self._refresh_hz

@@ -1,0 +1,79 @@
+"""What causes, phases and states are called and drawn as; the words are RECORDS.md's."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.lines import DIAMOND, DOT, TRIANGLE, Role
+
+CAUSE_MEANINGS: dict[str, str] = {
+    "upstream": "before it reached this server",
+    "frontend": "parse, template, tokenise",
+    "encode": "images and audio",
+    "queue": "waiting to be admitted",
+    "queue_idle": "waiting while the device idled",
+    "kv_load": "loading cached KV",
+    "prefill_own": "computing its own prompt",
+    "prefill_co_batched": "other prompts in the same steps",
+    "prefill_interference": "decodes in the same steps",
+    "decode_own": "what its tokens cost alone",
+    "decode_co_batched": "price of batching decodes",
+    "decode_interference": "prefills in the same steps",
+    "draft": "speculative drafts",
+    "rank_wait": "waiting for the slowest rank",
+    "slowdown": "steps slower than their model",
+    "cold_start": "first use of a shape, compilation",
+    "cpu_gap": "scheduler and host between steps",
+    "not_scheduled": "running, but not in the step",
+    "preempted": "evicted, waiting to resume",
+    "recompute": "tokens computed again",
+    "kv_transfer": "KV moving between workers",
+    "paused": "engine paused",
+    "engine_lost": "engine gone",
+    "output": "sampling, detokenise, send",
+    "delivery": "to the client's socket",
+}
+
+_ALARMING = frozenset({"slowdown", "preempted", "recompute", "engine_lost", "not_scheduled"})
+
+STATE_MARKS: dict[str, tuple[str, Role]] = {
+    "arriving": ("·", "dim"),
+    "waiting": ("○", "body"),
+    "prefill": (DIAMOND, "prefill"),
+    "decode": (DOT, "decode"),
+    "held": (TRIANGLE, "alarm"),
+    "done": (" ", "dim"),
+}
+
+BAD_FINISHES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost"})
+
+BINDINGS: dict[str, str] = {
+    "none": "nothing holds it back",
+    "slots": "all sequence slots taken",
+    "blocks": "no free KV blocks",
+    "budget": "token budget of a step used up",
+}
+
+
+def cause_role(cause: str) -> Role:
+    """Give the colour of a cause: that of its phase, or alarm for work lost."""
+    if cause in _ALARMING:
+        return "alarm"
+    if cause.startswith("prefill"):
+        return "prefill"
+    if cause.startswith("decode") or cause == "draft":
+        return "decode"
+    return "bar"
+
+
+def has_gpu(view: EngineView) -> bool:
+    """Tell whether the device may be called a GPU."""
+    device = view.device.lower()
+    return bool(device) and "cpu" not in device
+
+
+def window_words(window_ns: int) -> str:
+    """Name a window: `10 s`, `60 s`, `5 min`."""
+    window_s = round(window_ns / 1e9)
+    if window_s > 60 and window_s % 60 == 0:
+        return f"{window_s // 60} min"
+    return f"{window_s} s"

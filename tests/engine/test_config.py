@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferscope.engine.config import EngineOptions, Llama3Rope, read_checkpoint_config
+from inferscope.errors import BadInput
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    return folder
+
+
+def test_llama_config_is_read(tmp_path: Path) -> None:
+    config = read_checkpoint_config(write(tmp_path))
+    assert (config.num_layers, config.hidden, config.ffn, config.vocab) == (2, 64, 128, 512)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.eos_token_ids, config.dtype, config.is_tied) == ((2,), "bfloat16", False)
+
+
+def test_generation_config_adds_end_tokens(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert read_checkpoint_config(write(tmp_path)).eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "is_scaled"),
+    [
+        ({"rope_theta": 5e5}, 5e5, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, False),
+        ({"rope_theta": 5e5, "rope_scaling": SCALING}, 5e5, True),
+        ({"rope_parameters": {**SCALING, "rope_theta": 5e5}}, 5e5, True),
+        ({"rope_scaling": None}, 1e4, False),
+    ],
+)
+def test_rope_is_read_from_old_and_new_keys(
+    tmp_path: Path, changes: dict[str, Any], theta: float, is_scaled: bool
+) -> None:
+    config = read_checkpoint_config(write(tmp_path, **changes))
+    assert config.rope_theta == theta
+    scaling = Llama3Rope(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=256
+    )
+    assert config.rope_scaling == (scaling if is_scaled else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None}, "no architecture"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope scaling"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_key_value_heads": 3}, "key/value heads"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        read_checkpoint_config(write(tmp_path, **changes))
+
+
+def test_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        read_checkpoint_config(tmp_path)
+
+
+def test_broken_config_is_said_to_be_broken(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadInput, match="cannot read"):
+        read_checkpoint_config(tmp_path)
+
+
+def test_config_without_a_size_is_said_to_lack_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in LLAMA.items() if key != "vocab_size"})
+    )
+    with pytest.raises(BadInput, match="lacks 'vocab_size'"):
+        read_checkpoint_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"token_budget": 0}, {"num_blocks": 0}, {"dtype": "int3"}, {"max_running": -1}]
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=next(iter(options))):
+        EngineOptions(**options)

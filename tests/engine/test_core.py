@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from inferscope.engine import BadRequest, Engine, Output, QueueFull, Sampling
+from inferscope.errors import InferScopeError
+from inferscope.probe import Probe
+from inferscope.records import DECODE, RECOMPUTED
+from tests.engine.checkpoints import prompts
+
+Build = Callable[..., Engine]
+
+
+class Spy(Probe):
+    """Remembers every call, in order, with the step's or the request's number first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, dict[str, Any]]] = []
+        self.on = True
+
+    def queued(self, request_id: str, **told: Any) -> Any:
+        index = sum(name == "queued" for name, _, _ in self.calls)
+        self._note("queued", index, {"request_id": request_id, **told})
+        return index
+
+    def admitted(self, index: int, **told: Any) -> None:
+        self._note("admitted", index, told)
+
+    def preempted(self, index: int, **told: Any) -> None:
+        self._note("preempted", index, told)
+
+    def resumed(self, index: int, **told: Any) -> None:
+        self._note("resumed", index, told)
+
+    def finished(self, index: int, reason: str, **told: Any) -> None:
+        self._note("finished", index, {"reason": reason, **told})
+
+    def plan(self, step: int, **told: Any) -> None:
+        self._note("plan", step, told)
+
+    def start(self, step: int, **told: Any) -> None:
+        self._note("start", step, told)
+
+    def stop(self, step: int, **told: Any) -> None:
+        self._note("stop", step, told)
+
+    def slices(self, step: int, **told: Any) -> None:
+        self._note("slices", step, told)
+
+    def emitted(self, requests: Any, tokens: Any, *, step: int = -1) -> None:
+        self._note("emitted", step, {"requests": requests, "tokens": tokens})
+
+    def of(self, name: str) -> list[tuple[int, dict[str, Any]]]:
+        return [(number, told) for called, number, told in self.calls if called == name]
+
+    def finishes(self) -> list[tuple[int, str]]:
+        return [(index, told["reason"]) for index, told in self.of("finished")]
+
+    def _note(self, name: str, number: int, told: dict[str, Any]) -> None:
+        self.calls.append((name, number, told))
+
+
+@contextmanager
+def running(engine: Engine, deliver: Callable[[list[Output]], None]) -> Iterator[None]:
+    engine.start(deliver)
+    try:
+        yield
+    finally:
+        engine.close()
+
+
+def drain(engine: Engine) -> list[Output]:
+    outputs: list[Output] = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_records_account_for_every_token(tiny_engine: Build, is_tight: bool) -> None:
+    pool = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23} if is_tight else {}
+    engine = tiny_engine(**pool)
+    engine.probe = spy = Spy()
+    for prompt in prompts(12, vocab=512):
+        engine.submit(prompt, Sampling(max_tokens=20))
+    requests = {output.request.index: output.request for output in drain(engine)}
+
+    computed = dict.fromkeys(requests, 0)
+    recomputed = dict.fromkeys(requests, 0)
+    sampled = dict.fromkeys(requests, 0)
+    for _, told in spy.of("slices"):
+        columns = (told["requests"], told["tokens"], told["flags"], told["sampled"])
+        for index, num_tokens, flags, rows in zip(*columns, strict=True):
+            computed[index] += num_tokens
+            recomputed[index] += num_tokens if flags & RECOMPUTED else 0
+            sampled[index] += rows
+    emitted = dict.fromkeys(requests, 0)
+    for _, told in spy.of("emitted"):
+        for index, num in zip(told["requests"], told["tokens"], strict=True):
+            emitted[index] += num
+    for index, request in requests.items():
+        assert request.num_output == 20 == sampled[index] == emitted[index]
+        assert request.recomputed_tokens == recomputed[index]
+        owed = request.num_prompt + request.num_output - 1
+        assert computed[index] == owed - request.cached_tokens + recomputed[index]
+    assert sorted(spy.finishes()) == [(index, "length") for index in sorted(requests)]
+    assert any(recomputed.values()) == is_tight
+    assert bool(spy.of("preempted")) == is_tight
+    assert len(spy.of("preempted")) == len(spy.of("resumed"))
+    assert engine.pool.num_used == 0
+
+
+def test_step_is_told_in_the_order_a_probe_expects(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    engine.generate([[1, 2, 3]], Sampling(max_tokens=2))
+    assert [(name, number) for name, number, _ in spy.calls] == [
+        ("queued", 0),
+        ("admitted", 0),
+        ("plan", 0),
+        ("start", 0),
+        ("stop", 0),
+        ("slices", 0),
+        ("emitted", 0),
+        ("plan", 1),
+        ("start", 1),
+        ("stop", 1),
+        ("slices", 1),
+        ("emitted", 1),
+        ("finished", 0),
+    ]
+    assert spy.of("slices")[1][1]["phases"] == (DECODE,)
+    assert [told["cold"] for _, told in spy.of("start")] == [True, True]
+
+
+def test_step_of_a_known_size_is_not_cold(tiny_engine: Build) -> None:
+    engine = tiny_engine(prefix_cache=False)
+    engine.probe = spy = Spy()
+    for _ in range(2):
+        engine.generate([[1, 2, 3]], Sampling(max_tokens=2))
+    assert [told["cold"] for _, told in spy.of("start")] == [True, True, False, False]
+
+
+def test_stop_token_ends_the_output(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    (output,) = engine.generate([[1, 2, 3]], Sampling(max_tokens=4))
+    engine.submit([1, 2, 3], Sampling(max_tokens=4, stop_token_ids=(output[0],)))
+    (last,) = drain(engine)
+    assert (last.tokens, last.finish) == (output[:1], "stop")
+
+
+def test_output_ends_where_the_model_does(tiny_engine: Build) -> None:
+    engine = tiny_engine(max_model_tokens=10)
+    (output,) = engine.generate([[1] * 7], Sampling(max_tokens=50))
+    assert len(output) == 3
+
+
+def test_sampled_output_depends_on_its_seed_alone(tiny_engine: Build) -> None:
+    sampling = Sampling(max_tokens=8, temperature=1.0, seed=5)
+    (alone,) = tiny_engine().generate([[1, 2, 3]], sampling)
+    engine = tiny_engine(token_budget=7)
+    beside = engine.generate([[9] * 30, [1, 2, 3], [4, 5]], sampling)
+    assert beside[1] == alone
+    assert beside[2] != alone
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [([], "empty"), ([1] * 2048, "2048 tokens"), ([512], "0 to 511"), ([-1], "0 to 511")],
+)
+def test_prompt_that_cannot_be_served_is_rejected(
+    tiny_engine: Build, prompt: list[int], words: str
+) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    with pytest.raises(BadRequest, match=words):
+        engine.submit(prompt)
+    assert drain(engine) == []
+    assert spy.finishes() == [(0, "rejected")]
+
+
+def test_prompt_larger_than_the_pool_is_rejected(tiny_engine: Build) -> None:
+    engine = tiny_engine(num_blocks=2)
+    with pytest.raises(BadRequest, match="num_blocks"):
+        engine.submit([1] * 32)
+    assert len(engine.generate([[1] * 31], Sampling(max_tokens=9))[0]) == 1
+
+
+def test_full_queue_rejects(tiny_engine: Build) -> None:
+    engine = tiny_engine(max_waiting=2)
+    engine.probe = spy = Spy()
+    for _ in range(2):
+        engine.submit([1])
+    with pytest.raises(QueueFull):
+        engine.submit([1])
+    drain(engine)
+    assert sorted(spy.finishes()) == [(0, "length"), (1, "length"), (2, "rejected")]
+    engine.submit([1])
+
+
+def test_request_id_in_use_is_rejected_until_it_is_free(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    engine.submit([1], request_id="mine")
+    with pytest.raises(BadRequest, match="mine"):
+        engine.submit([1], request_id="mine")
+    drain(engine)
+    assert spy.finishes() == [(0, "length")]
+    assert engine.submit([1], request_id="mine") == "mine"
+
+
+def test_cancelled_request_ends_once_wherever_it_is(tiny_engine: Build) -> None:
+    engine = tiny_engine(max_running=1)
+    engine.probe = spy = Spy()
+    active, queued = (engine.submit([1, 2], Sampling(max_tokens=50)) for _ in range(2))
+    engine.step()
+    for request_id in (active, queued, active, "unknown"):
+        engine.cancel(request_id)
+    outputs = drain(engine)
+    assert [output.finish for output in outputs] == ["client_cancel", "client_cancel"]
+    assert spy.finishes() == [(0, "client_cancel"), (1, "client_cancel")]
+    assert engine.pool.num_used == 0
+
+
+def test_loop_serves_submissions_from_many_threads(tiny_engine: Build) -> None:
+    engine = tiny_engine(max_running=4)
+    finished: list[str] = []
+    all_done = threading.Event()
+
+    def deliver(outputs: list[Output]) -> None:
+        finished.extend(output.request.request_id for output in outputs if output.finish)
+        if len(finished) == 20:
+            all_done.set()
+
+    def submit(number: int) -> None:
+        for idx in range(5):
+            engine.submit([number + 1, idx + 1], Sampling(max_tokens=3))
+
+    with running(engine, deliver):
+        threads = [threading.Thread(target=submit, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all_done.wait(10)
+    assert len(set(finished)) == 20
+    with pytest.raises(InferScopeError, match="closed"):
+        engine.submit([1])
+
+
+def test_step_of_64_decodes_costs_little_beside_the_forward_pass(tiny_engine: Build) -> None:
+    engine = tiny_engine(token_budget=1024, prefix_cache=False)
+    execute, forward_ns = engine._runner.execute, 0
+
+    def timed(batch: Any) -> list[int]:
+        nonlocal forward_ns
+        start_ns = time.perf_counter_ns()
+        tokens = execute(batch)
+        forward_ns = time.perf_counter_ns() - start_ns
+        return tokens
+
+    engine._runner.execute = timed  # type: ignore[method-assign]
+    for idx in range(64):
+        engine.submit([idx, 1, 2], Sampling(max_tokens=100))
+    engine.step()
+    host_ns = []
+    for _ in range(50):
+        start_ns = time.perf_counter_ns()
+        engine.step()
+        host_ns.append(time.perf_counter_ns() - start_ns - forward_ns)
+    # Twice the budget: a shared runner is not the machine that it was set on.
+    assert min(host_ns) < 600_000
+
+
+def test_idle_loop_sleeps(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    with running(engine, lambda outputs: None):
+        before_s = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - before_s < 0.1
+
+
+def test_closing_aborts_what_is_unfinished(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    outputs: list[Output] = []
+    started = threading.Event()
+
+    def deliver(step_outputs: list[Output]) -> None:
+        outputs.extend(step_outputs)
+        started.set()
+
+    with running(engine, deliver):
+        engine.submit([1, 2], Sampling(max_tokens=2000))
+        assert started.wait(10)
+    engine.close()
+    assert outputs[-1].finish == "server_abort"
+    assert spy.finishes() == [(0, "server_abort")]
+    assert engine.pool.num_used == 0
+
+
+def test_failing_step_ends_every_request_and_says_so(
+    tiny_engine: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    ended = threading.Event()
+
+    def deliver(outputs: list[Output]) -> None:
+        if outputs and outputs[0].finish == "error":
+            ended.set()
+
+    engine.scheduler.advance = None  # type: ignore[assignment, method-assign]
+    with running(engine, deliver):
+        engine.submit([1, 2])
+        assert ended.wait(10)
+        with pytest.raises(InferScopeError, match="stopped"):
+            engine.submit([1])
+    assert spy.finishes() == [(0, "error")]
+    assert "loop failed" in caplog.text

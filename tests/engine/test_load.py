@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine.tokenizer import ByteTokenizer
+from inferscope.errors import BadInput
+from inferscope.probe import EngineInfo, Probe
+
+
+def test_random_engine_generates_the_same_twice() -> None:
+    outputs = [
+        load_engine("random:tiny", EngineOptions(dtype="float32", seed=3)).generate(
+            [[1, 2, 3]], Sampling(max_tokens=5)
+        )
+        for _ in range(2)
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0][0]) == 5
+
+
+def test_probe_is_opened_with_the_engine_described() -> None:
+    seen: list[EngineInfo] = []
+
+    def open_probe(info: EngineInfo) -> Probe:
+        seen.append(info)
+        return Probe.disabled()
+
+    load_engine(
+        "random:tiny", EngineOptions(num_blocks=10, dtype="bfloat16"), open_probe=open_probe
+    )
+    (info,) = seen
+    assert (info.engine, info.model, info.num_blocks) == ("inferscope", "random:tiny", 10)
+    assert info.shape is not None
+    assert (info.shape.num_layers, info.shape.weight_bits, info.shape.tied) == (2, 16, True)
+
+
+@pytest.mark.parametrize("name", ["random:nothing", "no/such/folder", "gpt-17"])
+def test_name_that_is_no_model_is_refused(name: str) -> None:
+    with pytest.raises(BadInput):
+        load_engine(name)
+
+
+def test_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="not a checkpoint"):
+        load_engine(str(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(BadInput, match=device):
+        load_engine("random:tiny", EngineOptions(device=device))
+
+
+def test_small_vocabulary_is_written_in_bytes() -> None:
+    assert isinstance(load_tokenizer("random:tiny"), ByteTokenizer)
+
+
+def test_builtin_model_writes_python() -> None:
+    engine, tokenizer = load_engine("builtin"), load_tokenizer("builtin")
+    prompt = tokenizer.encode("class Reader:\n    def __init__(self")
+    (output,) = engine.generate([prompt], Sampling(max_tokens=24))
+    assert tokenizer.decode(prompt) == "class Reader:\n    def __init__(self"
+    assert "self" in tokenizer.decode(output)
+
+
+def test_random_model_borrows_the_builtin_tokenizer() -> None:
+    borrowed = load_tokenizer("random:llama-8b")
+    assert borrowed.num_tokens == load_tokenizer("builtin").num_tokens == 1024

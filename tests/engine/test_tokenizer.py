@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, TextStream
+from inferscope.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def file_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 5, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    inner.save(str(path))
+    return FileTokenizer(path)
+
+
+TEXT = st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]))
+
+
+@given(text=TEXT)
+def test_bytes_come_back_as_text(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_text_comes_back_from_a_file_tokenizer(file_tokenizer: FileTokenizer) -> None:
+    text = "the fox über 犬 🦊"
+    ids = file_tokenizer.encode(text)
+    assert file_tokenizer.decode(ids) == text
+    assert max(ids) < file_tokenizer.num_tokens
+
+
+@given(text=TEXT, width=st.integers(1, 3))
+def test_stream_emits_whole_characters_and_all_of_them(text: str, width: int) -> None:
+    ids = ByteTokenizer().encode(text)
+    stream = TextStream(ByteTokenizer())
+    pieces = [stream.push(ids[i : i + width]) for i in range(0, len(ids), width)]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + stream.finish() == text
+
+
+def test_stream_of_a_file_tokenizer_emits_whole_characters(file_tokenizer: FileTokenizer) -> None:
+    stream = TextStream(file_tokenizer)
+    pieces = [stream.push([token]) for token in file_tokenizer.encode("a 🦊 b")]
+    assert "".join(pieces) == "a 🦊 b"
+    assert "🦊" in "".join(pieces).split()
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_stream_gives_up_on_bytes_that_are_no_character() -> None:
+    stream = TextStream(ByteTokenizer())
+    pieces = [stream.push([0xFF]) for _ in range(20)]
+    assert "".join(pieces) + stream.finish() == "\ufffd" * 20
+    assert any(pieces)
+
+
+def test_stream_finishes_with_half_a_character() -> None:
+    stream = TextStream(ByteTokenizer())
+    assert stream.push("é".encode()[:1]) == ""
+    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""
+
+
+def test_special_tokens_are_not_text(file_tokenizer: FileTokenizer) -> None:
+    assert file_tokenizer.encode("<|end|>") == [0]
+    assert file_tokenizer.decode([0]) == ""
+
+
+def test_ids_beyond_the_vocabulary_are_folded_into_it(file_tokenizer: FileTokenizer) -> None:
+    assert file_tokenizer.decode([5 + file_tokenizer.num_tokens]) == file_tokenizer.decode([5])
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not exist"):
+        FileTokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match="cannot read"):
+        FileTokenizer(tmp_path / "tokenizer.json")

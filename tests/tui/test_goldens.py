@@ -1,0 +1,110 @@
+"""Pictures of the screen as text, for review in a diff.
+
+`INFERSCOPE_UPDATE_GOLDEN=1` writes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.tui.live_screen import assert_golden, play, screen
+from tests.tui.scenes import moving_snapshot, with_requests
+
+WIDE, NARROW = (120, 40), (80, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "keys", "options"),
+    [
+        ("overview_120x40", WIDE, [], {}),
+        ("overview_80x24", NARROW, [], {}),
+        ("overview_160x50", (160, 50), [], {}),
+        ("overview_50x14", (50, 14), [], {}),
+        ("overview_ascii_120x40", WIDE, [], {"ascii": True}),
+        ("overview_ms_120x40", WIDE, ["u"], {}),
+        ("detail_120x40", WIDE, ["S", "enter"], {}),
+        ("detail_done_120x40", WIDE, ["slash", *"7f3a", "enter", "enter"], {}),
+        ("detail_80x24", NARROW, ["enter"], {}),
+        ("help_80x24", NARROW, ["question_mark"], {}),
+        ("filter_120x40", WIDE, ["slash", *"p99>", "3", "0"], {}),
+        ("empty_120x40", WIDE, [], {"is_empty": True}),
+    ],
+)
+def test_the_screen_looks_like_its_golden(
+    name: str, size: tuple[int, int], keys: Sequence[str], options: dict[str, bool]
+) -> None:
+    async def scenario() -> None:
+        async with screen(size=size, **options) as running:
+            await running.press(*keys)
+            assert all(len(line) == size[0] for line in running.lines)
+            if options.get("ascii"):
+                assert running.text.isascii()
+            assert_golden(name, running.text)
+
+    play(scenario)
+
+
+def test_no_request_yet_is_said_in_words() -> None:
+    async def scenario() -> None:
+        async with screen(with_requests(moving_snapshot(), ())) as running:
+            assert "No request yet: send one to the engine" in running.text
+
+    play(scenario)
+
+
+def test_the_rows_on_screen_sum_to_a_hundred_per_cent() -> None:
+    async def scenario() -> None:
+        async with screen() as running:
+            shares = [
+                float(line[14:21].strip(" %"))
+                for line in running.lines
+                if line[4:12].strip() in ("prefill", "decode", "other", "host gap", "no work")
+            ]
+            assert len(shares) == 5
+            assert sum(shares) == pytest.approx(100.0)
+
+    play(scenario)
+
+
+def test_light_and_dark_differ_in_colour_and_not_in_text() -> None:
+    async def scenario() -> None:
+        async with screen() as running:
+            dark, drawing = running.text, running.app.export_screenshot()
+            await running.press("t")
+            assert running.app.theme == "inferscope-light"
+            assert running.text == dark
+            light = running.app.export_screenshot()
+            for colour in ("#e8a33d", "#58a6e8", "#0f1318"):
+                assert colour in drawing
+                assert colour not in light
+            await running.press("t")
+            assert running.app.theme == "inferscope-dark"
+
+    play(scenario)
+
+
+def test_no_color_leaves_only_greys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario() -> None:
+        async with screen() as running:
+            drawing = running.app.export_screenshot()
+            assert "#e8a33d" not in drawing
+            assert "◆ prefill" in running.text
+
+    play(scenario)
+
+
+def test_an_engine_that_is_gone_is_said_on_screen() -> None:
+    snapshot = moving_snapshot()
+    gone = replace(snapshot.engines[0], is_alive=False)
+
+    async def scenario() -> None:
+        async with screen(replace(snapshot, engines=(gone,))) as running:
+            assert "▲ engine lost" in running.lines[0]
+            assert "went silent" in running.text
+
+    play(scenario)

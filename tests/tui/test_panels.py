@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from inferscope.collector.snapshot import NO_QUANTILES, EngineView, Health, Series
+from inferscope.records import CAUSES, DEVICE_SECONDS
+from inferscope.tui import panels
+from inferscope.tui.header import confessions, header
+from inferscope.tui.lines import text_of, width_of
+from inferscope.tui.panels.causes import cause_rows
+from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
+from inferscope.tui.panels.phases import phase_rows
+from inferscope.tui.panels.request import request_detail
+from inferscope.tui.scene import Scene
+from inferscope.tui.words import CAUSE_MEANINGS
+from tests.tui.scenes import MS, engine_view, moving_snapshot, requests, with_view
+
+ALL = [
+    panels.device_time,
+    panels.service_levels,
+    panels.causes,
+    panels.tokens_per_second,
+    panels.engine_and_kv,
+]
+
+
+def empty_view() -> EngineView:
+    """An engine of which nothing is known yet."""
+    return replace(
+        engine_view(),
+        device="", model="", version="", pids=(), window_ns=0, device_ns={},
+        ttft=NO_QUANTILES, tbt=NO_QUANTILES, e2e=NO_QUANTILES, queue=NO_QUANTILES,
+        step=NO_QUANTILES, host_gap=NO_QUANTILES, ledger_ns={}, prefill_tok_s=None,
+        decode_tok_s=None, finished_s=None, blocks_used=0, blocks_cached=0, blocks_total=0,
+        block_tokens=0, max_running=0, cached_share=None, mixed_share=None, model_residual=None,
+        model_source="", series=Series((), (), (), (), (), (), (), (), ()), requests=(),
+        num_requests=0, num_running=0, num_waiting=0, num_held=0, num_preemptions=0,
+        health=Health("on", None, 0, 0, 0, 0, 0, ""),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [engine_view(), empty_view()], ids=["busy", "empty"])
+@pytest.mark.parametrize("width", [30, 36, 44, 58, 60, 90, 160])
+@pytest.mark.parametrize("height", [5, 9, 14])
+def test_panels_fill_exactly_their_size(view: EngineView, width: int, height: int) -> None:
+    for panel in ALL:
+        lines = panel(view, width, height)
+        assert [width_of(line) for line in lines] == [width] * height, panel.__name__
+        assert all(text_of(line).isprintable() for line in lines)
+    for line in panels.brief(view, max(width, 60), 7):
+        assert width_of(line) == max(width, 60)
+
+
+def test_phases_sum_to_a_hundred_per_cent() -> None:
+    assert sum(row.tenths for row in phase_rows(engine_view())) == 1000
+
+
+def test_every_device_second_and_cause_has_a_place() -> None:
+    view = replace(engine_view(), device_ns=dict.fromkeys(DEVICE_SECONDS, 7 * MS))
+    assert sum(row.device_ns or 0 for row in phase_rows(view)) == 7 * len(DEVICE_SECONDS) * MS
+    assert set(CAUSE_MEANINGS) == set(CAUSES)
+
+
+def test_a_source_that_is_absent_is_unknown() -> None:
+    view = replace(engine_view(), device_ns={"prefill": 3 * MS, "decode": 1 * MS})
+    rows = {row.name: row.device_ns for row in phase_rows(view)}
+    assert rows == {
+        "prefill": 3 * MS, "decode": 1 * MS, "other": None, "host gap": None, "no work": None,
+    }  # fmt: skip
+    assert "host gap       -" in text_of(panels.device_time(view, 44, 9)[4])
+
+
+def test_only_a_gpu_is_called_one() -> None:
+    def title(device: str) -> str:
+        return text_of(panels.device_time(replace(engine_view(), device=device), 44, 9)[0])
+
+    assert "GPU time" in title("NVIDIA H200")
+    assert "Device time" in title("cpu")
+    assert "Device time" in title("")
+
+
+def test_the_rest_of_the_causes_closes_the_sum() -> None:
+    ledger_ns = engine_view().ledger_ns
+    rows = cause_rows(ledger_ns, 5)
+    assert len(rows) == 5
+    assert sum(cause_ns for _, cause_ns, _ in rows) == sum(ledger_ns.values())
+    assert sum(tenths for _, _, tenths in rows) == 1000
+
+
+@pytest.mark.parametrize("row", requests(), ids=lambda row: row.external_id)
+def test_printed_ledger_rows_add_up_to_the_printed_sum(row) -> None:  # type: ignore[no-untyped-def]
+    lines = [
+        text_of(line) for line in waterfall(row.ledger_ns, 116, 25, total="last token", note="")
+    ]
+    tenths = [round(float(line[22:31]) * 10) for line in lines[1:-1]]
+    assert sum(tenths) == round(float(lines[-1][22:31]) * 10)
+    shares = [round(float(line[31:39].strip(" %")) * 10) for line in lines[1:-1]]
+    assert sum(shares) == 1000
+
+
+def test_each_bar_starts_where_the_one_before_ended() -> None:
+    lines = waterfall({"queue": 25 * MS, "decode_own": 75 * MS}, 62, 9, total="", note="")
+    first, second = (text_of(line)[42:] for line in lines[1:3])
+    assert first == "█████".ljust(20)
+    assert second == "     " + "█" * 15
+
+
+def test_the_ledger_is_in_the_order_of_life_and_merges_its_smallest_rows() -> None:
+    ledger_ns = {"delivery": 1, "queue": 5, "decode_own": 9, "frontend": 2, "new_cause": 3}
+    assert [cause for cause, _ in in_life_order(ledger_ns, 9)] == [
+        "frontend", "queue", "decode_own", "delivery", "new_cause",
+    ]  # fmt: skip
+    assert in_life_order(ledger_ns, 3) == [("queue", 5), ("decode_own", 9), ("smaller causes", 6)]
+
+
+def test_the_header_of_a_ledger_owns_up_to_a_residual() -> None:
+    ledger_ns = {"queue": 3_295 * MS}
+    assert equation(ledger_ns, 3_295 * MS, is_over=True) == "3295.0 ms = sum of rows"
+    assert equation(ledger_ns, 3_296 * MS, is_over=True) == (
+        "3296.0 ms = 3295.0 in rows + 1.0 residual"
+    )
+    assert "1.0 not booked yet" in equation(ledger_ns, 3_296 * MS, is_over=False)
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 20), (60, 12), (160, 50)])
+def test_the_detail_fills_exactly_its_size(size: tuple[int, int]) -> None:
+    width, height = size
+    for row in requests():
+        lines = request_detail(row, engine_view(), width, height)
+        assert all(width_of(line) == width for line in lines)
+        assert len(lines) <= height
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"is_alive": False}, "vLLM went silent"),
+        ({"num_held": 2}, "2 requests are preempted"),
+        ({"num_waiting": 4, "binding": "blocks"}, "4 requests wait for KV blocks: 61.0%"),
+        ({"num_waiting": 1, "binding": "slots"}, "1 request waits for a slot: 31 of 256"),
+        ({"num_waiting": 1, "binding": "budget"}, "token budget of a step (2048 tokens)"),
+        ({"num_waiting": 4, "binding": "none"}, ""),
+        (
+            {"ledger_ns": {"decode_interference": 30 * MS, "decode_own": 70 * MS}},
+            "30.0% of latency is interference",
+        ),
+        ({"ledger_ns": {"queue": 50 * MS, "decode_own": 50 * MS}}, "50.0% of latency is queue"),
+        ({"ledger_ns": {"cpu_gap": 50 * MS, "decode_own": 50 * MS}}, "is cpu_gap: scheduler"),
+        ({"device_ns": {"decode": 70 * MS, "idle_host_gap": 30 * MS}}, "idles 30.0% of the time"),
+        ({"model_residual": 0.5}, "+50% against the cost model"),
+    ],
+)
+def test_the_why_line_names_the_largest_problem_or_is_silent(
+    changes: dict[str, object], said: str
+) -> None:
+    healthy = replace(
+        engine_view(), num_held=0, num_waiting=0, ledger_ns={"decode_own": MS}, requests=()
+    )
+    sentence = panels.largest_problem(replace(healthy, **changes))  # type: ignore[arg-type]
+    assert said in sentence
+    assert bool(said) == bool(sentence)
+
+
+def test_the_header_owns_up() -> None:
+    health = Health("lost", 0.004, 9, 12, 0, 3, 0, "")
+    late = (replace(requests()[0], joined_late=True),)
+    snapshot = with_view(
+        moving_snapshot(), health=health, is_synthetic=True, requests=late, is_alive=False
+    )
+    scene = Scene(snapshot=snapshot)
+    assert confessions(scene) == ["engine lost", "12 records lost", "3 unjoined", "1 joined late"]
+    for width in (40, 60, 80, 100, 120, 200):
+        assert width_of(header(scene, width)) == width
+    assert "synthetic" in text_of(header(scene, 120))
+    assert "▲ engine lost" in text_of(header(scene, 80))
+
+
+def test_the_header_cuts_names_before_facts() -> None:
+    snapshot = with_view(moving_snapshot(), model="a-very-long-model-name" * 9, device="cpu")
+    text = text_of(header(Scene(snapshot=snapshot), 120))
+    assert "● live" in text
+    assert "probe 0.4%" in text
+    assert len(text) == 120
