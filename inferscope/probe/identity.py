@@ -8,28 +8,44 @@ name down to its children.
 from __future__ import annotations
 
 import os
+import re
 import socket
-import time
+import zlib
 from pathlib import Path
 
+from inferscope.probe.clock import Clock, SystemClock
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import Identity
 
 ENGINE_ID_VARIABLE = "INFERSCOPE_ENGINE_ID"
 
 
+_MAX_NAME = 100
+
+
 def engine_id() -> str:
     """Return this engine's id, naming it if no parent has."""
     given = os.environ.get(ENGINE_ID_VARIABLE)
-    if given and given.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        return given
-    name = f"{os.getpid()}-{_start_ticks()}-{boot_id()[:8]}"
-    os.environ[ENGINE_ID_VARIABLE] = name
-    return name
+    if given:
+        return file_name(given)
+    made = f"{os.getpid()}-{_start_ticks()}-{boot_id()[:8]}"
+    os.environ[ENGINE_ID_VARIABLE] = made
+    return made
 
 
-def identity(role: str, rank: int, *, synthetic: bool = False) -> Identity:
+def file_name(given: str) -> str:
+    """Return the name as one that may be a file's: all processes make the same one of it."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", given)[:_MAX_NAME].lstrip(".")
+    if safe == given:
+        return safe
+    return f"{safe}-{zlib.crc32(given.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def identity(
+    role: str, rank: int, *, synthetic: bool = False, clock: Clock | None = None
+) -> Identity:
     """Describe this process as the writer of a ring."""
+    clock = clock or SystemClock()
     return Identity(
         engine_id=engine_id(),
         role=role,
@@ -37,8 +53,8 @@ def identity(role: str, rank: int, *, synthetic: bool = False) -> Identity:
         pid=os.getpid(),
         host=socket.gethostname(),
         boot_id=boot_id(),
-        start_ns=time.monotonic_ns(),
-        start_real_ns=time.time_ns(),
+        start_ns=clock.monotonic_ns(),
+        start_real_ns=clock.real_ns(),
         synthetic=synthetic,
     )
 

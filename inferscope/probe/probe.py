@@ -6,32 +6,35 @@
     probe.slices(...); probe.emitted(...); probe.finished(index, "stop")
 
 Every method may be called at any time from the engine's loop. None raises, waits or grows without
-bound: the first failure inside switches the probe off for good and says so once. Switched off, a
-call is one attribute test. Budget: 15 µs per step at batch 64 for all calls together, 1 µs when
-off (benchmarks/probe_cost.py).
+bound: the first failure inside switches the probe off for good and says so once. A record too large
+for its ring is no failure: it is left out, counted, and readers know that they miss it. Switched
+off, a call is one attribute test. Budget: 15 µs per step at batch 64 for all calls together, 1 µs
+when off (benchmarks/probe_cost.py); within a running engine, whose weights have pushed our code out
+of the cache, several times that (benchmarks/probe_overhead.py).
 
-A probe belongs to one process and one writing thread. A daemon thread beside it beats the heart
-and, when no step has run for 50 ms, takes the ring's lock (if it is free) to reap and to restate.
+A probe belongs to one process and one writing thread. A daemon thread beside it beats the heart,
+reads the control byte and makes pages ready; when no step has run for 50 ms it takes the ring's
+lock (if it is free) to reap and to restate.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import mmap
 import os
 import threading
 import weakref
-from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from inferscope.errors import InferScopeError
+from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.clock import SystemClock
-from inferscope.probe.identity import identity
+from inferscope.probe.columns import attributes as bounded
+from inferscope.probe.columns import column, digest64, name, text
+from inferscope.probe.opening import discard, make_ring
 from inferscope.probe.requests import RequestTable
 from inferscope.probe.timers import HostTimer, StepTimer
 from inferscope.records import (
@@ -44,6 +47,7 @@ from inferscope.records import (
     LAST_BYTE,
     OFF,
     ON,
+    OVER_BUDGET,
     PREEMPTED,
     QUEUED,
     RECEIVED,
@@ -64,16 +68,17 @@ from inferscope.records import (
     StepSpan,
     encode,
 )
-from inferscope.ring import control, layout
-from inferscope.ring.discovery import make_private, remove_old_rings, ring_directory
+from inferscope.ring import layout
+from inferscope.ring.control import ControlByte, open_control
 from inferscope.ring.writer import RingWriter
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_RING_MB = 64
 KEYFRAME_NS = 10_000_000_000
 HEALTH_NS = 100_000_000
 IDLE_NS = 50_000_000
+LONG_STEP_NS = 1_000_000_000
+"""A step longer than this is taken for one that will not end, when the probe is switched."""
 NO_REQUEST = RequestIndex(0xFFFFFFFF)
 """What `queued` and `received` return when nothing is being recorded; every call accepts it."""
 
@@ -91,7 +96,7 @@ class Probe:
     def __init__(
         self,
         ring: RingWriter | None,
-        switch: mmap.mmap | None,
+        switch: ControlByte | None,
         info: EngineInfo,
         *,
         timer: StepTimer | None = None,
@@ -107,15 +112,25 @@ class Probe:
         self._requests = RequestTable()
         self._lock = threading.Lock()
         self._digest = 0
+        self._digest_step = -1
+        self._first_step = -1
+        self._last_step = -1
+        self._has_unreaped = False
         self._cost_ns = 0
+        self._num_refused = 0
         self._errors = 0
         self._state = ON if ring is not None else FAILED
         self._message = ""
+        self._last_t_ns = 0
         self._last_step_ns = 0
         self._next_keyframe_ns = 0
         self._next_health_ns = 0
         self._frames_at_health = -1
         self._stopping = threading.Event()
+        self._budget = Budget(budget_share(), self._now())
+        self._tells_plans = True
+        self._switch_was_on = True
+        self._wants_on = ring is not None
         self.on = ring is not None
         self.path: Path | None = ring.path if ring is not None else None
         if ring is not None:
@@ -140,14 +155,18 @@ class Probe:
         """
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
+        ring = None
         try:
-            ring = _make_ring(role, rank)
-            probe = cls(ring, control.open_control(ring.path), info, timer=timer, clock=clock)
+            ring = make_ring(role, rank, clock or SystemClock())
+            probe = cls(ring, _switch_of(ring), info, timer=timer, clock=clock)
             threading.Thread(
                 target=probe._keep, name=f"inferscope-{role}-{rank}", daemon=True
             ).start()
         except Exception as error:
             logger.warning("inferscope: not recording: %s", error)
+            if ring is not None:
+                with suppress(Exception):
+                    discard(ring)
             return cls.disabled()
         return probe
 
@@ -251,13 +270,13 @@ class Probe:
         binding: str = "none",
     ) -> None:
         """Note what the scheduler decided, before the step is launched."""
-        if self._switch is not None and (self._switch[0] == control.SWITCHED_ON) != self.on:
-            self._follow_switch()
-        if not self.on:
+        if self._wants_on is not self.on:
+            self._follow_switch(step)
+        if not self.on or not self._tells_plans:
             return
         try:
             t_ns = self._now()
-            column = array("I", preempted).tobytes() if preempted else b""
+            held = column("I", preempted) if len(preempted) else b""
             with self._lock:
                 self._write(
                     StepPlan(
@@ -270,7 +289,7 @@ class Probe:
                         blocks_used,
                         blocks_cached,
                         blocks_total,
-                        column,
+                        held,
                         binding,
                     )
                 )
@@ -282,17 +301,22 @@ class Probe:
         self, step: int, *, mode: str = "eager", cold: bool = False, dummy: bool = False
     ) -> None:
         """Begin timing a step, right before its first launch."""
+        if self._wants_on is not self.on:
+            self._follow_switch(step)
         if not self.on:
             return
         try:
             t_ns = self._now()
             with self._lock:
-                if self._timer.pending_ns:
+                timer = self._timer
+                if self._has_unreaped or timer.pending_ns:
                     self._reap(t_ns)
-                self._timer.start(step, t_ns, mode=mode, cold=cold, dummy=dummy)
+                timer.start(step, t_ns, mode=mode, cold=cold, dummy=dummy)
                 if self._ring is not None:
-                    self._ring.set_pending(self._timer.pending_ns)
-            self._last_step_ns = t_ns
+                    self._ring.set_pending(timer.pending_ns)
+            self._last_step = step
+            self._last_step_ns = now_ns = self._now()
+            self._cost_ns += now_ns - t_ns
         except Exception as error:
             self._fail(error)
 
@@ -304,7 +328,9 @@ class Probe:
             t_ns = self._now()
             with self._lock:
                 self._timer.stop(t_ns, padded_tokens=padded_tokens)
-            self._last_step_ns = t_ns
+                self._has_unreaped = True
+            self._last_step_ns = now_ns = self._now()
+            self._cost_ns += now_ns - t_ns
         except Exception as error:
             self._fail(error)
 
@@ -324,7 +350,7 @@ class Probe:
         """Note which part of the step was whose; call it when the step's outputs are known.
 
         All sequences have one entry per row, a row being one phase of one request; an empty one
-        means zeros.
+        means zeros. `bytes` are taken to be little-endian columns of `COLUMNS`'s dtypes already.
 
         Args:
             step: the step's number.
@@ -337,28 +363,28 @@ class Probe:
             proposed: draft tokens verified.
             accepted: draft tokens accepted.
         """
-        if not self.on:
+        if not self.on or step < self._first_step:
             return
         try:
             t_ns = self._now()
-            indices = array("I", requests).tobytes()
-            counts = array("I", tokens).tobytes()
+            indices = column("I", requests)
+            counts = column("I", tokens)
             digest = digest64(indices, counts)
             record = StepSlices(
                 t_ns,
                 step,
                 digest,
                 indices,
-                bytes(phases),
+                column("B", phases),
                 counts,
-                array("I", contexts).tobytes(),
-                bytes(flags),
-                array("H", sampled).tobytes(),
-                array("H", proposed).tobytes(),
-                array("H", accepted).tobytes(),
+                column("I", contexts),
+                column("B", flags),
+                column("H", sampled),
+                column("H", proposed) if len(proposed) else b"",
+                column("H", accepted) if len(accepted) else b"",
             )
             with self._lock:
-                self._digest = digest
+                self._digest, self._digest_step = digest, step
                 self._reap(t_ns)
                 self._write(record)
                 if t_ns >= self._next_health_ns:
@@ -373,9 +399,7 @@ class Probe:
             return
         try:
             t_ns = self._now()
-            record = Emitted(
-                t_ns, array("I", requests).tobytes(), array("I", tokens).tobytes(), step
-            )
+            record = Emitted(t_ns, column("I", requests), column("I", tokens), step)
             with self._lock:
                 self._write(record)
             self._cost_ns += self._now() - t_ns
@@ -386,59 +410,97 @@ class Probe:
 
     def close(self) -> None:
         """Write the last word and leave the ring on disk. Safe to call twice."""
-        if self._ring is None or self._state == CLOSED:
+        if self._ring is None:
             return
         self._stopping.set()
         try:
             with self._lock:
+                ring, now_ns = self._ring, self._now()
+                if ring is None:
+                    return
                 if self.on:
-                    self._reap(self._now())
-                self._state = CLOSED
-                self._report(self._now())
-                self._ring.beat(0)
+                    self._reap(now_ns)
+                if self._state != FAILED:
+                    self._state = CLOSED
+                self.on = self._wants_on = False
+                ring.set_pending(0)
+                self._report(now_ns)
+                self._ring = None
+                ring.beat(0)
+                ring.close()
+                if self._switch is not None:
+                    self._switch.close()
         except Exception as error:
             self._fail(error)
-        self.on = False
+        self.on = self._wants_on = False
 
     # --- inside; the lock is held -------------------------------------------------------------
 
-    def _write(self, record: Record, *, flags: int = 0) -> None:
+    def _write(self, record: Record) -> None:
+        """Write a record, and a keyframe where one is due."""
         ring = self._ring
         if ring is None:
             return
-        ring.write(record.CODE, encode(record), flags=flags)
-        if ring.bytes_since_keyframe * 4 > ring.capacity or record.t_ns >= self._next_keyframe_ns:
-            self._restate(record.t_ns)
+        t_ns = record.t_ns
+        if t_ns < self._last_t_ns:
+            self._put(ring, record)
+        else:
+            self._last_t_ns = t_ns
+            payload = encode(record)
+            if not ring.write(record.CODE, payload):
+                self._refuse(ring, record, len(payload))
+        if ring.bytes_since_keyframe * 4 > ring.capacity or t_ns >= self._next_keyframe_ns:
+            self._restate(self._last_t_ns)
+
+    def _put(self, ring: RingWriter, record: Record, *, flags: int = 0) -> None:
+        """Write a record; time never runs backwards in a ring, not even between two threads."""
+        if record.t_ns < self._last_t_ns:
+            record = msgspec.structs.replace(record, t_ns=self._last_t_ns)
+        self._last_t_ns = record.t_ns
+        payload = encode(record)
+        if not ring.write(record.CODE, payload, flags=flags):
+            self._refuse(ring, record, len(payload))
+
+    def _refuse(self, ring: RingWriter, record: Record, num_bytes: int) -> None:
+        self._num_refused += 1
+        self._message = (
+            f"{self._num_refused} records left out: {type(record).__name__} of {num_bytes} bytes, "
+            f"this ring takes {ring.largest_bytes}; set a larger INFERSCOPE_RING_MB"
+        )
 
     def _restate(self, now_ns: int) -> None:
-        """Write a keyframe: all that a reader who starts here must know."""
+        """Write a keyframe: all that a reader who starts here must know.
+
+        It takes at most a good quarter of the ring, and the next one, unless its time has come, is
+        due a quarter later: so a whole one is always there.
+        """
         ring = self._ring
         if ring is None:
             return
-        # Set first: the records below come through `write`, never through `_write`.
         self._next_keyframe_ns = now_ns + KEYFRAME_NS
-        ring.write(
-            Keyframe.CODE,
-            encode(Keyframe(now_ns, self._state, ring.last_keyframe)),
-            flags=layout.STARTS_KEYFRAME,
-        )
-        info = msgspec.structs.replace(self._info, t_ns=now_ns)
-        ring.write(EngineInfo.CODE, encode(info))
-        for live in self._requests.live(now_ns):
-            ring.write(live.CODE, encode(live))
-        clock = Clock(now_ns, self.clock.real_ns())
-        ring.write(clock.CODE, encode(clock))
+        keyframe = Keyframe(now_ns, self._state, ring.last_keyframe)
+        self._put(ring, keyframe, flags=layout.STARTS_KEYFRAME)
+        self._put(ring, msgspec.structs.replace(self._info, t_ns=now_ns))
+        for live in self._requests.live(
+            now_ns, record_bytes=ring.largest_bytes - 64, total_bytes=ring.capacity // 4
+        ):
+            self._put(ring, live)
+        self._put(ring, Clock(now_ns, self.clock.real_ns()))
+        ring.bytes_since_keyframe = 0
 
     def _reap(self, now_ns: int) -> None:
-        for anchor in self._timer.anchors():
+        timer = self._timer
+        self._has_unreaped = False
+        spans = timer.reap(now_ns)
+        for anchor in timer.anchors():  # first: they place the spans
             real_ns = self.clock.real_ns() - (self.clock.monotonic_ns() - anchor.host_ns)
             self._write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
-        for span in self._timer.reap(now_ns):
+        for span in spans:
             self._write(
                 StepSpan(
                     now_ns,
                     span.step,
-                    self._digest if span.device_end_ns is None else 0,
+                    self._digest if span.step == self._digest_step else 0,
                     span.launch_start_ns,
                     span.launch_end_ns,
                     span.ready_ns,
@@ -452,7 +514,7 @@ class Probe:
                 )
             )
         if self._ring is not None:
-            self._ring.set_pending(self._timer.pending_ns)
+            self._ring.set_pending(timer.pending_ns)
 
     def _report(self, now_ns: int) -> None:
         ring = self._ring
@@ -460,17 +522,60 @@ class Probe:
             return
         self._next_health_ns = now_ns + HEALTH_NS
         self._frames_at_health = ring.sequence + 1
-        health = ProbeHealth(
-            now_ns,
-            self._state,
-            ring.sequence,
-            self._errors,
-            self._cost_ns,
-            self._timer.pending_ns or now_ns,
-            self._timer.dropped,
-            self._message,
+        self._put(
+            ring,
+            ProbeHealth(
+                now_ns,
+                self._state,
+                ring.sequence,
+                self._errors,
+                self._cost_ns,
+                self._timer.pending_ns or now_ns,
+                self._timer.dropped,
+                self._message,
+            ),
         )
-        ring.write(health.CODE, encode(health))
+        if self.on:
+            self._keep_to_budget(now_ns)
+
+    def _keep_to_budget(self, now_ns: int) -> None:
+        """Leave out plans, or stop, when the probe costs its host more than it may."""
+        verdict = self._budget.judge(now_ns, self._cost_ns)
+        if verdict == "keep":
+            return
+        self._tells_plans = verdict == "restore"
+        cost = f"{self._budget.last_share:.1%} of wall time, more than {self._budget.share:.1%}"
+        if verdict == "restore":
+            self._message = ""
+        elif verdict == "shed":
+            self._message = f"the probe took {cost}: step plans are left out"
+        else:
+            self._message = f"the probe took {cost}, without step plans too: it has stopped"
+            self._state = OVER_BUDGET
+            self._pause(now_ns)
+        if self._message:
+            logger.warning("inferscope: %s (INFERSCOPE_BUDGET)", self._message)
+
+    def _pause(self, now_ns: int) -> None:
+        """Stop recording and say so: in a keyframe, for those who come, and in a report."""
+        self.on = self._wants_on = False
+        self._timer.forget()
+        self._has_unreaped = False
+        if self._ring is not None:
+            self._ring.set_pending(0)
+        self._restate(now_ns)
+        self._report(now_ns)
+
+    def _resume(self, now_ns: int, step: int) -> None:
+        """Record again, from this step on: of one under way now, the beginning was not seen."""
+        self._state, self._message = ON, ""
+        self._first_step = step
+        self._budget.restart(now_ns, self._cost_ns)
+        self._tells_plans = True
+        self._timer.forget()
+        self.on = self._wants_on = True
+        self._restate(now_ns)
+        self._report(now_ns)
 
     def _enter(
         self,
@@ -488,9 +593,8 @@ class Probe:
             return NO_REQUEST
         try:
             t_ns = self._now()
-            if external_id is not None:
-                external_id = external_id[:128]
-            arrived_ns = t_ns if at_ns is None else at_ns
+            request_id = name(request_id)
+            arrived_ns = t_ns if at_ns is None else int(at_ns)
             with self._lock:
                 index = self._requests.enter(request_id, arrived_ns, prompt_tokens or 0)
                 self._write(
@@ -500,13 +604,13 @@ class Probe:
                         kind,
                         arrived_ns,
                         request_id,
-                        external_id,
+                        None if external_id is None else text(external_id),
                         prompt_tokens,
                         None,
                         "",
-                        parent,
-                        trace,
-                        attributes,
+                        name(parent),
+                        text(trace),
+                        bounded(attributes),
                     )
                 )
             self._cost_ns += self._now() - t_ns
@@ -527,26 +631,29 @@ class Probe:
         reason: str = "",
         leaves: bool = False,
     ) -> None:
-        if leaves and index != NO_REQUEST:
-            self._requests.leave(index)
-        if not self.on or index == NO_REQUEST:
+        if index == NO_REQUEST:
             return
         try:
             t_ns = self._now()
             with self._lock:
-                if not leaves:
+                # The table is kept while switched off too: the keyframe of switching on needs it.
+                if leaves:
+                    self._requests.leave(index)
+                else:
                     self._requests.change(index, state, prompt_tokens, cached_tokens)
+                if not self.on:
+                    return
                 self._write(
                     RequestEvent(
                         t_ns,
                         index,
                         kind,
-                        t_ns if at_ns is None else at_ns,
+                        t_ns if at_ns is None else int(at_ns),
                         "",
                         None,
                         prompt_tokens,
                         cached_tokens,
-                        reason,
+                        text(reason),
                     )
                 )
             self._cost_ns += self._now() - t_ns
@@ -556,53 +663,72 @@ class Probe:
     # --- the thread beside, the switch, the end -----------------------------------------------
 
     def _keep(self) -> None:
-        """Beat the heart; when the engine idles, reap and restate on its behalf."""
         while not self._stopping.wait(HEALTH_NS / 1e9):
-            try:
-                now_ns = self._now()
-                if self._ring is None or self._state == CLOSED:
-                    return
-                self._ring.beat(now_ns)
-                if self._switch is not None and (self._switch[0] == 1) != self.on:
-                    self._follow_switch()
-                if not self.on or now_ns - self._last_step_ns < IDLE_NS:
-                    continue
-                if not self._lock.acquire(blocking=False):
-                    continue
-                try:
-                    self._reap(now_ns)
-                    if self._ring.sequence != self._frames_at_health or self._requests.num_live:
-                        self._report(now_ns)
-                    if now_ns >= self._next_keyframe_ns:
-                        self._restate(now_ns)
-                finally:
-                    self._lock.release()
-            except Exception as error:
-                self._fail(error)
-                return
+            self._tend()
 
-    def _follow_switch(self) -> None:
-        """Stop or resume as the control byte says; the state is restated either way."""
-        if self._state not in (ON, OFF) or self._switch is None:
-            return
+    def _tend(self) -> None:
+        """Beat the heart, which goes on whatever the probe's state; see to an idle engine."""
         try:
-            with self._lock:
-                wanted = self._switch[0] == control.SWITCHED_ON
-                if wanted == self.on:
-                    return
-                self._state = ON if wanted else OFF
-                self._timer.reap(self._now())  # spans from before the pause belong to no plan
-                self._restate(self._now())
-                self._report(self._now())
-                self.on = wanted
+            ring, now_ns = self._ring, self._now()
+            if ring is None:
+                return
+            ring.beat(now_ns)
+            if self._switch is not None:
+                is_on = self._switch.is_on()
+                if is_on != self._switch_was_on:
+                    self._switch_was_on = is_on
+                    self._wants_on = is_on and self._state != FAILED
+            if self.on:
+                ring.populate()
+            elif not self._wants_on:
+                return
+            if now_ns - self._last_step_ns < IDLE_NS or not self._lock.acquire(blocking=False):
+                return
+            try:
+                self._see_to(now_ns)
+            finally:
+                self._lock.release()
         except Exception as error:
             self._fail(error)
 
+    def _see_to(self, now_ns: int) -> None:
+        ring, timer = self._ring, self._timer
+        if ring is None:
+            return
+        is_between = not timer.pending_ns or now_ns - self._last_step_ns > LONG_STEP_NS
+        if self._wants_on is not self.on and is_between:
+            self._turn(now_ns, self._last_step + 1)
+        if not self.on:
+            return
+        self._reap(now_ns)
+        if ring.sequence != self._frames_at_health or self._requests.num_live:
+            self._report(now_ns)
+        if now_ns >= self._next_keyframe_ns:
+            self._restate(now_ns)
+
+    def _follow_switch(self, step: int) -> None:
+        """Stop or resume as the control byte says, between two steps of the engine."""
+        try:
+            with self._lock:
+                self._turn(self._now(), step)
+        except Exception as error:
+            self._fail(error)
+
+    def _turn(self, now_ns: int, step: int) -> None:
+        if self._ring is None or self._wants_on is self.on:
+            return
+        if self._wants_on:
+            self._resume(now_ns, step)
+        else:
+            self._state = OFF
+            self._reap(now_ns)
+            self._pause(now_ns)
+
     def _fail(self, error: Exception) -> None:
         """Switch off for good, say so once, and never let anything out."""
-        if self._state == FAILED:
+        self.on = self._wants_on = False
+        if self._state in (FAILED, CLOSED):
             return
-        self.on = False
         self._state = FAILED
         self._errors += 1
         self._message = f"{type(error).__name__}: {error}"[:200]
@@ -610,6 +736,8 @@ class Probe:
             logger.warning("inferscope: the probe failed and is off: %s", self._message)
             if self._lock.acquire(blocking=False):
                 try:
+                    if self._ring is not None:
+                        self._ring.set_pending(0)
                     self._report(self._now())
                 finally:
                     self._lock.release()
@@ -618,44 +746,24 @@ class Probe:
 
     def _forked(self) -> None:
         """Leave the parent's ring alone: a forked child opens its own or stays silent."""
-        self.on = False
-        self._ring = self._switch = None
+        ring, switch = self._ring, self._switch
+        self.on = self._wants_on = False
+        self._ring = self._switch = self.path = None
         self._state = FAILED
         self._lock = threading.Lock()
+        with suppress(Exception):  # its lock on the ring must die with the parent
+            if ring is not None:
+                ring.close()
+            if switch is not None:
+                switch.close()
 
 
-def digest64(requests: bytes, tokens: bytes) -> int:
-    """Return the digest by which a span and its slices recognise each other."""
-    return int.from_bytes(hashlib.blake2b(requests + tokens, digest_size=8).digest(), "little")
-
-
-def _make_ring(role: str, rank: int) -> RingWriter:
-    """Make the ring file in this engine's folder, smaller if the disk is nearly full.
-
-    Raises:
-        RingUnavailable: there is no room even for a small one, or no permission.
-    """
-    if not layout.IS_LITTLE_ENDIAN:
-        raise InferScopeError("columns are little-endian and this machine is not")
-    folder = ring_directory()
-    make_private(folder)
-    remove_old_rings(folder)
-    me = identity(role, rank)
-    make_private(folder / me.engine_id)
-    name = f"{role}-{rank}-{me.pid}"
-    path = folder / me.engine_id / f"{name}.ring"
-    number = 2
-    while path.exists():
-        path = path.with_name(f"{name}.{number}.ring")
-        number += 1
-    capacity = int(float(os.environ.get("INFERSCOPE_RING_MB", DEFAULT_RING_MB)) * (1 << 20))
+def _switch_of(ring: RingWriter) -> ControlByte | None:
     try:
-        return RingWriter(path, me, capacity=capacity)
-    except InferScopeError:
-        if capacity <= 1 << 20:
-            raise
-        logger.warning("inferscope: no room for a ring of %d MB, trying 1 MB", capacity >> 20)
-        return RingWriter(path, me, capacity=1 << 20)
+        return open_control(ring.path)
+    except OSError as error:
+        logger.warning("inferscope: %s cannot be switched: %s", ring.path, error)
+        return None
 
 
 def _after_fork() -> None:

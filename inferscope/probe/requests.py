@@ -9,8 +9,8 @@ from inferscope.records import WAITING, Live, RequestIndex
 MAX_LIVE = 65_536
 """Beyond this the oldest entries are forgotten: an engine that never says `finished` must not grow
 us without bound."""
-ROWS_PER_RECORD = 2048
-"""A `Live` record must fit a frame of the smallest ring; more requests make more records."""
+_ROW_BYTES = 4 + 1 + 4 + 4 + 8 + 3
+"""Of the columns, and of an id's header."""
 
 
 class RequestTable:
@@ -18,6 +18,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._next = 0
+        self._oldest = 0
         self._rows: dict[int, list[int]] = {}
         """State, prompt and cached tokens, arrival."""
         self._ids: dict[int, str] = {}
@@ -31,8 +32,10 @@ class RequestTable:
         """Add a request and give it the next index."""
         index = RequestIndex(self._next)
         self._next += 1
-        if len(self._rows) >= MAX_LIVE:
-            self.leave(RequestIndex(next(iter(self._rows))))
+        while len(self._rows) >= MAX_LIVE:
+            # Not `next(iter(rows))`: that walks over every hole at a dict's front, again and again.
+            self.leave(RequestIndex(self._oldest))
+            self._oldest += 1
         self._rows[index] = [WAITING, prompt_tokens, 0, arrived_ns]
         self._ids[index] = request_id
         return index
@@ -55,11 +58,28 @@ class RequestTable:
         self._rows.pop(index, None)
         self._ids.pop(index, None)
 
-    def live(self, now_ns: int) -> list[Live]:
-        """Return everything in flight as records; at least one, empty where nothing is."""
-        indices = list(self._rows)
-        starts = range(0, max(1, len(indices)), ROWS_PER_RECORD)
-        return [self._live(now_ns, indices[at : at + ROWS_PER_RECORD]) for at in starts]
+    def live(self, now_ns: int, *, record_bytes: int, total_bytes: int) -> list[Live]:
+        """Return what is in flight as records; at least one, empty where nothing is.
+
+        Args:
+            now_ns: their time.
+            record_bytes: the most that one may take.
+            total_bytes: the most that all may take. Where that is not enough the newest are taken:
+                the oldest are most likely to have been forgotten by their engine.
+        """
+        chosen: list[list[int]] = [[]]
+        room = record_bytes - _ROW_BYTES
+        for index in reversed(list(self._rows)):
+            num_bytes = _ROW_BYTES + len(self._ids[index].encode())
+            total_bytes -= num_bytes
+            if total_bytes < 0:
+                break
+            if num_bytes > room:
+                chosen.append([])
+                room = record_bytes - _ROW_BYTES
+            room -= num_bytes
+            chosen[-1].append(index)
+        return [self._live(now_ns, part[::-1]) for part in reversed(chosen)]
 
     def _live(self, now_ns: int, indices: list[int]) -> Live:
         rows = [self._rows[index] for index in indices]

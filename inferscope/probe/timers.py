@@ -9,10 +9,14 @@ later, and `pending_ns` says from when on spans are still missing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 
-class Span(NamedTuple):
+
+class Span(msgspec.Struct, frozen=True, gc=False):
     """A step's execution as timed; device times are offsets since the timer's first anchor."""
 
     step: int
@@ -44,11 +48,14 @@ class StepTimer(Protocol):
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """End the step begun last."""
 
-    def reap(self, now_ns: int) -> list[Span]:
+    def reap(self, now_ns: int) -> Sequence[Span]:
         """Return the spans that are complete, in step order."""
 
-    def anchors(self) -> list[Anchor]:
+    def anchors(self) -> Sequence[Anchor]:
         """Return the clock anchors that completed since the last call."""
+
+    def forget(self) -> None:
+        """Give up the step begun last and all spans still to come: the probe is being switched."""
 
     @property
     def pending_ns(self) -> int:
@@ -60,16 +67,21 @@ class StepTimer(Protocol):
 
 
 class HostTimer:
-    """Times a step from launch to outputs ready, for engines whose device is the CPU."""
+    """Times a step from launch to outputs ready, for engines whose device is the CPU.
 
-    dropped = 0
+    Attributes:
+        dropped: steps without a span, because the next one began before they were stopped.
+    """
 
     def __init__(self) -> None:
+        self.dropped = 0
         self._open: tuple[int, int, str, bool, bool] | None = None
         self._done: list[Span] = []
 
     def start(self, step: int, now_ns: int, *, mode: str, cold: bool, dummy: bool) -> None:
         """Begin a step."""
+        if self._open is not None:
+            self.dropped += 1
         self._open = (step, now_ns, mode, cold, dummy)
 
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
@@ -82,14 +94,21 @@ class HostTimer:
             Span(step, mode, padded_tokens, cold, dummy, start_ns, now_ns, now_ns, None, None)
         )
 
-    def reap(self, now_ns: int) -> list[Span]:
+    def reap(self, now_ns: int) -> Sequence[Span]:
         """Return the spans stopped since the last call."""
+        if not self._done:
+            return ()
         done, self._done = self._done, []
         return done
 
-    def anchors(self) -> list[Anchor]:
+    def anchors(self) -> Sequence[Anchor]:
         """Return nothing: there is one clock."""
-        return []
+        return ()
+
+    def forget(self) -> None:
+        """Give up the step being executed, and spans not fetched."""
+        self._open = None
+        self._done = []
 
     @property
     def pending_ns(self) -> int:
@@ -98,13 +117,19 @@ class HostTimer:
 
 
 class EventSource(Protocol):
-    """The four calls of a device's timing events; `TorchEvents` is the real one."""
+    """The calls of a device's timing events; `TorchEvents` is the real one.
+
+    Any of them may raise RuntimeError, as CUDA does: it costs what the event was for.
+    """
 
     def new(self) -> Any:
         """Make an event that records time."""
 
     def record(self, event: Any) -> None:
         """Put the event on the current stream."""
+
+    def record_aside(self, event: Any) -> None:
+        """Put the event on a stream of our own, where nothing else is waited for."""
 
     def is_done(self, event: Any) -> bool:
         """Ask, without waiting, whether the device has passed the event."""
@@ -120,6 +145,8 @@ class TorchEvents:
         import torch
 
         self._event: Any = torch.cuda.Event
+        self._new_stream: Any = torch.cuda.Stream
+        self._aside: Any = None
 
     def new(self) -> Any:
         """Make a timing event."""
@@ -128,6 +155,12 @@ class TorchEvents:
     def record(self, event: Any) -> None:
         """Record on the current stream."""
         event.record()
+
+    def record_aside(self, event: Any) -> None:
+        """Record on a side stream, made on first use: on the device that is then the current."""
+        if self._aside is None:
+            self._aside = self._new_stream()
+        event.record(self._aside)
 
     def is_done(self, event: Any) -> bool:
         """Query; never synchronises."""
@@ -141,6 +174,10 @@ class TorchEvents:
 ANCHOR_NS = 2_000_000_000
 """Between anchors. `elapsed_time` is a float32 of milliseconds: at 2 s it still resolves 0.12 µs,
 after an hour 0.25 ms, so offsets are always taken from an anchor a few seconds old."""
+ANCHOR_AGAIN_NS = 100_000_000
+"""After one that failed."""
+_ANCHOR_QUERIES = 32
+"""Made at once for a new anchor, some 50 µs: on a stream of its own it lands within a few."""
 
 
 class _Flight:
@@ -179,9 +216,16 @@ class EventTimer:
         dropped: steps without a span, because the pool was exhausted or an event failed.
     """
 
-    def __init__(self, events: EventSource, *, pool_steps: int = 64) -> None:
+    def __init__(
+        self,
+        events: EventSource,
+        *,
+        pool_steps: int = 64,
+        now: Callable[[], int] = monotonic_ns,
+    ) -> None:
         """Take the event source; events are made as they are needed, up to the pool's size."""
         self._events = events
+        self._now = now
         self._limit = 2 * pool_steps + 2
         self._made = 0
         self._free: list[Any] = []
@@ -190,42 +234,44 @@ class EventTimer:
         self.dropped = 0
         self._anchor: Any = None
         self._anchor_offset_ns = 0
-        self._anchor_next: tuple[Any, int, int] | None = None
+        self._anchor_next: tuple[Any, int] | None = None
         self._anchor_due_ns = 0
         self._anchors: list[Anchor] = []
 
     def start(self, step: int, now_ns: int, *, mode: str, cold: bool, dummy: bool) -> None:
         """Record the start event; without a free event the step goes untimed, and is counted."""
-        self._open = None
-        if now_ns >= self._anchor_due_ns and self._anchor_next is None:
+        if self._open is not None:
+            self._give_up(self._open)
+        if self._anchor_next is not None:
+            self._land_anchor()
+        elif now_ns >= self._anchor_due_ns:
             self._drop_anchor(now_ns)
-        event = self._take()
+        event = self._recorded(self._events.record)
         if event is None:
             self.dropped += 1
-            return
-        self._open = _Flight(step, now_ns, mode, cold, dummy, event)
-        self._events.record(event)
+        else:
+            self._open = _Flight(step, now_ns, mode, cold, dummy, event)
 
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """Record the end event on the same stream."""
-        flight, self._open = self._open, None
+        flight = self._open
         if flight is None:
             return
-        event = self._take()
+        event = self._recorded(self._events.record)
         if event is None:
-            self._free.append(flight.start)
-            self.dropped += 1
+            self._give_up(flight)
             return
-        self._events.record(event)
+        self._open = None
         flight.end, flight.launch_end_ns, flight.padded = event, now_ns, padded_tokens
         self._flights.append(flight)
 
     def reap(self, now_ns: int) -> list[Span]:
         """Collect the flights that have landed, in order; a failing event costs its own step."""
-        self._land_anchor(now_ns)
+        if self._anchor_next is not None:
+            self._land_anchor()
         spans: list[Span] = []
         flights = self._flights
-        while flights:
+        while flights and self._anchor is not None:
             flight = flights[0]
             try:
                 if not self._events.is_done(flight.end):
@@ -256,7 +302,16 @@ class EventTimer:
             )
         return spans
 
-    def anchors(self) -> list[Anchor]:
+    def forget(self) -> None:
+        """Give up the step begun last and all in flight; recording their events anew is allowed."""
+        for flight in self._flights:
+            self._free += (flight.start, flight.end)
+        self._flights.clear()
+        if self._open is not None:
+            self._free.append(self._open.start)
+            self._open = None
+
+    def anchors(self) -> Sequence[Anchor]:
         """Return the anchors that landed since the last call."""
         landed, self._anchors = self._anchors, []
         return landed
@@ -268,50 +323,72 @@ class EventTimer:
             return self._flights[0].start_ns
         return self._open.start_ns if self._open else 0
 
-    def _take(self) -> Any:
+    def _recorded(self, record: Callable[[Any], None]) -> Any:
+        """Return an event that was just recorded; None where there is none, or it failed."""
         if self._free:
-            return self._free.pop()
-        if self._made >= self._limit:
+            event = self._free.pop()
+        elif self._made < self._limit:
+            event = self._events.new()
+            self._made += 1
+        else:
             return None
-        self._made += 1
-        return self._events.new()
+        try:
+            record(event)
+        except RuntimeError:
+            self._made -= 1
+            return None
+        return event
+
+    def _give_up(self, flight: _Flight) -> None:
+        """Leave a step without a span."""
+        self._open = None
+        self._free.append(flight.start)
+        self.dropped += 1
 
     def _drop_anchor(self, now_ns: int) -> None:
-        event = self._take()
-        if event is not None:
-            self._events.record(event)
-            self._anchor_next = (event, now_ns, now_ns)
-            self._anchor_due_ns = now_ns + ANCHOR_NS
+        """Record an anchor aside, between two looks at the clock."""
+        before_ns = self._now()
+        event = self._recorded(self._events.record_aside)
+        if event is None:
+            self._anchor_due_ns = now_ns + ANCHOR_AGAIN_NS
+            return
+        self._anchor_due_ns = now_ns + ANCHOR_NS
+        self._anchor_next = (event, before_ns)
+        for _ in range(_ANCHOR_QUERIES):
+            self._land_anchor()
+            if self._anchor_next is None:
+                break
 
-    def _land_anchor(self, now_ns: int) -> None:
+    def _land_anchor(self) -> None:
         """Take the anchor in flight, if the device has passed it.
 
-        The device passed it between the recording and the first query that says so: the middle is
-        the estimate, half the width its error. The width shrinks with every query that still says
-        no, so an idle device gives microseconds and a busy one the age of its queue.
+        The device passed it between the last look at the clock before a query that said no (or the
+        recording) and the first look after one that said yes: the middle is the estimate, half the
+        width its error. On a stream of its own that is a few microseconds, however busy the device.
         """
         if self._anchor_next is None:
             return
-        event, recorded_ns, not_yet_ns = self._anchor_next
+        event, before_ns = self._anchor_next
         try:
+            asked_ns = self._now()
             if not self._events.is_done(event):
-                self._anchor_next = (event, recorded_ns, now_ns)
+                self._anchor_next = (event, asked_ns)
                 return
+            after_ns = self._now()
             if self._anchor is not None:
                 elapsed_ms = self._events.elapsed_ms(self._anchor, event)
                 self._anchor_offset_ns += round(1e6 * elapsed_ms)
         except RuntimeError:
             self._anchor_next = None
             self._made -= 1
+            self._anchor_due_ns = before_ns + ANCHOR_AGAIN_NS
             return
         if self._anchor is not None:
             self._free.append(self._anchor)
         self._anchor, self._anchor_next = event, None
-        error_ns = (now_ns - not_yet_ns) // 2
-        self._anchors.append(Anchor(not_yet_ns + error_ns, self._anchor_offset_ns, error_ns))
+        error_ns = (after_ns - before_ns + 1) // 2
+        self._anchors.append(Anchor(before_ns + error_ns, self._anchor_offset_ns, error_ns))
 
     def _offset_ns(self, event: Any) -> int:
-        """Return an event's offset since the first anchor (which is the first event of all)."""
-        if self._anchor is None:
-            raise RuntimeError("no anchor has landed")
+        """Return an event's offset since the first anchor; before it, negative."""
         return self._anchor_offset_ns + round(1e6 * self._events.elapsed_ms(self._anchor, event))

@@ -8,6 +8,7 @@ shortens the file first, and a mapped byte beyond the end of its file kills the 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 SWITCHED_ON = 1
@@ -45,10 +46,8 @@ def open_control(ring_path: Path) -> ControlByte:
     path = control_path(ring_path)
     path.unlink(missing_ok=True)  # of an earlier process with this pid, or not ours at all
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with suppress(OSError):  # no space for a byte: the ring matters more, and none means on
         os.pwrite(handle, bytes([SWITCHED_ON]), 0)
-    except OSError:  # no space for a byte: the ring matters more, and none means on
-        pass
     return ControlByte(handle)
 
 

@@ -40,7 +40,8 @@ class RingFile(msgspec.Struct, frozen=True):
 
     def is_alive(self, now_ns: int) -> bool:
         """Tell whether its process has said so lately, in this boot of the machine."""
-        return self.identity.boot_id == boot_id() and now_ns - self.heartbeat_ns < ALIVE_NS
+        is_this_boot = self.identity.boot_id == boot_id()
+        return is_this_boot and abs(now_ns - self.heartbeat_ns) < ALIVE_NS
 
 
 class EngineRings(msgspec.Struct, frozen=True):

@@ -83,6 +83,9 @@ class RingReader:
         self._expected: int | None = None
         self._skipped_bytes = 0
         self._reason = "damaged"
+        claim, head, _ = self._bounds()
+        if claim <= self._capacity:
+            self._position = self._oldest(claim, head)  # else sought at the first `read`
 
     def words(self) -> tuple[int, int, int, int, int, int]:
         """Return claim, head, sequence, heartbeat, pending and last keyframe, as stored now."""
@@ -131,6 +134,8 @@ class RingReader:
             is_cut = not is_short and end < min(head, ring_end)
             parsed = self._parse(copied, out, is_cut=is_cut, highest=sequence + 1)
             self._position = start + parsed if is_cut else end
+            if is_short:
+                self._skipped_bytes += end - start - len(copied)
             if out:
                 break
         return out
@@ -210,12 +215,14 @@ class RingReader:
         if highest < lowest:
             highest = layout.NO_KEYFRAME  # the header's own number is damaged
         num_checked = 0
-        words = memoryview(copied)[: len(copied) & ~7].cast("Q")
-        first = offset // 8 + 2
+        # A frame starts on 8 bytes and its number stands 12 behind: from byte 4 on, the numbers are
+        # whole words. Most of what is no frame fails on them, ten times faster than unpacking.
+        words = memoryview(copied)[4 : 4 + (len(copied) - 4 & ~7)].cast("Q")
+        first = offset // 8 + 1
         for at, sequence in enumerate(words[first:], first):
             if not lowest <= sequence <= highest:
                 continue
-            start = 8 * (at - 2)
+            start = 8 * (at - 1)
             length, code, flags, crc, _ = _FRAME.unpack_from(copied, start)
             end = start + _FRAME_BYTES + length
             if code == layout.FILLER or length > layout.MAX_PAYLOAD_BYTES or end > len(copied):

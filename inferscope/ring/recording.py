@@ -11,9 +11,11 @@ it is missing (the recorder was killed) the blocks are found by walking them.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,10 @@ _INDEX_ROW = struct.Struct("<Qqq")
 BLOCK_BYTES = 1 << 20
 BLOCK_NS = 1_000_000_000
 _MAX_BLOCK_BYTES = 8 << 20
+_MAX_INDEX_BYTES = 64 << 20
+_MOST_WASTED_BYTES = 1 << 30
+"""Read in blocks that prove damaged, before the rest of a file is given up."""
+_LAST_NS = (1 << 63) - 1
 
 
 class RecordedFrame(NamedTuple):
@@ -70,46 +76,77 @@ class RecordingWriter:
             raise InferScopeError(
                 f"cannot write {path}: {error.strerror}. Choose another folder."
             ) from error
-        self._file = os.fdopen(handle, "wb")
-        self._file.write(_FILE.pack(MAGIC, FORMAT_VERSION))
+        self._handle = handle
+        self._offset = 0
         self._parts: list[bytes] = []
         self._bytes = 0
         self._first_ns = self._last_ns = 0
         self._index: list[BlockIndex] = []
+        self._append(_FILE.pack(MAGIC, FORMAT_VERSION))
 
     def write(self, frame: RecordedFrame) -> None:
-        """Append a frame; frames come in fold order."""
-        if self._parts and (self._bytes >= BLOCK_BYTES or frame.t_ns - self._first_ns >= BLOCK_NS):
+        """Append a frame; frames come in fold order.
+
+        Raises:
+            InferScopeError: the file cannot be written, no space say.
+        """
+        t_ns = min(max(frame.t_ns, -_LAST_NS), _LAST_NS)  # a damaged record may say anything
+        if self._parts and (self._bytes >= BLOCK_BYTES or t_ns - self._first_ns >= BLOCK_NS):
             self.flush()
         if not self._parts:
-            self._first_ns = frame.t_ns
-        self._last_ns = frame.t_ns
-        header = _ENTRY.pack(frame.ring, frame.code, frame.sequence, frame.t_ns, len(frame.payload))
+            self._first_ns = t_ns
+        self._last_ns = t_ns
+        header = _ENTRY.pack(frame.ring, frame.code, frame.sequence, t_ns, len(frame.payload))
         self._parts += (header, frame.payload)
         self._bytes += len(header) + len(frame.payload)
 
     def flush(self) -> None:
-        """Write the block being filled."""
+        """Write the block being filled.
+
+        Raises:
+            InferScopeError: the file cannot be written.
+        """
         if not self._parts:
             return
         plain = b"".join(self._parts)
-        body = zlib.compress(plain, 1)
-        self._index.append(BlockIndex(self._file.tell(), self._first_ns, self._last_ns))
-        self._file.write(_pack_block(_MARKER, body, len(plain), self._first_ns, self._last_ns))
-        self._file.flush()
         self._parts = []
         self._bytes = 0
+        body = zlib.compress(plain, 1)
+        offset = self._offset
+        self._append(_pack_block(_MARKER, body, len(plain), self._first_ns, self._last_ns))
+        self._index.append(BlockIndex(offset, self._first_ns, self._last_ns))
 
     def close(self) -> None:
-        """Write the last block and the index, and close the file."""
-        if self._file.closed:
+        """Write the last block and the index, and close the file; safe to call twice.
+
+        Raises:
+            InferScopeError: the end cannot be written. What was written before can be read.
+        """
+        if self._handle < 0:
             return
-        self.flush()
-        offset = self._file.tell()
-        rows = b"".join(_INDEX_ROW.pack(*row) for row in self._index)
-        self._file.write(_pack_block(_INDEX_MARKER, rows, len(rows), 0, 0))
-        self._file.write(_TRAILER.pack(offset, MAGIC))
-        self._file.close()
+        try:
+            self.flush()
+            offset = self._offset
+            rows = b"".join(_INDEX_ROW.pack(*row) for row in self._index)
+            block = _pack_block(_INDEX_MARKER, rows, len(rows), 0, 0)
+            self._append(block + _TRAILER.pack(offset, MAGIC))
+        finally:
+            handle, self._handle = self._handle, -1
+            os.close(handle)
+
+    def _append(self, content: bytes) -> None:
+        """Write in one go, unbuffered; what a full disk cut short is cut off again."""
+        try:
+            done = 0
+            while done < len(content):
+                done += os.pwrite(self._handle, content[done:], self._offset + done)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._handle, self._offset)
+            raise InferScopeError(
+                f"cannot write {self.path}: {error.strerror}. What was recorded so far is kept."
+            ) from error
+        self._offset += len(content)
 
 
 class RecordingReader:
@@ -128,112 +165,129 @@ class RecordingReader:
         """
         self.path = path
         self.damaged_blocks = 0
+        self._wasted_bytes = 0
         try:
-            self._file = path.open("rb")
-            head = self._file.read(_FILE.size)
+            # Not blocking: a pipe would wait for a writer forever.
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UnreadableFile(f"cannot open {path}: {error.strerror}") from error
+        status = os.fstat(self._handle)
+        head = self._read(0, _FILE.size) if stat.S_ISREG(status.st_mode) else b""
         if len(head) < _FILE.size or not head.startswith(MAGIC):
-            self._file.close()
+            self.close()
             raise UnreadableFile(
                 f"{path} is not an InferScope recording. "
                 "Recordings are made by `inferscope record` and end in .isr."
             )
         self.version = _FILE.unpack(head)[1]
         self.is_newer = self.version > FORMAT_VERSION
-        self._index_offset = self._find_index()
+        self._rows = self._find_index(status.st_size)
 
     @property
     def is_complete(self) -> bool:
         """Tell whether the recorder got to close the file."""
-        return self._index_offset is not None
+        return self._rows is not None
 
     def frames(self) -> Iterator[RecordedFrame]:
         """Yield all frames in the order they were written."""
-        self._file.seek(_FILE.size)
-        while True:
-            plain = self._next_block()
-            if plain is None:
-                return
+        for _, plain in self._blocks():
             yield from _split(plain)
 
     def index(self) -> list[BlockIndex]:
-        """Return the blocks with the time they span, from the file's index or by walking."""
-        if self._index_offset is not None:
-            self._file.seek(self._index_offset)
-            rows = self._file.read(_BLOCK.unpack(self._file.read(_BLOCK.size))[1])
-            return [BlockIndex(*row) for row in _INDEX_ROW.iter_unpack(rows)]
-        self._file.seek(_FILE.size)
-        found = []
-        while (offset := self._file.tell()) >= 0:
-            header = self._file.read(_BLOCK.size)
-            if len(header) < _BLOCK.size or not header.startswith(_MARKER):
-                break
-            _, length, _, _, first_ns, last_ns = _BLOCK.unpack(header)
-            found.append(BlockIndex(offset, first_ns, last_ns))
-            self._file.seek(length, os.SEEK_CUR)
-        return found
+        """Return the blocks with the time they span, from the file's index or by reading them."""
+        if self._rows is None:
+            num_damaged = self.damaged_blocks
+            rows = [block for block, _ in self._blocks()]
+            self.damaged_blocks = num_damaged  # counted by `frames`
+            return rows
+        return list(self._rows)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; safe to call twice."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
-    def _find_index(self) -> int | None:
-        """Return where an intact index starts, None if the recorder did not get to write one."""
-        size = self._file.seek(0, os.SEEK_END)
-        if size < _FILE.size + _BLOCK.size + _TRAILER.size:
-            return None
-        self._file.seek(size - _TRAILER.size)
-        offset, magic = _TRAILER.unpack(self._file.read(_TRAILER.size))
-        if magic != MAGIC or offset > size - _BLOCK.size - _TRAILER.size:
-            return None
-        self._file.seek(offset)
-        header = self._file.read(_BLOCK.size)
-        body = self._file.read(size - _TRAILER.size - offset - _BLOCK.size)
-        intact = zlib.crc32(header[16:], zlib.crc32(body)) == _BLOCK.unpack(header)[2]
-        return offset if header.startswith(_INDEX_MARKER) and intact else None
+    def _read(self, offset: int, num_bytes: int) -> bytes:
+        """Read at a place; less at the end of the file, nothing where it cannot be read."""
+        try:
+            return os.pread(self._handle, num_bytes, offset)
+        except OSError:
+            return b""
 
-    def _next_block(self) -> bytes | None:
-        """Return the next intact block's content, None at the end of the file."""
+    def _find_index(self, file_bytes: int) -> list[BlockIndex] | None:
+        """Return the index if the recorder got to write one, and it is intact."""
+        raw = self._read(max(0, file_bytes - _TRAILER.size), _TRAILER.size)
+        if len(raw) < _TRAILER.size:
+            return None
+        offset, magic = _TRAILER.unpack(raw)
+        length = file_bytes - _TRAILER.size - _BLOCK.size - offset
+        if magic != MAGIC or not 0 <= length <= _MAX_INDEX_BYTES or length % _INDEX_ROW.size:
+            return None
+        if not self._is_index(self._read(offset, _BLOCK.size), offset):
+            return None
+        body = self._read(offset + _BLOCK.size, length)
+        return [BlockIndex(*row) for row in _INDEX_ROW.iter_unpack(body)]
+
+    def _is_index(self, header: bytes, offset: int) -> bool:
+        """Tell whether an intact index stands here."""
+        if len(header) < _BLOCK.size or not header.startswith(_INDEX_MARKER):
+            return False
+        length, expected = struct.unpack_from("<II", header, len(_MARKER))
+        if length > _MAX_INDEX_BYTES:
+            return False
+        body = self._read(offset + _BLOCK.size, length)
+        return bool(zlib.crc32(header[16:], zlib.crc32(body)) == expected)
+
+    def _blocks(self) -> Iterator[tuple[BlockIndex, bytes]]:
+        """Yield the intact blocks with their content, past whatever is damaged."""
+        offset = _FILE.size
+        self._wasted_bytes = 0
         while True:
-            start = self._file.tell()
-            header = self._file.read(_BLOCK.size)
-            if header.startswith(_INDEX_MARKER) or len(header) == 0:
-                return None
-            plain = self._read_block(header)
-            if plain is not None:
-                return plain
-            self.damaged_blocks += 1
-            if not self._seek_marker(start + 1):
-                return None
+            header = self._read(offset, _BLOCK.size)
+            if not header or self._is_index(header, offset):
+                return
+            plain = self._content(header, offset)
+            if plain is None:
+                self.damaged_blocks += 1
+                following = self._next_marker(offset + 1)
+                if following < 0:
+                    return
+                offset = following
+                continue
+            _, length, _, _, first_ns, last_ns = _BLOCK.unpack(header)
+            yield BlockIndex(offset, first_ns, last_ns), plain
+            offset += _BLOCK.size + length
 
-    def _read_block(self, header: bytes) -> bytes | None:
+    def _content(self, header: bytes, offset: int) -> bytes | None:
+        """Return a block's content, None for what is no intact block."""
         if len(header) < _BLOCK.size or not header.startswith(_MARKER):
             return None
         _, length, expected, plain_length, _, _ = _BLOCK.unpack(header)
-        if length > _MAX_BLOCK_BYTES or plain_length > _MAX_BLOCK_BYTES:
+        if length > _MAX_BLOCK_BYTES or not 0 < plain_length <= _MAX_BLOCK_BYTES:
             return None
-        body = self._file.read(length)
+        if self._wasted_bytes > _MOST_WASTED_BYTES:
+            return None  # made to keep us busy: markers in which every block fails
+        body = self._read(offset + _BLOCK.size, length)
         if zlib.crc32(header[16:], zlib.crc32(body)) != expected:
+            self._wasted_bytes += len(body)
             return None
         try:
-            plain = zlib.decompressobj().decompress(body, plain_length)
+            inflating = zlib.decompressobj()
+            plain = inflating.decompress(body, plain_length + 1)
         except zlib.error:
             return None
-        return plain if len(plain) == plain_length else None
+        return plain if inflating.eof and len(plain) == plain_length else None
 
-    def _seek_marker(self, start: int) -> bool:
-        """Go to the next marker at or behind `start`."""
-        self._file.seek(start)
-        behind = b""
-        while chunk := self._file.read(1 << 20):
-            window = behind + chunk
-            found = [at for m in (_MARKER, _INDEX_MARKER) if (at := window.find(m)) >= 0]
+    def _next_marker(self, start: int) -> int:
+        """Return where the next marker at or behind `start` is, -1 for nowhere."""
+        overlap = len(_MARKER) - 1
+        while chunk := self._read(start, 1 << 20):
+            found = [at for m in (_MARKER, _INDEX_MARKER) if (at := chunk.find(m)) >= 0]
             if found:
-                self._file.seek(self._file.tell() - len(window) + min(found))
-                return True
-            behind = window[-len(_MARKER) + 1 :]
-        return False
+                return start + min(found)
+            start += max(1, len(chunk) - overlap)
+        return -1
 
 
 def _pack_block(marker: bytes, body: bytes, plain: int, first_ns: int, last_ns: int) -> bytes:
@@ -247,5 +301,7 @@ def _split(plain: bytes) -> Iterator[RecordedFrame]:
     while offset + _ENTRY.size <= len(plain):
         ring, code, sequence, t_ns, length = _ENTRY.unpack_from(plain, offset)
         offset += _ENTRY.size
+        if offset + length > len(plain):
+            return
         yield RecordedFrame(ring, code, sequence, t_ns, plain[offset : offset + length])
         offset += length

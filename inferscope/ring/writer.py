@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from inferscope.errors import RingUnavailable
 from inferscope.ring import layout
 from inferscope.ring.layout import Identity
 
-_checksum = layout.checksum
+_crc32 = zlib.crc32
+_PAGE, _FRAME_BYTES = layout.PAGE, layout.FRAME_BYTES
 _pack_frame = layout.FRAME.pack_into
 _NOT_ENOUGH_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -111,18 +113,19 @@ class RingWriter:
         self.sequence = sequence = self.sequence + 1
         if length > self.largest_bytes:
             return False
-        size = (layout.FRAME_BYTES + length + 7) & ~7
+        size = (_FRAME_BYTES + length + 7) & ~7
         ring, words = self._map, self._words
         position = self._head
         room = self.capacity - position % self.capacity
         if size > room:
             position = self._fill(position, room)
         words[_CLAIM] = position + size
-        start = layout.PAGE + position % self.capacity
-        _pack_frame(
-            ring, start, length, code, flags, _checksum(code, flags, sequence, payload), sequence
-        )
-        start += layout.FRAME_BYTES
+        start = _PAGE + position % self.capacity
+        # `layout.checksum`, without the call: 0.2 µs of 1.2, several when it is not in the cache.
+        number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
+        seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
+        _pack_frame(ring, start, length, code, flags, _crc32(payload, seed), sequence)
+        start += _FRAME_BYTES
         ring[start : start + length] = payload
         self._head = head = position + size
         words[_HEAD] = head

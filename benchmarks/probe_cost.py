@@ -1,0 +1,123 @@
+"""What the probe's calls cost, one after another with everything in the cache.
+
+The lower bound: within an engine, whose weights push our code out of the cache between two steps,
+the same calls cost several times as much (probe_overhead.py measures that). Prints ns per call and
+µs per step at batch 1, 8 and 64, switched on and off.
+
+    python benchmarks/probe_cost.py --out probe_cost.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inferscope.probe import EngineInfo, Probe
+from inferscope.records import DECODE
+
+BATCHES = (1, 8, 64)
+TARGET_ON_US, TARGET_OFF_US = 15.0, 1.0
+CALLS = ("plan", "start", "stop", "slices", "emitted")
+
+
+def machine() -> dict[str, Any]:
+    """Describe where this runs, and how busy it is."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def calls(probe: Probe, batch: int) -> dict[str, Callable[[], None]]:
+    """Return a step's calls, as an engine makes them."""
+    indices = [probe.queued(f"request-{i}", prompt_tokens=500) for i in range(batch)]
+    ones, zeros, phases = (1,) * batch, (0,) * batch, (DECODE,) * batch
+    contexts = tuple(range(500, 500 + batch))
+    return {
+        "plan": lambda: probe.plan(
+            7, start_ns=1, end_ns=2, waiting=3, running=batch, blocks_used=900, blocks_total=1000
+        ),
+        "start": lambda: probe.start(7),
+        "stop": lambda: probe.stop(7),
+        "slices": lambda: probe.slices(
+            7, requests=indices, phases=phases, tokens=ones, contexts=contexts,
+            flags=zeros, sampled=ones,
+        ),
+        "emitted": lambda: probe.emitted(indices, ones, step=7),
+    }  # fmt: skip
+
+
+def measure(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, float]:
+    """Return the best of several rounds: ns per call, and µs for a step of them all."""
+    parts = calls(probe, batch)
+    sequence = [parts[name] for name in CALLS]
+    best = dict.fromkeys((*CALLS, "step_us"), float("inf"))
+    now_ns = time.perf_counter_ns
+    for _ in range(repeats):
+        spent_ns = dict.fromkeys(CALLS, 0)
+        for _ in range(steps):
+            for name in CALLS:
+                began_ns = now_ns()
+                parts[name]()
+                spent_ns[name] += now_ns() - began_ns
+        for name in CALLS:
+            best[name] = min(best[name], spent_ns[name] / steps)
+        began_ns = now_ns()
+        for _ in range(steps):
+            for call in sequence:
+                call()
+        best["step_us"] = min(best["step_us"], (now_ns() - began_ns) / steps / 1e3)
+    return {name: round(value, 2) for name, value in best.items()}
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    options = parser.parse_args()
+    os.environ["INFERSCOPE_BUDGET"] = "2"  # nothing but the probe runs here
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["INFERSCOPE_DIR"] = folder
+        for state in ("on", "off"):
+            for batch in BATCHES:
+                probe = Probe.open(EngineInfo(0, "bench")) if state == "on" else Probe.disabled()
+                row = measure(probe, batch, repeats=options.repeats, steps=options.steps)
+                rows.append({"probe": state, "batch": batch, **row})
+                probe.close()
+    about = machine()
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print(f"{'probe':<6}{'batch':>6}" + "".join(f"{name:>9}" for name in CALLS) + f"{'step µs':>9}")
+    for row in rows:
+        cells = "".join(f"{row[name]:>9.0f}" for name in CALLS)
+        print(f"{row['probe']:<6}{row['batch']:>6}{cells}{row['step_us']:>9.2f}")
+    on_us = next(r["step_us"] for r in rows if r["probe"] == "on" and r["batch"] == BATCHES[-1])
+    off_us = max(r["step_us"] for r in rows if r["probe"] == "off")
+    verdict = "met" if on_us <= TARGET_ON_US and off_us <= TARGET_OFF_US else "missed"
+    print(
+        f"target (batch 64 on <= {TARGET_ON_US:.0f} µs, off <= {TARGET_OFF_US:.0f} µs): {verdict}"
+    )
+    if options.out is not None:
+        result = {"machine": about, "rows": rows, "target": verdict}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

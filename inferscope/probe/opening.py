@@ -1,0 +1,101 @@
+"""Making this process's ring: where, how large, under which name, readable by whom."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from inferscope.errors import InferScopeError
+from inferscope.probe.clock import Clock
+from inferscope.probe.identity import file_name, identity
+from inferscope.ring import layout
+from inferscope.ring.control import control_path
+from inferscope.ring.discovery import make_private, remove_old_rings, ring_directory
+from inferscope.ring.writer import NoRoom, RingWriter
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_RING_MB = 64
+_MOST_RING_MB = 64 * 1024
+_SMALLEST_BYTES = 256 * 1024
+_MOST_NAMES = 1000
+
+
+def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
+    """Make the ring file in this engine's folder, smaller if the disk is nearly full.
+
+    Raises:
+        RingUnavailable: there is no room even for a small one, or no permission.
+        InferScopeError: the machine is big-endian, or all names are taken.
+    """
+    if not layout.IS_LITTLE_ENDIAN:
+        raise InferScopeError("columns are little-endian and this machine is not")
+    folder, group_id = ring_directory(), _group_id()
+    make_private(folder, group_id=group_id)
+    try:
+        remove_old_rings(folder)
+    except OSError as error:
+        logger.debug("inferscope: old rings are left where they are: %s", error)
+    me = identity(role, rank, clock=clock)
+    home = folder / file_name(me.engine_id)
+    stem = f"{file_name(role)}-{rank}-{me.pid}"
+    capacity = wanted = _ring_bytes()
+    for number in range(1, _MOST_NAMES):
+        path = home / (f"{stem}.ring" if number == 1 else f"{stem}.{number}.ring")
+        make_private(home, group_id=group_id)  # somebody tidying up may just have removed it
+        while True:
+            try:
+                ring = RingWriter(path, me, capacity=capacity, group_id=group_id)
+            except FileExistsError:
+                break
+            except NoRoom:
+                if capacity <= _SMALLEST_BYTES:
+                    raise
+                capacity //= 4
+                continue
+            if capacity < wanted:
+                logger.warning(
+                    "inferscope: no room for a ring of %.0f MB: %s has %.2g MB",
+                    wanted / (1 << 20),
+                    path,
+                    capacity / (1 << 20),
+                )
+            return ring
+    raise InferScopeError(f"{home} holds {_MOST_NAMES} rings of this process. Remove some.")
+
+
+def discard(ring: RingWriter) -> None:
+    """Take back a ring that will not be written."""
+    ring.close()
+    for path in (ring.path, control_path(ring.path)):
+        path.unlink(missing_ok=True)
+
+
+def _ring_bytes() -> int:
+    given = os.environ.get("INFERSCOPE_RING_MB", "")
+    try:
+        megabytes = float(given) if given else DEFAULT_RING_MB
+        if not 0 < megabytes <= _MOST_RING_MB:
+            raise ValueError
+    except ValueError:
+        logger.warning(
+            "inferscope: INFERSCOPE_RING_MB=%s is no size in MB; taking %d", given, DEFAULT_RING_MB
+        )
+        megabytes = DEFAULT_RING_MB
+    return int(megabytes * (1 << 20))
+
+
+def _group_id() -> int | None:
+    """Return the group that INFERSCOPE_GROUP (a name or a number) lets read the rings."""
+    group = os.environ.get("INFERSCOPE_GROUP")
+    if not group:
+        return None
+    if group.isdecimal():
+        return int(group)
+    import grp  # seldom needed
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        logger.warning("inferscope: INFERSCOPE_GROUP=%s is no group; rings stay private", group)
+        return None

@@ -1,0 +1,81 @@
+"""A clock that stands still until told, a ring in a folder, and a way to read one back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from inferscope.probe import EngineInfo, Probe
+from inferscope.records import Record, UnknownRecord, decode
+from inferscope.ring.layout import MIN_CAPACITY, Identity
+from inferscope.ring.reader import Frame, Loss, RingReader
+from inferscope.ring.writer import RingWriter
+
+Kind = TypeVar("Kind", bound=Record)
+
+ME = Identity("engine", "core", 0, 1, "host", "boot", 1, 2)
+
+
+class FakeClock:
+    """Both clocks, moved by hand; each reading may cost something."""
+
+    def __init__(self, now_ns: int = 1_000_000_000, *, step_ns: int = 0) -> None:
+        self.now_ns = now_ns
+        self.step_ns = step_ns
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += self.step_ns
+        return self.now_ns
+
+    def real_ns(self) -> int:
+        return self.now_ns + 5
+
+
+def make_ring(folder: Path, name: str = "a", capacity: int = MIN_CAPACITY) -> RingWriter:
+    return RingWriter(folder / f"{name}.ring", ME, capacity=capacity)
+
+
+def make_probe(
+    folder: Path, clock: FakeClock, *, name: str = "a", capacity: int = 1 << 20, **parts: object
+) -> Probe:
+    return Probe(
+        make_ring(folder, name, capacity),
+        None,
+        EngineInfo(0, "test"),
+        clock=clock,
+        **parts,  # type: ignore[arg-type]
+    )
+
+
+def do_step(probe: Probe, step: int, requests: list[int]) -> None:
+    ones = [1] * len(requests)
+    probe.plan(step, start_ns=0, end_ns=1, waiting=0, running=len(requests))
+    probe.start(step)
+    probe.stop(step)
+    probe.slices(step, requests=requests, phases=ones, tokens=ones, contexts=ones)
+    probe.emitted(requests, ones, step=step)
+
+
+def everything(reader: RingReader) -> list[Frame | Loss]:
+    found: list[Frame | Loss] = []
+    while some := reader.read():
+        found += some
+    return found
+
+
+def records(path: Path) -> list[Record]:
+    reader = RingReader(path)
+    found = everything(reader)
+    reader.close()
+    known = []
+    for frame in found:
+        assert isinstance(frame, Frame), frame
+        try:
+            known.append(decode(frame.code, frame.payload))
+        except UnknownRecord:
+            continue
+    return known
+
+
+def of(kind: type[Kind], path: Path) -> list[Kind]:
+    return [record for record in records(path) if isinstance(record, kind)]

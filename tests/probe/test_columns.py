@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.probe.columns import attributes, column, digest64, name, text
+from inferscope.records import RequestEvent, decode, encode
+
+
+@given(st.sampled_from(["B", "H", "I"]), st.lists(st.integers(0, 255), max_size=200))
+def test_a_column_is_the_same_whatever_it_is_made_from(code: str, values: list[int]) -> None:
+    expected = array(code, values).tobytes()
+    assert column(code, values) == column(code, tuple(values)) == expected
+    assert column(code, array(code, values)) == column(code, np.array(values, "i8")) == expected
+    assert column(code, expected) == expected
+
+
+@pytest.mark.parametrize(("code", "largest"), [("B", 255), ("H", 65535), ("I", 2**32 - 1)])
+def test_a_number_too_large_for_its_column_becomes_the_largest(code: str, largest: int) -> None:
+    for values in ([1, largest + 1, -3], (1, largest + 1, -3)):
+        assert column(code, values) == array(code, [1, largest, 0]).tobytes()
+
+
+def test_the_digest_tells_requests_tokens_and_their_order_apart() -> None:
+    a, b = column("I", [1, 2]), column("I", [3, 4])
+    assert len({digest64(a, b), digest64(b, a), digest64(a, a), digest64(a[::-1], b)}) == 4
+    assert 0 <= digest64(a, b) < 1 << 64
+
+
+@given(st.text(alphabet=st.characters(), max_size=300))
+def test_any_text_becomes_one_that_a_record_can_hold(given_text: str) -> None:
+    for made in (text(given_text), name(given_text)):
+        assert len(made.encode()) <= 128
+        event = RequestEvent(1, 2, 3, 4, made)
+        assert decode(event.CODE, encode(event)) == event
+
+
+def test_names_cut_short_still_differ() -> None:
+    assert name("x" * 1000 + "a") != name("x" * 1000 + "b")
+    assert name("\ud800") != name("\udfff")
+    assert name("plain") == "plain"
+    assert name(7) == "7"
+
+
+def test_attributes_are_bounded() -> None:
+    many = attributes({f"key {i}" + "k" * 500: "v" * 500 for i in range(100)})
+    assert many is not None
+    assert len(many) == 16
+    assert all(len(key) <= 128 and len(value) <= 128 for key, value in many.items())
+    assert attributes({}) is None

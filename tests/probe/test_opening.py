@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferscope.probe import EngineInfo, Probe
+from inferscope.probe.identity import engine_id, file_name
+from inferscope.records import StepSlices
+from tests.probe.fakes import do_step, of
+
+INFO = EngineInfo(0, "test")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "rings"))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "engine")
+    monkeypatch.delenv("INFERSCOPE", raising=False)
+
+
+def test_two_probes_of_one_role_have_a_ring_each() -> None:
+    first, second = Probe.open(INFO), Probe.open(INFO)
+    assert first.path is not None
+    assert second.path is not None
+    assert second.path.name == first.path.name.replace(".ring", ".2.ring")
+    do_step(second, 1, [1])
+    assert not of(StepSlices, first.path)
+    assert len(of(StepSlices, second.path)) == 1
+    first.close()
+    second.close()
+
+
+def test_files_are_private_and_a_configured_group_may_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    probe = Probe.open(INFO)
+    assert probe.path is not None
+    modes = [path.stat().st_mode & 0o777 for path in (probe.path, probe.path.parent)]
+    assert modes == [0o600, 0o700]
+    probe.close()
+    monkeypatch.setenv("INFERSCOPE_GROUP", str(os.getgid()))
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "shared"))
+    probe = Probe.open(INFO)
+    assert probe.path is not None
+    modes = [path.stat().st_mode & 0o777 for path in (probe.path, probe.path.parent)]
+    assert modes == [0o640, 0o750]
+    probe.close()
+
+
+@pytest.mark.parametrize("given", ["../../etc", "a/b", ".", "..", "x" * 500, "\udcff", "a b"])
+def test_an_engine_id_or_role_is_never_a_path(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {**os.environ, "INFERSCOPE_ENGINE_ID": given})
+    safe = engine_id()
+    assert safe == engine_id() == file_name(given)
+    assert "/" not in safe
+    assert not safe.startswith(".")
+    assert len(safe) < 120
+    probe = Probe.open(INFO, role="../core")
+    assert probe.path is not None
+    assert probe.path.parent.parent == Path(os.environ["INFERSCOPE_DIR"])
+    probe.close()
+
+
+def test_distinct_names_that_look_alike_stay_distinct() -> None:
+    assert file_name("a/b") != file_name("a b")
+    assert file_name("plain-1.2_x") == "plain-1.2_x"
+
+
+def test_switched_off_by_the_environment_nothing_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFERSCOPE", "0")
+    probe = Probe.open(INFO)
+    assert not probe.on
+    assert probe.path is None
+    assert not (tmp_path / "rings").exists()
+
+
+@pytest.mark.parametrize("size", ["many", "-3", "nan", "inf", "0", "1e30"])
+def test_a_size_that_is_none_is_said_and_replaced(
+    size: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_RING_MB", size)
+    monkeypatch.setattr("inferscope.probe.opening.DEFAULT_RING_MB", 2)
+    probe = Probe.open(INFO)
+    assert probe.on
+    assert probe._ring is not None
+    assert probe._ring.capacity == 2 << 20
+    assert f"INFERSCOPE_RING_MB={size} is no size" in caplog.text
+    probe.close()
+
+
+def test_where_no_folder_can_be_made_the_engine_runs_unobserved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "file" / "rings"))
+    with caplog.at_level(logging.WARNING):
+        probe = Probe.open(INFO)
+    assert not probe.on
+    do_step(probe, 1, [1])
+    assert len(caplog.records) == 1
+    assert "Set INFERSCOPE_DIR" in caplog.text
+
+
+def test_trouble_with_tidying_up_does_not_keep_a_probe_from_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(folder: Path) -> int:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr("inferscope.probe.opening.remove_old_rings", fails)
+    probe = Probe.open(INFO)
+    assert probe.on
+    probe.close()
+
+
+def test_a_probe_whose_thread_cannot_start_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("inferscope.probe.probe.threading.Thread", fails)
+    assert not Probe.open(INFO).on
+    assert not list((tmp_path / "rings" / "engine").iterdir())
+
+
+LIMITED = """
+import os, resource, sys, logging
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "test"))
+for step in range(3000):
+    probe.plan(step, start_ns=0, end_ns=0, waiting=0, running=0)
+print(probe.on, probe._ring.capacity if probe._ring else None)
+"""
+
+
+def test_with_little_room_the_ring_is_smaller_and_with_none_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "64")
+    for limit, ending in ((3 << 20, "True 1048576"), (100_000, "False None")):
+        command = [sys.executable, "-c", LIMITED, str(limit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        *said, last = done.stdout.splitlines()
+        assert last == ending
+        assert len(said) == 1
+        assert "room" in said[0] or "no space" in said[0]
+    assert not list((tmp_path / "rings").glob("**/*.partial"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_on_a_full_file_system_the_probe_takes_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        monkeypatch.setenv("INFERSCOPE_DIR", str(small))
+        monkeypatch.setenv("INFERSCOPE_RING_MB", "64")
+        probe = Probe.open(INFO)
+        assert probe.on
+        for step in range(20_000):
+            do_step(probe, step, [1, 2, 3])
+        assert probe.on
+        probe.close()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

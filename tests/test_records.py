@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.records import (
+    FORMAT_VERSION,
+    RECORD_TYPES,
+    Emitted,
+    EngineInfo,
+    Record,
+    StepSpan,
+    UnknownRecord,
+    decode,
+    encode,
+)
+from inferscope.ring.reader import Frame, RingReader
+from inferscope.ring.recording import RecordingReader
+from tests.golden.write_golden import ME, written
+from tests.probe.fakes import everything
+
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = range(1, FORMAT_VERSION + 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_ring_of_each_format_reads_back_to_the_same_records(version: int) -> None:
+    reader = RingReader(GOLDEN / f"format-{version}.ring")
+    assert reader.identity == ME
+    assert reader.format_version == version
+    found = everything(reader)
+    assert [decode(f.code, f.payload) for f in found if isinstance(f, Frame)] == written()
+    assert len(found) == len(written())
+    reader.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_recording_of_each_format_reads_back_to_the_same_records(version: int) -> None:
+    reader = RecordingReader(GOLDEN / f"format-{version}.isr")
+    assert [decode(frame.code, frame.payload) for frame in reader.frames()] == written()
+    assert reader.is_complete
+    reader.close()
+
+
+def test_the_golden_files_hold_every_record_type_in_full() -> None:
+    assert {type(record) for record in written()} == set(RECORD_TYPES)
+    codes = [kind.CODE for kind in RECORD_TYPES]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("record", written(), ids=lambda record: type(record).__name__)
+def test_fields_of_a_newer_writer_are_ignored(record: Record) -> None:
+    fields = msgspec.msgpack.decode(encode(record))
+    newer = msgspec.msgpack.encode([*fields, "a field", {"of": ["two versions", "on"]}])
+    assert decode(record.CODE, newer) == record
+
+
+def test_fields_that_an_older_writer_never_had_take_their_defaults() -> None:
+    span = StepSpan(1, 2, 3, 4, 5, 6)
+    assert decode(StepSpan.CODE, msgspec.msgpack.encode([1, 2, 3, 4, 5, 6])) == span
+    assert decode(EngineInfo.CODE, msgspec.msgpack.encode([1, "old"])) == EngineInfo(1, "old")
+    assert decode(Emitted.CODE, msgspec.msgpack.encode([1, b"", b""])) == Emitted(1, b"", b"")
+
+
+def test_unknown_types_and_codes_are_told_apart_from_damage() -> None:
+    with pytest.raises(UnknownRecord, match="type 999"):
+        decode(999, b"")
+    future = StepSpan(1, 2, 3, 4, 5, 6, mode="a mode of the future")
+    assert decode(StepSpan.CODE, encode(future)) == future
+
+
+@given(
+    code=st.sampled_from([kind.CODE for kind in RECORD_TYPES]),
+    payload=st.binary(max_size=200),
+)
+def test_any_bytes_are_a_record_or_unknown(code: int, payload: bytes) -> None:
+    with contextlib.suppress(UnknownRecord):
+        decode(code, payload)
+
+
+@given(data=st.data())
+def test_a_damaged_payload_is_a_record_or_unknown(data: st.DataObject) -> None:
+    record = data.draw(st.sampled_from(written()))
+    payload = bytearray(encode(record))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(UnknownRecord):
+        decode(record.CODE, bytes(payload))
