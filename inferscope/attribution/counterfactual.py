@@ -70,21 +70,25 @@ def explain(
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    alone = own_ns + (model.f(1) + model.g(1))
+    f_one, g_one = model.f(1), model.g(1)
+    alone = model.alone_ns(batch, own_ns) + (f_one + g_one)
     for at in team.chunks.tolist():
-        alone[at] += model.f(int(team.tokens[at])) - model.f(1)
+        alone[at] += model.f(team.tokens.item(at)) - f_one
     if team.num_rows != len(alone):
-        alone += model.g_ns[team.sampled.clip(max=len(model.g_ns) - 1)] - model.g(1)
+        alone += model.g_ns[team.sampled.clip(max=len(model.g_ns) - 1)] - g_one
     own = (alone * scale).astype(np.int64)
     prefill_ns = decode_ns = explained_ns
     if is_prefill is None:
-        own = np.minimum(own, decode_ns)
+        np.minimum(own, decode_ns, out=own)
         co_batched: Ints = decode_ns - own
     else:
-        prefill_ns = _class_ns(model, batch, own_ns, is_prefill, scale, explained_ns)
-        decode_ns = _class_ns(model, batch, own_ns, ~is_prefill, scale, explained_ns)
-        of_class = np.where(is_prefill, prefill_ns, decode_ns)
-        own = np.minimum(own, of_class)
+        prefill_ns, decode_ns = (
+            min(explained_ns, round(ns * scale)) if ns else explained_ns
+            for ns in _class_ns(model, batch, own_ns, is_prefill)
+        )
+        of_class = np.full(len(own), decode_ns)
+        of_class[is_prefill] = prefill_ns
+        np.minimum(own, of_class, out=own)
         co_batched = of_class - own
     again: Ints | None = None
     if recomputed is not None:
@@ -101,17 +105,17 @@ def explain(
 
 
 def _class_ns(
-    model: StepModel,
-    batch: Batch,
-    own_ns: Floats,
-    members: Flags,
-    scale: float,
-    explained_ns: int,
-) -> int:
-    """Return what the step would have taken with these members only."""
-    tokens = int(batch.team.tokens[members].sum())
-    if not tokens:
-        return explained_ns
-    rows = int(batch.team.sampled[members].sum())
-    alone = model.f(tokens) + model.g(rows) + float(own_ns[members].sum())
-    return min(explained_ns, round(alone * scale))
+    model: StepModel, batch: Batch, own_ns: Floats, is_prefill: Flags
+) -> tuple[float, float]:
+    """Return what the step would have taken with its prefills only, and with its decodes only."""
+    team = batch.team
+    prefills = is_prefill.nonzero()[0]
+    tokens = int(np.add.reduce(team.tokens[prefills]))
+    rows = int(np.add.reduce(team.sampled[prefills]))
+    own = float(np.add.reduce(own_ns[prefills]))
+    others_own = float(np.add.reduce(own_ns[~is_prefill]))
+    others = team.num_tokens - tokens
+    return (
+        model.f(tokens) + model.g(rows) + own,
+        model.f(others) + model.g(team.num_rows - rows) + others_own if others else 0.0,
+    )

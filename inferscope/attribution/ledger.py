@@ -2,11 +2,13 @@
 
 Each request carries a mark: its life is explained up to there. Whatever happens next, at time t,
 explains [mark, t) by the state the request was in and moves the mark to t. So the rows sum to the
-request's life by construction, in any order of events, with no residual line and no negative row.
+request's life by construction, in any order of events, with no residual line and no negative row:
+whatever is booked moves the mark by just as much.
 
 The ledger sweeps over one engine's events in the order of time. While a step is open its members'
 delay is not yet booked; at its end each member's row is added (see `counterfactual`). A token that
-leaves the engine in the middle of the next step (overlapped scheduling) cuts its row pro rata.
+leaves the engine in the middle of the next step (overlapped scheduling) cuts its row pro rata; of
+two steps that overlap, the earlier has its members first.
 
     │ frontend │ queue, queue_idle │ cpu_gap │ step │ output │ cpu_gap │ step … │ output, delivery
     received   queued              admitted  open  close     emitted            finished
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.open_step import OpenStep, scaled
 from inferscope.records import CAUSES
 
 Flags = NDArray[np.bool_]
@@ -30,84 +33,14 @@ Ints = NDArray[np.int64]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
+_IN_FLIGHT = (WAITING, RUNNING, HELD)
 NOBODY = 0
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
-_NUM_CAUSES = len(CAUSES)
-_PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
-"""Of each, co-batched and interference are the next two columns."""
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
 _QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
 _REMEMBERED_STEPS = 256
 """Events may come this many steps late and still find which part of their past was busy."""
-
-
-class _Open:
-    """A step being executed: its members' delay, not yet booked."""
-
-    __slots__ = ("delay", "end_ns", "excess_column", "is_prefill", "parts", "slots", "start_ns")
-
-    def __init__(
-        self,
-        slots: Ints,
-        is_prefill: Flags | None,
-        delay: Delay,
-        *,
-        start_ns: int,
-        end_ns: int,
-        excess_column: int,
-    ) -> None:
-        self.slots = slots
-        self.is_prefill = is_prefill
-        self.delay = delay
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.excess_column = excess_column
-        self.parts: Ints | None = None
-        """[members, causes], made when a single member's rows must change before the end."""
-
-    def rows(self) -> Ints:
-        """Return what the step still has to book, by member and cause."""
-        if self.parts is None:
-            delay, num = self.delay, len(self.slots)
-            parts = np.zeros((num, _NUM_CAUSES), dtype=np.int64)
-            is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
-            own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
-            member = np.arange(num)
-            parts[member, own] = delay.own_ns
-            parts[member, own + 1] = delay.co_batched_ns
-            parts[member, own + 2] = np.where(
-                is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
-            )
-            if delay.recompute_ns is not None:
-                parts[:, _C["recompute"]] = delay.recompute_ns
-            parts[:, self.excess_column] += delay.excess_ns
-            self.parts = parts
-        return self.parts
-
-    def book(self, ledger_rows: Ints) -> None:
-        """Add to the ledger's rows what the step still has to book."""
-        slots, delay = self.slots, self.delay
-        if self.parts is not None:
-            np.add.at(ledger_rows, slots, self.parts)
-            return
-        cells = ledger_rows.reshape(-1)
-        first = slots * _NUM_CAUSES
-        if self.is_prefill is None:
-            own = first + _DECODE_OWN
-            if delay.decode_interference_ns:
-                cells[own + 2] += delay.decode_interference_ns
-        else:
-            own = first + np.where(self.is_prefill, _PREFILL_OWN, _DECODE_OWN)
-            cells[own + 2] += np.where(
-                self.is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
-            )
-        cells[own] += delay.own_ns
-        cells[own + 1] += delay.co_batched_ns
-        if delay.recompute_ns is not None:
-            cells[first + _C["recompute"]] += delay.recompute_ns
-        if delay.excess_ns:
-            cells[first + self.excess_column] += delay.excess_ns
 
 
 class Ledger:
@@ -129,7 +62,7 @@ class Ledger:
         self.state = np.zeros(num_slots, dtype=np.int8)
         self._in_step = np.zeros(num_slots, dtype=np.int16)
         self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
-        self._open: list[_Open] = []
+        self._open: list[OpenStep] = []
         self._past: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_STEPS)
         self._num_in_flight = 0
         self._num_changes = 0
@@ -137,6 +70,9 @@ class Ledger:
         """A whole team that stands at one mark, its mark, and `_num_changes` when that was so."""
         self._num_running = 0
         self._idle_mark_ns: int | None = None
+        """Up to where the device's time is explained."""
+        self._idle_from_ns = 0
+        """From where on it has been idle, if it is."""
         self.busy_ns = 0
         self.idle_host_gap_ns = 0
         self.idle_no_work_ns = 0
@@ -214,6 +150,7 @@ class Ledger:
 
     def free(self, slot: int) -> None:
         """Give the slot back."""
+        self._leave_steps(slot, int(self.mark_ns[slot]))
         self._change(slot, int(self.mark_ns[slot]), FREE)
 
     # --- tokens -------------------------------------------------------------------------------
@@ -262,63 +199,84 @@ class Ledger:
         """
         self.close_steps(start_ns)
         mark_ns = self._common_mark(slots)
-        is_whole = mark_ns is not None and self._num_running == len(slots)
-        if is_whole and mark_ns is not None and mark_ns <= start_ns:
+        whole_at = -1
+        if mark_ns is not None and mark_ns <= start_ns and self._num_running == len(slots):
             self.rows[slots, _CPU_GAP] += start_ns - mark_ns
             self._stand(slots, start_ns)
+            whole_at = self._num_changes
         else:
-            slots = self._gather(slots, start_ns)
+            team = slots
+            slots = self._gather(team, start_ns)
+            if slots is team and self._num_running == len(slots):
+                whole_at = self._num_changes
         self._take_back_idle(start_ns)
         self.pass_idle(start_ns)
-        step = _Open(
+        step = OpenStep(
             slots,
             is_prefill,
             delay,
             start_ns=start_ns,
             end_ns=end_ns,
             excess_column=_C["cold_start"] if is_cold else _C["slowdown"],
+            whole_at=whole_at,
         )
         if self._common_mark(slots) is None:
-            for member in np.flatnonzero(self.mark_ns[slots] > start_ns).tolist():
-                # Its life is explained beyond the start: book only the rest.
-                kept_ns = max(0, end_ns - int(self.mark_ns[slots[member]]))
-                step.rows()[member] = _scaled(step.rows()[member], kept_ns)
+            taken_ns = self._taken_until(slots)
+            for member in np.flatnonzero(taken_ns > start_ns).tolist():
+                # Its life is explained beyond the start, or will be: book only the rest.
+                kept_ns = max(0, end_ns - int(taken_ns[member]))
+                step.rows()[member] = scaled(step.rows()[member], kept_ns)
         self._in_step[slots] += 1
         self._open.append(step)
         if len(self._open) > 1:
             self._open.sort(key=lambda step: step.end_ns)
 
+    def _taken_until(self, slots: Ints) -> Ints:
+        """Return up to where the slots' time belongs to their past or to steps still open."""
+        taken_ns = self.mark_ns[slots]
+        for step in self._open:
+            in_step = np.isin(slots, step.slots)
+            taken_ns[in_step] = np.maximum(taken_ns[in_step], step.end_ns)
+        return taken_ns
+
     def _gather(self, slots: Ints, start_ns: int) -> Ints:
         """Bring all members into the batch and those running to the start; return the members."""
-        for slot in slots[self.state[slots] != RUNNING].tolist():
-            self.admitted(slot, start_ns)
         is_running = self.state[slots] == RUNNING
-        self._book_gap(slots, start_ns)
-        if np.count_nonzero(is_running) < len(slots):
-            return np.where(is_running, slots, NOBODY)  # some have ended
-        if np.count_nonzero(self.mark_ns[slots] == start_ns) == len(slots):
+        if not is_running.all():
+            for slot in slots[~is_running].tolist():
+                self.admitted(slot, start_ns)
+            is_running = self.state[slots] == RUNNING
+            if not is_running.all():
+                slots = np.where(is_running, slots, NOBODY)  # some have ended
+                self._book_gap(None, start_ns)
+                return slots
+        self._book_gap(slots if self._num_running == len(slots) else None, start_ns)
+        if not self._open and (self.mark_ns[slots] == start_ns).all():
             self._stand(slots, start_ns)
         return slots
 
     def _common_mark(self, slots: Ints) -> int | None:
-        """Return the mark at which a whole team stands, None if that is not known."""
+        """Return the mark at which a whole team stands, None in a step or if it is not known."""
         together = self._together
-        if together is not None and together[0] is slots and together[2] == self._num_changes:
-            return together[1]
-        return None
+        if together is None or together[0] is not slots or together[2] != self._num_changes:
+            return None
+        return None if self._open else together[1]
 
     def _stand(self, slots: Ints, mark_ns: int) -> None:
         """Put a team to one mark."""
         self.mark_ns[slots] = mark_ns
         self._together = (slots, mark_ns, self._num_changes)
 
-    def _book_gap(self, slots: Ints, start_ns: int) -> None:
-        """Book what lies between the marks of those running and the start of a step."""
+    def _book_gap(self, everybody: Ints | None, start_ns: int) -> None:
+        """Book what lies between the marks of those running and the start of a step.
+
+        Args:
+            everybody: the slots that are running, if known.
+            start_ns: of the step.
+        """
         self._together = None
-        if self._num_running == len(slots) and not self._open:
-            running = slots
-        else:
-            running = np.flatnonzero((self.state == RUNNING) & (self._in_step == 0))
+        knows = everybody is not None and not self._open
+        running = everybody if knows else self._bystanders()
         waited_ns = np.maximum(start_ns - self.mark_ns[running], 0)
         self.rows[running, _NOT_SCHEDULED if self._open else _CPU_GAP] += waited_ns
         self.mark_ns[running] += waited_ns
@@ -328,28 +286,31 @@ class Ledger:
         while self._open and self._open[0].end_ns <= until_ns:
             self._close(self._open.pop(0))
 
-    def _close(self, step: _Open) -> None:
-        slots, end_ns = step.slots, step.end_ns
-        step.book(self.rows)
+    def _close(self, step: OpenStep) -> None:
+        slots, end_ns, parts = step.slots, step.end_ns, step.parts
         self._in_step[slots] -= 1
-        if self._common_mark(slots) is not None and step.parts is None:
-            self._stand(slots, end_ns)
+        if parts is not None:
+            np.add.at(self.rows, slots, parts)
+            np.add.at(self.mark_ns, slots, parts.sum(axis=1))
+            self._together = None
         else:
-            self.mark_ns[slots] = np.maximum(self.mark_ns[slots], end_ns)
-        if self._num_running != len(slots) or self._open:
-            others = np.flatnonzero((self.state == RUNNING) & (self._in_step == 0))
-            waited_ns = np.maximum(end_ns - self.mark_ns[others], 0)
-            self.rows[others, _NOT_SCHEDULED] += waited_ns
-            self.mark_ns[others] += waited_ns
-        busy_from_ns = step.start_ns
-        if self._past:
-            busy_from_ns = max(busy_from_ns, self._past[-1][1])
-        if end_ns > busy_from_ns:
-            self.busy_ns += end_ns - busy_from_ns
-            self._past.append((busy_from_ns, end_ns))
-        self._idle_mark_ns = end_ns
+            # The members stood at its start, and what it books is all of its time.
+            step.book(self.rows)
+            self._stand(slots, end_ns)
+        if step.whole_at != self._num_changes or self._open:
+            others = self._bystanders()
+            if len(others):
+                waited_ns = np.maximum(end_ns - self.mark_ns[others], 0)
+                self.rows[others, _NOT_SCHEDULED] += waited_ns
+                self.mark_ns[others] += waited_ns
+        self._pass_busy(end_ns)
 
-    def _cut(self, step: _Open, member: int, at_ns: int) -> None:
+    def _bystanders(self) -> Ints:
+        """Return the slots that run but are in no step."""
+        found: Ints = ((self.state == RUNNING) & (self._in_step == 0)).nonzero()[0]
+        return found
+
+    def _cut(self, step: OpenStep, member: int, at_ns: int) -> None:
         """Book a member's part of an open step up to `at_ns`, keep the rest for its end."""
         slot = int(step.slots[member])
         spent_ns = at_ns - max(step.start_ns, int(self.mark_ns[slot]))
@@ -357,10 +318,10 @@ class Ledger:
             return
         self._together = None
         rest = step.rows()[member]
-        part = _scaled(rest, spent_ns)
+        part = scaled(rest, spent_ns)
         self.rows[slot] += part
+        self.mark_ns[slot] += part.sum()
         rest -= part
-        self.mark_ns[slot] = at_ns
 
     def _leave_steps(self, slot: int, at_ns: int) -> None:
         """Take a request out of the open steps: what it has spent there is booked."""
@@ -401,17 +362,17 @@ class Ledger:
             if end_ns <= at_ns:
                 break
             busy -= end_ns - max(start_ns, at_ns)
-        if self._open:
-            step = self._open[0]
-            busy += max(0, min(step.end_ns, at_ns) - step.start_ns)
+        if self._open and self._idle_mark_ns is not None:
+            busy += max(0, min(self._open[-1].end_ns, at_ns) - self._idle_mark_ns)
         return busy
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
-        was, will = (s in (WAITING, RUNNING, HELD) for s in (self.state[slot], state))
+        before = self.state.item(slot)
+        was, will = before in _IN_FLIGHT, state in _IN_FLIGHT
         if was != will:
             self.pass_idle(at_ns)
             self._num_in_flight += 1 if will else -1
-        self._num_running += int(state == RUNNING) - int(self.state[slot] == RUNNING)
+        self._num_running += (state == RUNNING) - (before == RUNNING)
         self.state[slot] = state
         self._num_changes += 1
         if state == WAITING:
@@ -427,7 +388,7 @@ class Ledger:
         if self._open:
             return
         if self._idle_mark_ns is None:
-            self._idle_mark_ns = until_ns
+            self._idle_mark_ns = self._idle_from_ns = until_ns
         spent = until_ns - self._idle_mark_ns
         if spent <= 0:
             return
@@ -437,30 +398,21 @@ class Ledger:
             self.idle_no_work_ns += spent
         self._idle_mark_ns = until_ns
 
+    def _pass_busy(self, until_ns: int) -> None:
+        """Explain the device's time up to the end of a step: since its mark it has been busy."""
+        since_ns = self._idle_mark_ns
+        if since_ns is not None and until_ns > since_ns:
+            self.busy_ns += until_ns - since_ns
+            self._past.append((since_ns, until_ns))
+            self._idle_mark_ns = self._idle_from_ns = until_ns
+
     def _take_back_idle(self, start_ns: int) -> None:
         """Correct idle time that a step, announced late, turns out to have been busy."""
+        start_ns = max(start_ns, self._idle_from_ns)
         if self._open or self._idle_mark_ns is None or start_ns >= self._idle_mark_ns:
             return
-        excess = self._idle_mark_ns - max(start_ns, self._past[-1][1] if self._past else start_ns)
+        excess = self._idle_mark_ns - start_ns
         of_gap = min(excess, self.idle_host_gap_ns)
         self.idle_host_gap_ns -= of_gap
-        self.idle_no_work_ns -= min(excess - of_gap, self.idle_no_work_ns)
+        self.idle_no_work_ns -= excess - of_gap
         self._idle_mark_ns = start_ns
-
-
-def _scaled(row: Ints, total_ns: int) -> Ints:
-    """Scale a row of whole nanoseconds down to a total, by largest remainder."""
-    whole_ns = int(row.sum())
-    if whole_ns <= 0 or total_ns >= whole_ns:
-        return row + 0
-    exact = row * (total_ns / whole_ns)
-    part: Ints = np.minimum(np.floor(exact).astype(np.int64), row)
-    order = np.argsort(part - exact, kind="stable")
-    missing = total_ns - int(part.sum())
-    for column in [*order, *order]:
-        if missing <= 0:
-            break
-        room = min(missing, 1, int(row[column] - part[column]))
-        part[column] += room
-        missing -= room
-    return part

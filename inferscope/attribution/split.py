@@ -10,7 +10,7 @@ For f, players are alike when they bring the same number of tokens. D players br
 
     no other      f(N)/D
     one, c        mean over k = 0..D of f(c + k) - f(k)                        prefix sums: O(1)
-    two, c1 c2    the same mean with weights linear in k                       prefix sums: O(1)
+    up to six     the mean over all subsets of them with k = 0..D singles      O(2^chunks D)
     more          Owen's multilinear extension, ∫ E[f(X_t + n) - f(X_t)] dt    by quadrature
 
 Shares are then scaled to the measured time, so they are conserved by construction; how well the
@@ -18,6 +18,9 @@ model fits is told by its residual, never by the sum.
 """
 
 from __future__ import annotations
+
+import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,9 @@ from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_FEW = 6
+"""Chunks whose subsets are all weighed; with more, the exact sum is too slow."""
 
 
 def fair(model: StepModel, batch: Batch, own_ns: Floats) -> Floats:
@@ -38,8 +44,8 @@ def fair(model: StepModel, batch: Batch, own_ns: Floats) -> Floats:
         own_ns: [requests], the slices' own cost, as `model.own_ns` gives it.
 
     Returns:
-        [requests], summing to the model's T(S) (to rounding; with three or more prefills too,
-        where single parts are approximate).
+        [requests], summing to the model's T(S) (to rounding; with seven or more chunks too, where
+        single parts are approximate).
     """
     team = batch.team
     chunks, num_single = team.chunks, team.num_single
@@ -63,40 +69,58 @@ def _split_f(model: StepModel, chunks: list[int], num_single: int) -> tuple[list
     whole = model.f(total)
     if num_single == 0 and len(chunks) == 1:
         return [whole], 0.0
-    if len(chunks) > 2 or total + 1 >= len(model.f_sum):
+    if len(chunks) > _FEW or total >= len(model.f_ns):
         return _split_by_quadrature(model, chunks, num_single, whole)
     if len(chunks) == 1:
         parts = [_one_chunk(model.f_sum, chunks[0], num_single)]
     else:
-        parts = _two_chunks(model, chunks[0], chunks[1], num_single)
+        parts = _few_chunks(model.f_ns, chunks, num_single)
     rest = whole - sum(parts)
-    return parts, rest / num_single if num_single else 0.0
+    return parts, max(0.0, rest / num_single) if num_single else 0.0
 
 
-def _one_chunk(f_sum: list[float], chunk: int, num_single: int) -> float:
+def _one_chunk(f_sum: Floats, chunk: int, num_single: int) -> float:
     alone = num_single + 1
-    return (f_sum[chunk + alone] - f_sum[chunk] - f_sum[alone]) / alone
+    grown, without, with_none = f_sum[[chunk + alone, chunk, alone]].tolist()
+    part: float = (grown - without - with_none) / alone
+    return max(0.0, part)
 
 
-def _two_chunks(model: StepModel, first: int, second: int, num_single: int) -> list[float]:
-    """Weights of a coalition with k singles: (D+1-k) without the other chunk, (k+1) with it."""
-    alone = num_single + 1
-    f_sum, yf_sum = model.f_sum, model.yf_sum
+def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int) -> list[float]:
+    """Weigh every subset of the chunks together with every number of singles.
 
-    def moments(offset: int) -> tuple[float, float]:
-        """Return Σ f(offset + k) and Σ k·f(offset + k) over k = 0..D."""
-        plain = f_sum[offset + alone] - f_sum[offset]
-        return plain, yf_sum[offset + alone] - yf_sum[offset] - offset * plain
+    A coalition counts for each chunk in it as what it reached by joining, and against each chunk
+    outside as what was there before; the weights are the chances of just that coalition.
+    """
+    subsets, num_in, before = _coalitions(len(chunks), num_single)
+    tokens = subsets @ np.asarray(chunks)
+    cost = f_ns[tokens[:, None] + np.arange(num_single + 1)]
+    reached = np.einsum("sk,sk->s", cost, before[num_in])
+    left = np.einsum("sk,sk->s", cost, before[num_in + 1])
+    parts: list[float] = ((reached + left) @ subsets - left.sum()).tolist()
+    return parts
 
-    none, with_first, with_second, both = map(moments, (0, first, second, first + second))
-    scale = alone * (alone + 1)
 
-    def part(mine: tuple[float, float], other: tuple[float, float]) -> float:
-        without_other = alone * (mine[0] - none[0]) - (mine[1] - none[1])
-        with_other = both[0] + both[1] - other[0] - other[1]
-        return (without_other + with_other) / scale
+@lru_cache(maxsize=256)
+def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats]:
+    """Return subsets of chunks, their sizes, and weights by size and number of singles.
 
-    return [part(with_first, with_second), part(with_second, with_first)]
+    Returns:
+        subsets: [2^chunks, chunks], 0 or 1.
+        sizes: [2^chunks].
+        weights: [chunks + 2, singles + 1]; row h + 1 is the chance that, in a random order, h given
+            chunks and any k of the singles stand before a given other chunk. The first and the last
+            row, of which there is no such case, are 0.
+    """
+    subsets = (np.arange(2**num_chunks)[:, None] >> np.arange(num_chunks)) & 1
+    players = num_chunks + num_single
+    h, k = np.arange(num_chunks)[:, None], np.arange(num_single + 1)
+    log = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, players + 1)))])  # of factorials
+    choices = log[num_single] - log[k] - log[num_single - k]
+    orders = log[h + k] + log[players - 1 - h - k] - log[players]
+    weights = np.zeros((num_chunks + 2, num_single + 1))
+    weights[1:-1] = np.exp(choices + orders)
+    return subsets, subsets.sum(axis=1), weights
 
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -147,15 +171,19 @@ def to_whole_ns(parts: Floats, total_ns: int, *, weight: float | None = None) ->
     """
     if weight is None:
         weight = float(np.add.reduce(parts))
-    if weight <= 0.0:
+    if not _NOTHING_NS < weight < math.inf:
         parts, weight = np.ones(len(parts)), float(len(parts))
     exact = parts * (total_ns / weight)
     whole = exact.astype(np.int64)
     missing = total_ns - int(np.add.reduce(whole))
-    if missing > 0:
-        order = np.argsort(whole - exact, kind="stable")
-        whole[order[: missing % len(whole)]] += 1
-        whole += missing // len(whole)
-    elif missing < 0:  # a total too large for a float to be exact
-        whole[int(np.argmax(whole))] += missing
+    if missing:
+        order = (whole - exact).argsort(kind="stable")
+        step = 1
+        if missing < 0:  # a total too large for a float to be exact
+            step, order = -1, order[::-1][whole[order[::-1]] > 0]
+        whole[order[: abs(missing)]] += step
     return whole
+
+
+_NOTHING_NS = 1e-6
+"""Parts that sum to less than this are all alike."""

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
 from inferscope.collector.clocks import DeviceClock
+from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import DeviceTime, FinalStep, Sink
-from inferscope.collector.lives import Lives
+from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.requests import Request, SlotMap
 from inferscope.collector.steps import (
     PendingStep,
@@ -24,6 +27,7 @@ from inferscope.collector.steps import (
     Rows,
     SplitStep,
     rank_span,
+    rank_wait_ns,
     split_step,
 )
 from inferscope.collector.timeline import Timeline
@@ -33,9 +37,11 @@ from inferscope.records import (
     ADMITTED,
     CLOSED,
     COLUMNS,
+    FAILED,
     FINISHED,
     LAST_BYTE,
     OFF,
+    ON,
     PREEMPTED,
     QUEUED,
     RESUMED,
@@ -60,6 +66,10 @@ SILENT_NS = 5_000_000_000
 GONE_NS = 15_000_000_000
 """A ring restates itself every 10 s, idle or not."""
 MAX_PENDING_STEPS = 256
+PAST_NS = 500_000_000
+"""A process that is complete up to this long after a step was last spoken of adds nothing to it."""
+_KEPT_JOINED = 512
+_MOST_INDEX = 0xFFFFFFFE
 
 
 class RingState:
@@ -67,14 +77,24 @@ class RingState:
 
     def __init__(self, opened: RingOpened) -> None:
         self.opened = opened
-        self.slots = SlotMap()
+        self.slots = SlotMap(opened.role, opened.rank)
         self.clock = DeviceClock()
+        self.info: EngineInfo | None = None
         self.last_ns = opened.t_ns
         self.health: ProbeHealth | None = None
+        self.state = ON
         self.cost_ns = 0
         self.has_spans = False
+        self.is_worker = opened.role not in ("core", "frontend")
+        """Its spans are waited for even before the first."""
+        self.is_out = False
+        """Nobody waits for it any more."""
         self.has_lost_frames = False
         self.is_lost = False
+        self.listed: set[int] | None = None
+        """Requests that the keyframe being read has named; None outside of one."""
+        self.unlisted: set[int] = set()
+        """Requests that the last keyframe did not name."""
         self.rows: tuple[int, Rows] | None = None
         """Of its last step; valid while `slots.num_dropped` is the number."""
 
@@ -84,13 +104,27 @@ class RingState:
         return self.opened.role == "frontend"
 
     @property
+    def dp_rank(self) -> int:
+        """Return which of the engine's replicas it belongs to; each counts its own steps."""
+        return self.info.ranks[2] if self.info is not None else 0
+
+    @property
     def is_closed(self) -> bool:
         """Tell whether its process has said goodbye."""
-        return self.health is not None and self.health.state == CLOSED
+        return self.state == CLOSED
+
+    def is_silent(self, now_ns: int) -> bool:
+        """Tell whether it has said goodbye, or nothing for long although it is switched on."""
+        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
 
     def is_gone(self, now_ns: int) -> bool:
         """Tell whether its process has said goodbye, or nothing for too long."""
-        return self.is_closed or now_ns - self.last_ns > GONE_NS
+        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
+
+    def is_past(self, at_ns: int) -> bool:
+        """Tell whether it has told all it will tell of a step last spoken of at this time."""
+        through_ns = 0 if self.health is None else self.health.complete_through_ns
+        return self.is_out or through_ns > at_ns + PAST_NS
 
 
 class EngineFold:
@@ -101,7 +135,7 @@ class EngineFold:
         rings: by number.
         info: what the engine says of itself, None before it has.
         book: the cost models in force.
-        device_ns: time of final steps by where it went.
+        num_partial: steps that were split without some rank's span.
     """
 
     def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
@@ -120,12 +154,16 @@ class EngineFold:
         self.info: EngineInfo | None = None
         self.book = CostBook()
         self.last_plan: StepPlan | None = None
-        self.device_ns = dict.fromkeys(("prefill", "decode", "padding", "unattributed"), 0)
         self.first_ns: int | None = None
         self.now_ns = 0
         self.num_unjoined = 0
-        self.num_dropped_requests = 0
-        self._pending: dict[int, PendingStep] = {}
+        self.num_partial = 0
+        self._pending: dict[tuple[int, int], PendingStep] = {}
+        """By data-parallel rank and step."""
+        self._joined: dict[tuple[int, int], int] = {}
+        """When the last ones that were split had ended."""
+        self._ranks: dict[int, RankTime] = {}
+        """By ring."""
         self._timeline = Timeline()
 
     # --- the fold -----------------------------------------------------------------------------
@@ -152,10 +190,18 @@ class EngineFold:
     def tick(self, now_ns: int) -> None:
         """Move the fold's clock: decide on processes that went silent."""
         self.now_ns = max(self.now_ns, now_ns)
+        newest = {
+            ring.slots.teller: ring
+            for ring in sorted(self.rings.values(), key=lambda ring: ring.opened.start_ns)
+        }
         for ring in self.rings.values():
-            is_silent = ring.is_closed or now_ns - ring.last_ns > SILENT_NS
+            heir = newest[ring.slots.teller]
+            is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
+            ring.is_out = is_silent or ring.state in (OFF, FAILED)
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
+        for step in list(self._pending.values()):
+            self._give_up(step)
         self._sweep()
         through_ns = min(now_ns, self._through())
         self.lives.table.ledger.close_steps(through_ns)
@@ -166,25 +212,34 @@ class EngineFold:
         """Note that frames of a ring were lost: its requests' ledgers have holes."""
         ring = self.rings[number]
         ring.has_lost_frames = True
-        for request in self._requests_of(ring):
-            request.joined_late = True
-        self._pending.clear()
+        self._tell_holes(ring)
 
     @property
     def has_steps(self) -> bool:
         """Tell whether a device was seen working."""
         return any(ring.has_spans for ring in self.rings.values())
 
-    def device_time(self) -> DeviceTime:
-        """Return where the device's wall time went since the fold began."""
-        ledger = self.lives.table.ledger
-        spent = dict(self.device_ns)
-        spent["idle_no_work"] = ledger.idle_no_work_ns
-        spent["idle_host_gap"] = ledger.idle_host_gap_ns
-        until_ns = ledger.explained_ns
-        wall_ns = 0 if self.first_ns is None or until_ns is None else until_ns - self.first_ns
-        name = self.info.device_uuid or self.info.device if self.info else ""
-        return DeviceTime(self.engine_id, name or "unknown", wall_ns, spent)
+    def device_times(self) -> list[DeviceTime]:
+        """Return where each rank's device's wall time went since the fold began."""
+        ledger, first_ns = self.lives.table.ledger, self.first_ns or 0
+        ranks = self._ranks or {-1: RankTime(first_ns)}
+        until_ns = max(rank.until_ns for rank in ranks.values())
+        wall_ns = max(until_ns, ledger.explained_ns or 0) - first_ns
+        times = []
+        for number, rank in sorted(ranks.items()):
+            info = self.rings[number].info if number in self.rings else self.info
+            name = (info.device_uuid or info.device if info else "") or "unknown"
+            if len(ranks) > 1:
+                name += f"#{self.rings[number].opened.rank}"
+            spent = rank.seconds_by_ns(wall_ns, no_work_ns=ledger.idle_no_work_ns)
+            times.append(DeviceTime(self.engine_id, name, wall_ns, spent))
+        return times
+
+    def ranks(self) -> tuple[int, int]:
+        """Return how many ranks tell of their steps, and how many the engine says there are."""
+        sizes = self.info.sizes if self.info is not None else (1, 1, 1, 1)
+        seen = sum(ring.has_spans and not ring.is_out for ring in self.rings.values())
+        return seen, max(seen, sizes[0] * sizes[1] * sizes[2])
 
     def _through(self) -> int:
         """Return up to when nothing can change any more: the start of the oldest open step."""
@@ -200,6 +255,7 @@ class EngineFold:
     # --- rings --------------------------------------------------------------------------------
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
+        ring.info = info
         if ring.is_front_end and self.info is not None:
             return
         if self.info is None or info.shape != self.info.shape:
@@ -208,49 +264,82 @@ class EngineFold:
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
-        if keyframe.state == OFF:
-            self._pending.clear()
+        ring.state = keyframe.state
+        ring.listed = set()
+        ring.has_lost_frames |= keyframe.state == OFF
 
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
+        if ring.listed is not None:
+            self._reconcile(ring, ring.listed, clock.t_ns)
+            ring.listed = None
         if clock.device_ns is not None:
             host_ns = clock.t_ns if clock.host_ns is None else clock.host_ns
-            ring.clock.anchor(clock.device_ns, host_ns, clock.error_ns or 0)
+            if host_ns <= clock.t_ns:
+                ring.clock.anchor(clock.device_ns, host_ns, clock.error_ns or 0)
 
     def _on_health(self, ring: RingState, health: ProbeHealth) -> None:
         spent_ns = health.cost_ns - ring.cost_ns
         ring.cost_ns = health.cost_ns
         ring.health = health
+        ring.state = health.state
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
 
     def _on_live(self, ring: RingState, live: Live) -> None:
         """Take in requests that were under way before the records that we have."""
-        indices = np.frombuffer(live.requests, dtype=COLUMNS["requests"]).tolist()
-        arrived = np.frombuffer(live.arrived_ns, dtype=COLUMNS["arrived_ns"]).tolist()
-        prompts = np.frombuffer(live.prompt_tokens, dtype=COLUMNS["prompt_tokens"]).tolist()
+        try:
+            indices = np.frombuffer(live.requests, dtype=COLUMNS["requests"]).tolist()
+            arrived = np.frombuffer(live.arrived_ns, dtype=COLUMNS["arrived_ns"]).tolist()
+            prompts = np.frombuffer(live.prompt_tokens, dtype=COLUMNS["prompt_tokens"]).tolist()
+            rows = list(zip(indices, arrived, prompts, live.states, live.request_ids, strict=True))
+        except ValueError:
+            self.num_unjoined += 1
+            return
         table = self.lives.table
-        for at, index in enumerate(indices):
-            if ring.slots.get(index):
+        for index, arrived_ns, prompt_tokens, live_state, request_id in rows:
+            if ring.listed is not None:
+                ring.listed.add(index)
+            if ring.slots.get(index) or index > _MOST_INDEX:
                 continue
-            request = table.by_id.get(live.request_ids[at])
-            if request is None:
-                state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live.states[at], 2)]
+            arrived_ns = min(max(arrived_ns, 0), live.t_ns)
+            request = table.by_id.get(request_id)
+            if request is None or request.is_told_by(ring.slots.teller):
+                state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live_state, 2)]
                 request = table.add(
-                    live.request_ids[at], arrived[at], is_front_end=ring.is_front_end, state=state
+                    request_id, arrived_ns, is_front_end=ring.is_front_end, state=state
                 )
                 table.ledger.mark_ns[request.slot] = live.t_ns
                 request.joined_late = True
-                request.prompt_tokens = prompts[at]
+                request.is_first_unknown = state != WAITING
+                request.prompt_tokens = prompt_tokens or None
+            elif ring.is_front_end and request.arrived_at == "engine":
+                self.lives.met_front_end(request, arrived_ns)
             request.bind(ring.slots, index)
-        if ring.has_lost_frames:
-            # What ended in the gap will not be told again.
+
+    def _reconcile(self, ring: RingState, listed: set[int], at_ns: int) -> None:
+        """Let go of requests that a ring knows no more: their end was lost, or never told.
+
+        One keyframe is not enough, for a request leaves the probe's table just before its last
+        event is written; it is where frames were lost.
+        """
+        missing = set(ring.slots.known()) - listed
+        gone = missing if ring.has_lost_frames else missing & ring.unlisted
+        ring.unlisted = missing
+        by_slot = self.lives.table.by_slot
+        for index in sorted(gone):
+            request = by_slot[ring.slots.get(index)]
+            if request is not None:
+                self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
+        if ring.state == OFF:
+            self._tell_holes(ring)  # what comes from here on is lost as well
+        else:
             ring.has_lost_frames = False
-            still_there = set(indices)
-            for index in ring.slots.known():
-                gone = table.by_slot[ring.slots.get(index)]
-                if index not in still_there and gone is not None and gone.finished_ns is None:
-                    self.num_dropped_requests += 1
-                    table.remove(gone)
+
+    def _tell_holes(self, ring: RingState) -> None:
+        """Mark the requests of a ring whose records have a gap."""
+        for request in self._requests_of(ring):
+            request.joined_late = True
+            request.is_first_unknown |= request.first_edge_ns is None
 
     def _requests_of(self, ring: RingState) -> list[Request]:
         by_slot = self.lives.table.by_slot
@@ -261,13 +350,15 @@ class EngineFold:
         """End what was in flight in a process that is gone."""
         ring.is_lost = True
         for request in self._requests_of(ring):
-            self._timeline.push(ring.last_ns, self.lives.lost, request, ring.last_ns)
-        if not ring.is_front_end:
-            self._pending.clear()
+            self._timeline.push(self.now_ns, self.lives.lost, request, ring.slots, self.now_ns)
 
     # --- requests -----------------------------------------------------------------------------
 
     def _on_event(self, ring: RingState, event: RequestEvent) -> None:
+        if not 0 <= event.index <= _MOST_INDEX:
+            return
+        if not 0 <= event.at_ns <= event.t_ns:
+            event = replace(event, at_ns=event.t_ns)
         if event.request_id:
             request: Request | None = self._enter(ring, event)
         else:
@@ -283,45 +374,47 @@ class EngineFold:
         request.trace = event.trace or request.trace
         action = _TRANSITIONS.get(event.kind)
         if action is not None:
-            self._timeline.push(event.at_ns, action, self.lives, request, event, ring.is_front_end)
+            self._timeline.push(event.at_ns, self.lives.change, action, request, event, ring.slots)
 
-    def _enter(self, ring: RingState, event: RequestEvent) -> Request:
+    def _enter(self, ring: RingState, event: RequestEvent) -> Request | None:
         """Find the request an event names, by the engine's own id, or add it."""
         table = self.lives.table
+        known = ring.slots.get(event.index)
+        if known:
+            return table.by_slot[known]
         request = table.by_id.get(event.request_id)
+        if request is not None and request.is_told_by(ring.slots.teller):
+            request = None  # the id is used again while its last owner is not final yet
+        elif request is None and self.lives.has_ended(event.request_id, event.at_ns):
+            ring.slots.highest = max(ring.slots.highest, event.index)
+            return None
         if request is None:
             request = table.add(
                 event.request_id, event.at_ns, is_front_end=ring.is_front_end, state=ARRIVING
             )
         elif ring.is_front_end and request.arrived_at == "engine":
-            # The front end's word comes late: its time is the true one.
-            slot = request.slot
-            request.arrived_ns = min(event.at_ns, request.arrived_ns)
-            request.arrived_at = "http"
-            table.has_front_end[slot] = True
-            if table.ledger.state[slot] == ARRIVING:
-                table.ledger.mark_ns[slot] = request.arrived_ns
-            else:
-                request.joined_late = True
+            self.lives.met_front_end(request, event.at_ns)
         request.bind(ring.slots, event.index)
         return request
 
     def _on_emitted(self, ring: RingState, emitted: Emitted) -> None:
         num = len(emitted.requests) // 4
         counts: NDArray[np.uint32] | None = None
-        if emitted.tokens != _ONE * num:
-            counts = np.frombuffer(emitted.tokens, dtype=COLUMNS["tokens"])
-            if len(counts) != num:
+        if emitted.tokens != _ONE * num or len(emitted.requests) % 4:
+            if len(emitted.tokens) != len(emitted.requests) or len(emitted.requests) % 4:
                 self.num_unjoined += 1
                 return
-        slots = self._team_of(ring, emitted.requests)
+            counts = np.frombuffer(emitted.tokens, dtype=COLUMNS["tokens"])
+        slots = self._team_of(ring, emitted.requests) if counts is None else None
         if slots is None:
             slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
             known = slots > 0
+            if counts is not None:
+                known &= counts > 0
             slots = slots[known]
             counts = None if counts is None else counts[known]
         lives = self.lives
-        action = lives.edge_emitted if ring.is_front_end else lives.core_emitted
+        action = lives.front_emitted if ring.is_front_end else lives.core_emitted
         self._timeline.push(emitted.t_ns, action, slots, counts, emitted.t_ns)
 
     def _team_of(self, ring: RingState, requests: bytes) -> Ints | None:
@@ -335,8 +428,7 @@ class EngineFold:
     # --- steps --------------------------------------------------------------------------------
 
     def _on_plan(self, ring: RingState, plan: StepPlan) -> None:
-        pending = self._pending_step(plan.step, plan.start_ns)
-        pending.start_ns = min(pending.start_ns, plan.start_ns)
+        self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
         self.last_plan = plan
         gauges = self.lives.windows.at(plan.t_ns).gauges
         gauges["running"] = plan.running
@@ -345,66 +437,150 @@ class EngineFold:
         gauges["blocks_total"] = plan.blocks_total
 
     def _on_slices(self, ring: RingState, slices: StepSlices) -> None:
-        pending = self._pending_step(slices.step, slices.t_ns)
+        pending = self._pending_step(ring, slices.step, slices.t_ns, slices.t_ns)
         pending.slices = slices
         pending.ring = ring.opened.ring
+        if len(self._pending) > 1:
+            # A ring tells of steps in their order.
+            for other in list(self._pending.values()):
+                if other.step < slices.step and other.dp_rank == pending.dp_rank:
+                    other.is_unsliced = other.slices is None
+                    self._join(other)
         self._join(pending)
 
     def _on_span(self, ring: RingState, span: StepSpan) -> None:
-        ring.has_spans = True
-        pending = self._pending_step(span.step, span.launch_start_ns)
-        pending.spans[ring.opened.ring] = span
-        pending.start_ns = min(pending.start_ns, span.launch_start_ns)
+        ring.has_spans, ring.is_out = True, False
+        number = ring.opened.ring
+        if span.launch_start_ns <= self._joined.get((ring.dp_rank, span.step), -1):
+            self.num_unjoined += 1  # the step was split without it
+            return
+        pending = self._pending_step(ring, span.step, span.launch_start_ns, span.t_ns)
+        pending.spans[number] = span
+        if len(self._pending) > 1:
+            for other in list(self._pending.values()):
+                if other.step < span.step and other.dp_rank == pending.dp_rank:
+                    other.past.add(number)
+                    self._join(other)
         self._join(pending)
 
-    def _pending_step(self, step: int, start_ns: int) -> PendingStep:
-        pending = self._pending.get(step)
+    def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
+        key = (ring.dp_rank, step)
+        start_ns = min(max(start_ns, 0), t_ns)
+        pending = self._pending.get(key)
         if pending is None:
-            pending = self._pending[step] = PendingStep(step, start_ns)
+            pending = self._pending[key] = PendingStep(*key, start_ns)
             if len(self._pending) > MAX_PENDING_STEPS:
-                del self._pending[next(iter(self._pending))]
-                self.num_unjoined += 1
+                oldest = self._pending.pop(next(iter(self._pending)))
+                self.num_unjoined += bool(oldest.spans or oldest.slices)
+        pending.start_ns = min(pending.start_ns, start_ns)
+        pending.seen_ns = t_ns
         return pending
 
+    def _give_up(self, pending: PendingStep) -> None:
+        """Do without the records of a step that will not come any more."""
+        rings = [ring for ring in self.rings.values() if ring.dp_rank == pending.dp_rank]
+        speakers = [ring for ring in rings if not ring.is_front_end]
+        pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(pending.seen_ns))
+        cores = [ring for ring in speakers if not ring.is_worker] or speakers
+        pending.is_unsliced = all(ring.is_past(pending.seen_ns) for ring in cores)
+        self._join(pending)
+
+    def _is_awaited(self, pending: PendingStep) -> bool:
+        """Tell whether records of a step are still to come."""
+        told, past = pending.spans, pending.past
+        if pending.slices is None and not pending.is_unsliced:
+            # A dummy step has none. Nobody knows which step is one before its first span.
+            return not (told and all(span.dummy for span in told.values()))
+        if not told and not past:
+            return True
+        return any(
+            (ring.has_spans or ring.is_worker)
+            and not ring.is_out
+            and number not in told
+            and number not in past
+            and ring.dp_rank == pending.dp_rank
+            for number, ring in self.rings.items()
+        )
+
     def _join(self, pending: PendingStep) -> None:
-        """Split the step if all its records are in."""
+        """Split the step if all its records are in, or the rest will not come."""
+        if self._is_awaited(pending):
+            return
         spans, slices = pending.spans, pending.slices
-        if not spans or any(
-            ring.has_spans and number not in spans for number, ring in self.rings.items()
-        ):
+        key = (pending.dp_rank, pending.step)
+        del self._pending[key]
+        if not spans:
+            self.num_unjoined += slices is not None
             return
-        span = next(iter(spans.values()))
-        if slices is None and not span.dummy:
-            return
-        del self._pending[pending.step]
-        executed = [
-            rank_span(one, self.rings[number].opened.rank, self.rings[number].clock)
-            for number, one in spans.items()
-        ]
-        self.lives.clock = executed[0].clock
-        if slices is None:
-            self._count_dummy(executed)
-            return
-        if any(one.digest not in (0, slices.digest) for one in spans.values()):
-            self.num_unjoined += 1
-            return
-        ring = self.rings[pending.ring]
-        try:
-            rows = self._rows_of(ring, slices)
-            contexts = rows.contexts(slices)
-        except ValueError:
-            self.num_unjoined += 1
-            return
-        if not len(rows.slots):
-            self._count_dummy(executed)
-            return
-        split = split_step(self.book, rows, contexts, executed, span)
-        self._book(rows, contexts, split, executed)
+        executed = [self._executed(number, span) for number, span in spans.items()]
+        executed.sort(key=lambda run: (run.rank, run.ring))
+        span = spans[executed[0].ring]
         start_ns = min(run.start_ns for run in executed)
         end_ns = max(run.end_ns for run in executed)
-        self._timeline.push(start_ns, self.lives.open_step, start_ns, end_ns, split, span.cold)
+        self._joined[key] = end_ns
+        if len(self._joined) > _KEPT_JOINED:
+            del self._joined[next(iter(self._joined))]
+        self.num_partial += any(
+            self.rings[number].has_spans and number not in spans for number in pending.past
+        )
+        self.lives.clock = executed[0].clock
+        rows = contexts = None
+        if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
+            try:
+                rows = self._rows_of(self.rings[pending.ring], slices)
+                contexts = rows.contexts(slices)
+            except ValueError:
+                rows = None
+        if rows is None or contexts is None or not len(rows.slots):
+            is_empty = rows is not None or all(s.dummy for s in spans.values())
+            self.num_unjoined += not is_empty
+            split = _split_among_none(executed)
+            rows, contexts = _NO_ROWS, _NO_ROWS.contexts(_NO_SLICES)
+            nothing = [0] * len(executed)
+            self._timeline.push(
+                start_ns, self._begin, start_ns, end_ns, split, executed, False, nothing
+            )
+            amounts = self.lives.windows.at(end_ns).amounts
+            amounts["unattributed_ns"] += sum(split.unattributed_ns)
+            amounts["steps"] += 1
+            if self._sinks and is_empty:
+                self._hand_on(rows, contexts, split, executed, span)
+            return
+        wait_ns = rank_wait_ns(executed)
+        split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
+        prefill_ns = self._book(rows, contexts, split, executed)
+        is_cold = any(s.cold for s in spans.values())
+        self._timeline.push(
+            start_ns, self._begin, start_ns, end_ns, split, executed, is_cold, prefill_ns
+        )
+        if wait_ns:
+            self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
         if self._sinks:
             self._hand_on(rows, contexts, split, executed, span)
+
+    def _executed(self, number: int, span: StepSpan) -> RankSpan:
+        ring = self.rings[number]
+        stage = ring.info.ranks[1] if ring.info is not None else 0
+        return rank_span(span, ring.clock, ring=number, rank=ring.opened.rank, stage=stage)
+
+    def _begin(
+        self,
+        start_ns: int,
+        end_ns: int,
+        split: SplitStep,
+        executed: list[RankSpan],
+        is_cold: bool,
+        prefill_ns: list[int],
+    ) -> None:
+        """Open a step in the ledgers, and book it with the devices that executed it."""
+        for at, run in enumerate(executed):
+            rank = self._ranks.get(run.ring)
+            if rank is None:
+                rank = self._ranks[run.ring] = RankTime(self.first_ns or 0)
+            rest = (split.padding_ns[at], split.unattributed_ns[at])
+            decode_ns = run.measured_ns - prefill_ns[at] - sum(rest)
+            rank.book(run.start_ns, run.end_ns, [prefill_ns[at], decode_ns, *rest])
+        self.lives.open_step(start_ns, end_ns, split, is_cold)
 
     def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
         """Read a step's rows, or take the last step's, where only contexts have changed."""
@@ -412,26 +588,37 @@ class EngineFold:
         if ring.rows is not None and ring.rows[0] == valid and ring.rows[1].fits(slices):
             return ring.rows[1]
         rows = Rows(slices, lambda indices: self._slots_of(ring, indices, slices.t_ns))
-        ring.rows = (valid, rows)
+        ring.rows = (valid, rows) if rows.slots.all() else None
         return rows
 
     def _slots_of(self, ring: RingState, indices: NDArray[np.uint32], t_ns: int) -> Ints:
-        """Return the slots of a step's rows, adding requests that were never introduced."""
+        """Return the slots of a step's rows, adding requests that were never introduced.
+
+        A request that is final already has none.
+        """
         slots = ring.slots.slots(indices)
+        if slots.all():
+            return slots
         for at in np.flatnonzero(slots == 0).tolist():
             index = int(indices[at])
             slot = ring.slots.get(index)
-            if not slot:
+            if not slot and ring.slots.highest < index <= _MOST_INDEX:
                 name = f"{ring.opened.role}-{ring.opened.rank}#{index}"
                 request = self.lives.table.add(name, t_ns, is_front_end=False, state=RUNNING)
-                request.joined_late = True
+                request.joined_late = request.is_first_unknown = True
                 request.bind(ring.slots, index)
                 slot = request.slot
             slots[at] = slot
         return slots
 
-    def _book(self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]) -> None:
-        """Add a split step to its requests, the windows and the digest."""
+    def _book(
+        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]
+    ) -> list[int]:
+        """Add a split step to its requests, the windows and the digest.
+
+        Returns:
+            each rank's prefill time.
+        """
         table, slots, prefills = self.lives.table, rows.slots, rows.prefill_rows
         is_once = rows.member_of_row is None
         cells = 2 * slots + 1
@@ -448,16 +635,19 @@ class EngineFold:
             table.is_shared[split.slots] = True
         self.lives.fit_id = split.fit_id
 
-        num_prefill = prefill_ns = prefill_tokens = 0
+        num_prefill = prefill_tokens = 0
+        of_ranks_ns = [0] * len(executed)
         if prefills is not None:
-            num_prefill = int(prefills.sum())
-            prefill_ns = sum(int(shares[prefills].sum()) for shares in split.shares_ns)
-            prefill_tokens = int(rows.tokens[prefills].sum())
+            at = prefills.nonzero()[0]
+            num_prefill = len(at)
+            of_ranks_ns = [int(np.add.reduce(shares[at])) for shares in split.shares_ns]
+            prefill_tokens = int(np.add.reduce(rows.tokens[at]))
+        prefill_ns = sum(of_ranks_ns)
         padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
         measured_ns = sum(run.measured_ns for run in executed)
         decode_ns = measured_ns - prefill_ns - padding_ns - unattributed_ns
         bucket = self.lives.windows.at(max(run.end_ns for run in executed))
-        amounts, device_ns = bucket.amounts, self.device_ns
+        amounts = bucket.amounts
         amounts["prefill_tokens"] += prefill_tokens
         amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
         amounts["prefill_ns"] += prefill_ns
@@ -466,11 +656,8 @@ class EngineFold:
         amounts["unattributed_ns"] += unattributed_ns
         amounts["steps"] += 1
         amounts["mixed_steps"] += 0 < num_prefill < len(slots)
-        device_ns["prefill"] += prefill_ns
-        device_ns["decode"] += decode_ns
-        device_ns["padding"] += padding_ns
-        device_ns["unattributed"] += unattributed_ns
-        bucket.durations["step"].add(executed[0].measured_ns, 1)
+        bucket.durations["step"].add(max(run.measured_ns for run in executed), 1)
+        return of_ranks_ns
 
     def _hand_on(
         self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan], span: StepSpan
@@ -482,7 +669,7 @@ class EngineFold:
         for at, run in enumerate(executed):
             final = FinalStep(
                 engine_id=self.engine_id,
-                dp_rank=self.info.ranks[2] if self.info else 0,
+                dp_rank=self.rings[run.ring].dp_rank,
                 rank=run.rank,
                 step=span.step,
                 start_ns=run.start_ns,
@@ -505,13 +692,20 @@ class EngineFold:
             for sink in self._sinks:
                 sink.step(final)
 
-    def _count_dummy(self, executed: list[RankSpan]) -> None:
-        """Count a step that worked for no request."""
-        for run in executed:
-            self.device_ns["unattributed"] += run.measured_ns
-            amounts = self.lives.windows.at(run.end_ns).amounts
-            amounts["unattributed_ns"] += run.measured_ns
-            amounts["steps"] += 1
+
+def _split_among_none(executed: list[RankSpan]) -> SplitStep:
+    """Return the split of a step that worked for no request, or for nobody knows whom."""
+    none = _NO_ROWS.tokens
+    return SplitStep(
+        shares_ns=[none for _ in executed],
+        padding_ns=[0 for _ in executed],
+        unattributed_ns=[run.measured_ns for run in executed],
+        residual=0.0,
+        fit_id="",
+        slots=none,
+        is_prefill=None,
+        delay=Delay(none, None, none, 0, 0, 0),
+    )
 
 
 def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
@@ -523,6 +717,8 @@ def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
         np.add.at(flat, cells, amounts)
 
 
+_NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
+_NO_ROWS = Rows(_NO_SLICES, lambda indices: indices.astype(np.int64))
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _SWEEPING = (Emitted, ProbeHealth)
@@ -540,7 +736,7 @@ _HANDLERS: dict[type[Record], Callable[[EngineFold, RingState, Any], None]] = {
     Emitted: EngineFold._on_emitted,
     RequestEvent: EngineFold._on_event,
 }
-_TRANSITIONS: dict[int, Callable[[Lives, Request, RequestEvent, bool], None]] = {
+_TRANSITIONS: dict[int, Transition] = {
     QUEUED: Lives.queued,
     ADMITTED: Lives.admitted,
     PREEMPTED: Lives.preempted,

@@ -17,6 +17,7 @@ from inferscope.records import Missed, Record, RingOpened, Tick
 
 READER = 0
 """The ring number of records that readers write."""
+_END_OF_TIME_NS = 1 << 62
 
 
 class Collector:
@@ -49,6 +50,8 @@ class Collector:
             record: what it says.
         """
         if isinstance(record, Tick):
+            if not 0 <= record.t_ns < _END_OF_TIME_NS:
+                return
             self.now_ns = max(self.now_ns, record.t_ns)
             self.real_offset_ns = record.real_ns - record.t_ns
             for engine in self.engines.values():
@@ -64,6 +67,9 @@ class Collector:
                 owner.missed(record.ring)
             return
         if ring == READER or ring not in self._engine_of:
+            return
+        if not 0 <= record.t_ns < _END_OF_TIME_NS:
+            self.num_unknown += 1
             return
         self.num_records += 1
         if record.t_ns < self.now_ns:
@@ -107,9 +113,16 @@ class Collector:
 
     def devices(self) -> list[DeviceTime]:
         """Return where each engine's device time went."""
-        return [engine.device_time() for engine in self.engines.values() if engine.has_steps]
+        return [
+            time
+            for engine in self.engines.values()
+            if engine.has_steps
+            for time in engine.device_times()
+        ]
 
     def _open(self, opened: RingOpened) -> None:
+        if opened.ring in self._engine_of:
+            return  # a recording says it again, in case that the first time is damaged
         engine = self.engines.get(opened.engine_id)
         if engine is None:
             engine = EngineFold(opened.engine_id, self._sinks, self._hash.update)

@@ -6,6 +6,8 @@ still on its way, but never more than half a second behind. A dead ring holds no
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from inferscope.collector.fold import READER
 from inferscope.collector.merge import Item, Merger
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
-from inferscope.records import FORMAT_VERSION, Missed, Record, RingOpened, UnknownRecord, decode
+from inferscope.records import FORMAT_VERSION, Record, RingOpened, UnknownRecord, decode
 from inferscope.records import encode as encode_record
 from inferscope.ring.discovery import ALIVE_NS, boot_id
 from inferscope.ring.reader import Loss, RingReader
@@ -24,6 +26,9 @@ LONGEST_WAIT_NS = 500_000_000
 LOOK_AGAIN_NS = 1_000_000_000
 AFTER_THE_END_NS = 6_000_000_000
 """Ticks after the last record of dead rings: long enough to decide that they are lost."""
+RESTATE_NS = 10_000_000_000
+"""Between statements of which rings there are: a recording can be read from any of them on."""
+_END_OF_TIME_NS = 1 << 62
 _COPIES_PER_POLL = 8
 """16 MiB: history comes in pieces, so that a screen can show the first ones."""
 
@@ -42,9 +47,11 @@ class RingFollower:
         self._clock = clock
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
-        self._numbers: dict[Path, int] = {}
+        self._seen: set[tuple[Path, int]] = set()
+        """Files, by path and inode: a name may be used again."""
         self._last_ns: dict[int, int] = {}
         self._look_again_ns = 0
+        self._restate_ns: int | None = None
         self._has_ended = False
         self.num_unknown = 0
         self.notes: list[str] = []
@@ -72,16 +79,17 @@ class RingFollower:
             pending_ns = reader.pending_ns()
             if is_alive and pending_ns:
                 until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
-            if self._read(number, reader, out):
+            if self._read(number, reader):
                 has_more = True
                 until_ns = min(until_ns, self._last_ns[number])
-        if alive or has_more:
+        if alive or has_more or any(map(_is_held, self._readers.values())):
             out += self._merger.take(until_ns)
         elif self._readers:
             out += self._merger.take(None)
             last_ns = max(self._last_ns.values(), default=0)
             out += self._merger.take(last_ns + AFTER_THE_END_NS)
             self._has_ended = True
+        self._restate(out)
         return out
 
     def close(self) -> None:
@@ -92,17 +100,20 @@ class RingFollower:
 
     def _discover(self, out: list[Item]) -> None:
         new = []
-        for path in self._find():
-            if path in self._numbers:
+        for path in self._paths():
+            try:
+                file = (path, path.stat().st_ino)
+            except OSError:
                 continue
-            self._numbers[path] = READER
+            if file in self._seen:
+                continue
+            self._seen.add(file)
             try:
                 new.append(RingReader(path))
             except UnreadableFile as error:
                 self.notes.append(str(error))
         for reader in sorted(new, key=lambda reader: (reader.identity.start_ns, str(reader.path))):
             number = len(self._readers) + 1
-            self._numbers[reader.path] = number
             self._readers[number] = reader
             self._last_ns[number] = reader.identity.start_ns
             if reader.format_version > FORMAT_VERSION:
@@ -112,11 +123,35 @@ class RingFollower:
                 )
             out.append(_opened(number, reader))
 
+    def _restate(self, out: list[Item]) -> None:
+        """Say again which rings there are."""
+        if not out:
+            return
+        t_ns = out[-1].t_ns
+        if self._restate_ns is not None and t_ns >= self._restate_ns:
+            for number, reader in self._readers.items():
+                out.append(_opened(number, reader)._replace(t_ns=t_ns))
+        if self._restate_ns is None or t_ns >= self._restate_ns:
+            self._restate_ns = t_ns + RESTATE_NS
+
+    def _paths(self) -> list[Path]:
+        try:
+            return list(self._find())
+        except OSError:  # the folder is being taken away
+            return []
+
+    def _is_from_the_future(self, reader: RingReader, t_ns: int) -> bool:
+        """Tell whether a record cannot be right: it would hold up its ring until then."""
+        if not 0 <= t_ns < _END_OF_TIME_NS:
+            return True
+        is_this_boot = reader.identity.boot_id == boot_id()
+        return is_this_boot and t_ns > self._clock.monotonic_ns() + LONGEST_WAIT_NS
+
     def _is_alive(self, reader: RingReader, now_ns: int) -> bool:
         is_this_boot = reader.identity.boot_id == boot_id()
         return is_this_boot and now_ns - reader.heartbeat_ns() < ALIVE_NS
 
-    def _read(self, number: int, reader: RingReader, out: list[Item]) -> bool:
+    def _read(self, number: int, reader: RingReader) -> bool:
         """Read a ring up to its head, or as far as one poll goes; return whether there is more."""
         for _ in range(_COPIES_PER_POLL):
             frames = reader.read()
@@ -124,17 +159,36 @@ class RingFollower:
                 return False
             for frame in frames:
                 if isinstance(frame, Loss):
-                    missed = Missed(self._last_ns[number], number, frame.num_frames, frame.reason)
-                    out.append(Item(missed.t_ns, READER, 0, missed, encode_record(missed)))
+                    self._merger.miss(number, frame.num_frames, frame.reason)
                     continue
                 try:
                     record: Record = decode(frame.code, frame.payload)
                 except UnknownRecord:
                     self.num_unknown += 1
                     continue
+                if self._is_from_the_future(reader, record.t_ns):
+                    self.num_unknown += 1
+                    continue
                 self._last_ns[number] = max(self._last_ns[number], record.t_ns)
                 self._merger.add(number, frame.sequence, record, frame.payload)
         return True
+
+
+def _is_held(reader: RingReader) -> bool:
+    """Tell whether the writer's process is there, though stopped: its heart does not beat."""
+    try:
+        handle = os.open(reader.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return reader.heartbeat_ns() > 0  # else it has said its last word
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def _opened(number: int, reader: RingReader) -> Item:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.split import to_whole_ns
 from inferscope.collector.finals import FinalRequest, Sink
-from inferscope.collector.requests import Request, RequestTable
+from inferscope.collector.requests import Request, RequestTable, SlotMap
 from inferscope.collector.steps import SplitStep
 from inferscope.collector.windows import Windows
 from inferscope.records import CAUSES, FINISHES, RequestEvent
@@ -22,7 +23,10 @@ Ints = NDArray[np.int64]
 Counts = NDArray[np.uint32]
 
 KEPT_FINISHED = 200
-_OUTPUT = CAUSES.index("output")
+_REMEMBERED_ENDS = 4096
+"""Finished requests of which another ring may yet speak."""
+_FRONTEND, _OUTPUT, _RANK_WAIT = (CAUSES.index(c) for c in ("frontend", "output", "rank_wait"))
+_EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
 
 
 class Lives:
@@ -36,6 +40,7 @@ class Lives:
         fit_id: of the cost model in force.
         clock: device or host: whose clock timed the last step.
         num_front_ends: front ends seen; their emissions are the delivery.
+        num_dropped: requests whose end was not seen.
     """
 
     def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
@@ -51,6 +56,9 @@ class Lives:
         self.fit_id = ""
         self.clock = "host"
         self.num_front_ends = 0
+        self.num_dropped = 0
+        self._ends: dict[str, int] = {}
+        """When the requests that became final lately were through, by id."""
         self._last_slots: Ints | None = None
         """Of the last emission. A team that stays keeps its array; any change makes a new one."""
         self._last_edge_ns = 0
@@ -76,6 +84,14 @@ class Lives:
         if gap_ns > 0:
             self.windows.observe_one("host_gap", gap_ns, start_ns)
 
+    def waited_for_rank(self, slots: Ints, wait_ns: int) -> None:
+        """Move, at the end of a step, what it took beyond its fastest rank to its own cause."""
+        rows = self.table.ledger.rows
+        for column in _EXCESSES:
+            moved_ns = np.minimum(rows[slots, column], wait_ns)
+            rows[slots, column] -= moved_ns
+            rows[slots, _RANK_WAIT] += moved_ns
+
     def count_idle(self, at_ns: int) -> None:
         """Move idle time that the ledger has explained by now into the windows."""
         ledger = self.table.ledger
@@ -100,11 +116,20 @@ class Lives:
         if slots is not self._last_slots:
             for slot in slots[table.engine_ns[slots] == 0].tolist():
                 request = table.by_slot[slot]
-                if request is not None:
+                if request is not None and request.ttft_row is None:
                     request.ttft_row = table.ledger.rows[slot].copy()
         table.engine_ns[slots] = at_ns
         if self.num_front_ends:
             at_edge = ~table.has_front_end[slots]
+            slots = slots[at_edge]
+            counts = None if counts is None else counts[at_edge]
+        if len(slots):
+            self.edge_emitted(slots, counts, at_ns)
+
+    def front_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens leave a front end; those of requests that are timed in the engine do not count."""
+        at_edge = self.table.has_front_end[slots]
+        if not at_edge.all():
             slots = slots[at_edge]
             counts = None if counts is None else counts[at_edge]
         if len(slots):
@@ -139,20 +164,59 @@ class Lives:
         self._last_slots, self._last_edge_ns = slots, at_ns
 
     def _first_token(self, request: Request, at_ns: int) -> None:
-        request.first_edge_ns = at_ns
-        self.windows.observe_one("ttft", at_ns - request.arrived_ns, at_ns)
-        if request.ttft_row is not None:
-            spent_ns = at_ns - request.arrived_ns - int(request.ttft_row.sum())
-            request.ttft_row[_OUTPUT] += max(0, spent_ns)
+        if request.is_first_unknown or request.first_edge_ns is not None:
+            return
+        ttft_ns = max(0, at_ns - request.arrived_ns)
+        request.first_edge_ns = request.arrived_ns + ttft_ns
+        self.windows.observe_one("ttft", ttft_ns, at_ns)
+        if request.ttft_row is None:  # the engine's word on its first token is missing
+            request.ttft_row = self.table.ledger.rows[request.slot].copy()
+        row = request.ttft_row
+        spent_ns = ttft_ns - int(row.sum())
+        if spent_ns >= 0:
+            row[_OUTPUT] += spent_ns
+        else:  # told late: the ledger had gone on by then
+            row[:] = to_whole_ns(row.astype(np.float64), ttft_ns)
 
     # --- transitions --------------------------------------------------------------------------
 
-    def queued(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def change(
+        self, action: Transition, request: Request, event: RequestEvent, by: SlotMap
+    ) -> None:
+        """Do what an event says, unless the request is final.
+
+        Args:
+            action: one of the transitions below.
+            request: whose life it is.
+            event: what happened.
+            by: the ring that told of it.
+        """
+        if self.table.holds(request):
+            action(self, request, event, by)
+
+    def met_front_end(self, request: Request, received_ns: int) -> None:
+        """Take a front end's word that comes after the core's: its times are the true ones."""
+        table, slot = self.table, request.slot
+        request.arrived_at = "http"
+        earlier_ns = request.arrived_ns - received_ns
+        if earlier_ns > 0:
+            request.arrived_ns = received_ns
+            table.ledger.rows[slot, _FRONTEND] += earlier_ns
+            if request.ttft_row is not None:
+                request.ttft_row[_FRONTEND] += earlier_ns
+        if not table.edge_ns[slot]:
+            table.has_front_end[slot] = True
+
+    def has_ended(self, request_id: str, at_ns: int) -> bool:
+        """Tell whether a request that began then is final: another ring speaks of it late."""
+        return at_ns <= self._ends.get(request_id, -1)
+
+    def queued(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It enters the engine's queue."""
         request.queued_ns = event.at_ns
         self.table.ledger.queued(request.slot, event.at_ns)
 
-    def admitted(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def admitted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It leaves the queue for the first time."""
         request.admitted_ns = event.at_ns
         request.cached_tokens = event.cached_tokens or 0
@@ -163,50 +227,85 @@ class Lives:
         amounts["prompt_tokens"] += request.prompt_tokens or 0
         amounts["cached_tokens"] += request.cached_tokens
 
-    def preempted(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def preempted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It loses its blocks."""
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.windows.add(event.at_ns, "preempted", 1)
         self.table.ledger.preempted(request.slot, event.at_ns)
 
-    def resumed(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def resumed(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It is scheduled again."""
         self.table.ledger.admitted(request.slot, event.at_ns)
 
-    def finished_in_engine(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """The engine is through with it; where a front end is seen, that has the last word."""
-        if request.finished_ns is not None or not self.table.holds(request):
+        if request.finished_ns is not None:
             return
-        request.finished_ns = event.at_ns
-        request.finish = event.reason if event.reason in FINISHES else "error"
-        slot = request.slot
-        emitted_ns = int(self.table.engine_ns[slot])
-        self.table.ledger.finished(slot, event.at_ns, emitted_ns=emitted_ns)
-        if not self.table.has_front_end[slot]:
+        self._end(request, event.at_ns, event.reason if event.reason in FINISHES else "error")
+        if not self.table.has_front_end[request.slot]:
             self._finalise(request)
 
-    def last_byte(self, request: Request, event: RequestEvent, is_front_end: bool) -> None:
+    def last_byte(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """The client has everything."""
-        if not self.table.holds(request):
-            return
         slot = request.slot
         if request.finished_ns is None:
-            # The client left first. The engine will say when it noticed, and that is the end.
-            self.table.has_front_end[slot] = False
-            return
+            request.unbind(by)
+            if request.is_in_engine:
+                # The client left first. The engine will say when it noticed, and that is the end.
+                self.table.has_front_end[slot] = False
+                return
+            # No core has spoken of it, or that was not seen.
+            request.joined_late = True
+            has_tokens = self.table.edge_ns[slot] > 0
+            self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
         last_token_ns = int(self.table.edge_ns[slot])
         self.table.ledger.delivered(slot, last_token_ns, event.at_ns)
         self._finalise(request)
 
-    def lost(self, request: Request, at_ns: int) -> None:
-        """Its process is gone."""
+    def lost(self, request: Request, by: SlotMap, at_ns: int) -> None:
+        """A process that knew it is gone; a core takes it along, a front end leaves it to the core.
+
+        Args:
+            request: in flight there.
+            by: the ring of that process.
+            at_ns: when that was decided.
+        """
         if not self.table.holds(request):
             return
+        request.unbind(by)
+        if by.is_front_end:
+            self.table.has_front_end[request.slot] = False
         if request.finished_ns is None:
+            if by.is_front_end and request.is_in_engine:
+                return
             request.finish = "engine_lost"
-        self.table.ledger.lost(request.slot, at_ns)
+            self.table.ledger.lost(request.slot, at_ns)
+        elif not by.is_front_end:
+            return
         self._finalise(request)
+
+    def out_of_sight(self, request: Request, by: SlotMap) -> None:
+        """A ring tells no more of it, though its process lives: its end there was not seen."""
+        if not self.table.holds(request):
+            return
+        if request.finished_ns is not None and not by.is_front_end:
+            return
+        request.unbind(by)
+        request.joined_late = True
+        if by.is_front_end:
+            self.table.has_front_end[request.slot] = False
+        if request.finished_ns is not None:
+            self._finalise(request)
+        elif not request.bindings:
+            self.num_dropped += 1
+            self.table.remove(request)
+
+    def _end(self, request: Request, at_ns: int, finish: str) -> None:
+        request.finished_ns = at_ns
+        request.finish = finish
+        emitted_ns = int(self.table.engine_ns[request.slot])
+        self.table.ledger.finished(request.slot, at_ns, emitted_ns=emitted_ns)
 
     def _finalise(self, request: Request) -> None:
         slot = request.slot
@@ -217,6 +316,7 @@ class Lives:
         prefill_ns, decode_ns = table.compute_ns[slot].tolist()
         flops = table.flops[slot].tolist() if self.has_shape else (None, None)
         times = table.token_times_ns[slot]
+        tokens_per_event = table.tokens_per_event(slot)
         final = FinalRequest(
             engine_id=self._engine_id,
             request_id=request.request_id,
@@ -225,7 +325,7 @@ class Lives:
             attributes=request.attributes,
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
-            output_tokens=int(table.output_tokens[slot]),
+            output_tokens=sum(tokens_per_event),
             arrived_ns=request.arrived_ns,
             queued_ns=request.queued_ns,
             admitted_ns=request.admitted_ns,
@@ -240,7 +340,7 @@ class Lives:
             ledger_ns=by_cause(row),
             ttft_ledger_ns=by_cause(request.ttft_row) if request.first_edge_ns else {},
             token_times_ns=times,
-            tokens_per_event=table.tokens_per_event(slot),
+            tokens_per_event=tokens_per_event,
             prefill_ns=prefill_ns,
             decode_ns=decode_ns,
             prefill_flops=flops[0],
@@ -261,9 +361,16 @@ class Lives:
             + row.tobytes()
             + times.tobytes()
         )
+        self._ends.pop(request.request_id, None)
+        self._ends[request.request_id] = delivered_ns
+        if len(self._ends) > _REMEMBERED_ENDS:
+            del self._ends[next(iter(self._ends))]
         table.remove(request)
         for sink in self._sinks:
             sink.request(final)
+
+
+Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
 
 
 def by_cause(row: Ints | None) -> dict[str, int]:

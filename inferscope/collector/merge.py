@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from inferscope.collector.fold import READER
-from inferscope.records import TICK_NS, Clock, Record, Tick, encode
+from inferscope.records import TICK_NS, Clock, Missed, Record, Tick, encode
+
+_MOST_TICKED_NS = 60_000_000_000
+"""Of a silence, at its beginning and at its end."""
 
 
 class Item(NamedTuple):
@@ -38,10 +41,15 @@ class Merger:
         self._last_ns[ring] = t_ns
         self._waiting.append(Item(t_ns, ring, sequence, record, payload))
 
+    def miss(self, ring: int, num_frames: int, reason: str) -> None:
+        """Note frames that are missing between a ring's last record and its next one."""
+        t_ns = self._last_ns[ring] = self._last_ns.get(ring, 0) + 1
+        missed = Missed(t_ns, ring, num_frames, reason)
+        self._waiting.append(Item(t_ns, READER, ring, missed, encode(missed)))
+
     def take(self, until_ns: int | None) -> list[Item]:
         """Return what is due by a time, in order, Ticks included; None: everything."""
         waiting = self._waiting
-        # The payload is unique per (ring, sequence), so records themselves are never compared.
         waiting.sort(key=_place)
         if until_ns is None:
             due, self._waiting = waiting, []
@@ -61,6 +69,10 @@ class Merger:
     def _tick_until(self, t_ns: int, out: list[Item]) -> None:
         if self._next_tick_ns is None:
             self._next_tick_ns = (t_ns // TICK_NS + 1) * TICK_NS
+        if t_ns - self._next_tick_ns > 2 * _MOST_TICKED_NS:
+            # Nobody is left who waits for a deadline in a silence as long as this.
+            self._tick_until(self._next_tick_ns + _MOST_TICKED_NS, out)
+            self._next_tick_ns = ((t_ns - _MOST_TICKED_NS) // TICK_NS + 1) * TICK_NS
         while self._next_tick_ns <= t_ns:
             at_ns = self._next_tick_ns
             tick = Tick(at_ns, at_ns + self._real_offset_ns)

@@ -7,6 +7,7 @@ final. Rings number their requests on their own, so each ring has a map from its
 from __future__ import annotations
 
 from array import array
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +18,43 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
+_MOST_CELLS = 1 << 16
+
+
 class SlotMap:
     """One ring's request indices → slots, looked up by whole columns.
 
     Indices only grow and requests leave, so the table is a ring of a power of two, enlarged when an
-    old request is still alive where a new one would go.
+    old request is still alive where a new one would go; beyond a limit it is kept aside.
 
     Attributes:
+        teller: the ring's role and rank.
         num_dropped: changes when a look-up made before may no longer hold.
+        highest: of all indices seen; an unknown one below it has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, role: str = "core", rank: int = 0) -> None:
+        self.teller = (role, rank)
         self.num_dropped = 0
+        self.highest = -1
+        self._stragglers: dict[int, int] = {}
         self._owner = np.full(256, -1, dtype=np.int64)
         self._slot = np.zeros(256, dtype=np.int64)
 
+    @property
+    def is_front_end(self) -> bool:
+        """Tell whether it is a front end's."""
+        return self.teller[0] == "frontend"
+
     def put(self, index: int, slot: int) -> None:
         """Map an index to a slot."""
+        self.num_dropped += index <= self.highest  # it may have been looked up before
+        self.highest = max(self.highest, index)
+        self._stragglers.pop(index, None)
         while self._owner[at := index & (len(self._owner) - 1)] not in (-1, index):
+            if len(self._owner) >= _MOST_CELLS:
+                self._stragglers[int(self._owner[at])] = int(self._slot[at])
+                break
             self._enlarge()
         self._owner[at], self._slot[at] = index, slot
 
@@ -44,21 +64,29 @@ class SlotMap:
         if self._owner[at] == index:
             self._owner[at], self._slot[at] = -1, NOBODY
             self.num_dropped += 1
+        elif self._stragglers.pop(index, None) is not None:
+            self.num_dropped += 1
 
     def get(self, index: int) -> int:
         """Return the slot of an index, NOBODY if it is not known."""
         at = index & (len(self._owner) - 1)
-        return int(self._slot[at]) if self._owner[at] == index else NOBODY
+        if self._owner[at] == index:
+            return int(self._slot[at])
+        return self._stragglers.get(index, NOBODY)
 
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
         """Return the slots of a column of indices, NOBODY where one is not known."""
         at = indices & np.uint32(len(self._owner) - 1)
-        return np.where(self._owner[at] == indices, self._slot[at], NOBODY)
+        found: Ints = np.where(self._owner[at] == indices, self._slot[at], NOBODY)
+        if self._stragglers:
+            for at_row in np.flatnonzero(found == NOBODY).tolist():
+                found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
+        return found
 
     def known(self) -> list[int]:
         """Return all indices mapped now."""
         found: list[int] = self._owner[self._owner >= 0].tolist()
-        return found
+        return found + list(self._stragglers)
 
     def _enlarge(self) -> None:
         owners, slots = self._owner, self._slot
@@ -84,6 +112,7 @@ class Request:
         "finish",
         "finished_ns",
         "first_edge_ns",
+        "is_first_unknown",
         "joined_late",
         "num_preemptions",
         "prompt_tokens",
@@ -114,6 +143,9 @@ class Request:
         self.finish: str | None = None
         self.num_preemptions = 0
         self.joined_late = False
+        """Part of its life was not seen: its ledger has holes."""
+        self.is_first_unknown = False
+        """Its first token may be among what was not seen."""
         self.ttft_row: Ints | None = None
         self.tbt_p99: tuple[int, float] | None = None
         """Number of events it was computed from, nanoseconds."""
@@ -122,6 +154,22 @@ class Request:
         """Make the request known to a ring's map."""
         slots.put(index, self.slot)
         self.bindings.append((slots, index))
+
+    def unbind(self, slots: SlotMap) -> None:
+        """Make a ring's map forget the request."""
+        for bound, index in self.bindings:
+            if bound is slots:
+                slots.drop(index)
+        self.bindings = [binding for binding in self.bindings if binding[0] is not slots]
+
+    def is_told_by(self, teller: tuple[str, int]) -> bool:
+        """Tell whether a ring of this role and rank knows the request."""
+        return any(slots.teller == teller for slots, _ in self.bindings)
+
+    @property
+    def is_in_engine(self) -> bool:
+        """Tell whether a core knows it."""
+        return any(not slots.is_front_end for slots, _ in self.bindings)
 
 
 class RequestTable:
@@ -157,13 +205,14 @@ class RequestTable:
         self.token_times_ns = [array("q") for _ in range(num_slots)]
         self._token_counts: dict[int, array[int]] = {}
         """Tokens per event, by slot, for requests whose events do not all bring one."""
-        self._free = list(range(num_slots - 1, NOBODY, -1))
+        self._free = deque(range(NOBODY + 1, num_slots))
+        """The one that is free for longest goes first: late words on its last owner hit nobody."""
 
     def add(self, request_id: str, arrived_ns: int, *, is_front_end: bool, state: int) -> Request:
         """Give a new request a slot and start its ledger."""
         if not self._free:
             self._grow()
-        slot = self._free.pop()
+        slot = self._free.popleft()
         arrived_at = "http" if is_front_end else "engine"
         request = Request(request_id, slot, arrived_ns, arrived_at=arrived_at)
         self.by_id[request_id] = request
@@ -171,6 +220,7 @@ class RequestTable:
         for name in _COLUMNS:
             getattr(self, name)[slot] = 0
         self.token_times_ns[slot] = array("q")
+        self._token_counts.pop(slot, None)
         self.has_front_end[slot] = is_front_end
         self.in_prefill[slot] = True
         self.ledger.begin(slot, arrived_ns, state)
@@ -220,7 +270,7 @@ class RequestTable:
         for name in _COLUMNS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self._free += range(2 * was - 1, was - 1, -1)
+        self._free += range(was, 2 * was)
 
 
 _COLUMNS = (

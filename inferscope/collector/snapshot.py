@@ -152,6 +152,11 @@ class EngineView:
     num_requests: int
     """Of those alive; `requests` may hold fewer."""
     health: Health
+    num_ranks_seen: int = 1
+    """Of the engine's ranks, those whose steps are seen; the others' time is missing."""
+    num_ranks: int = 1
+    num_partial: int = 0
+    """Steps that were split although a rank that is seen said nothing of them."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from inferscope.collector.finals import Sink
-from inferscope.collector.fold import Collector
+from inferscope.collector.fold import READER, Collector
 from inferscope.collector.follow import RingFollower
 from inferscope.collector.merge import Item
 from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.records import Tick, UnknownRecord, decode
+from inferscope.records import Missed, Record, Tick, UnknownRecord, decode
 from inferscope.ring.discovery import find_rings
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
@@ -88,9 +88,17 @@ class RecordingSource:
         *,
         sinks: tuple[Sink, ...] = (),
         speed: float | None = None,
+        until_ns: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Open the file; `speed` None folds everything at the first call.
+        """Open the file.
+
+        Args:
+            path: the recording.
+            sinks: receive what becomes final.
+            speed: times the pace of the recording; None folds all of it at the first call.
+            until_ns: how far into the recording to go; None for its end.
+            clock: for the pace.
 
         Raises:
             UnreadableFile: it is not a recording.
@@ -100,9 +108,11 @@ class RecordingSource:
         self._reader = RecordingReader(path)
         self._clock = clock or SystemClock()
         self._speed = speed
+        self._until_ns = until_ns
         self._frames: Iterator[RecordedFrame] = self._reader.frames()
         self._held: RecordedFrame | None = None
         self._began: tuple[int, int] | None = None
+        self._gaps = Gaps()
         self.has_ended = False
 
     def advance(self) -> int:
@@ -114,7 +124,11 @@ class RecordingSource:
                 self._held = frame
                 return num
             try:
-                self.collector.fold(frame.ring, decode(frame.code, frame.payload))
+                record = decode(frame.code, frame.payload)
+                missed = self._gaps.before(frame, record, self._reader.damaged_blocks)
+                if missed is not None:
+                    self.collector.fold(READER, missed)
+                self.collector.fold(frame.ring, record)
             except UnknownRecord:
                 self.collector.unknown()
             num += 1
@@ -151,13 +165,43 @@ class RecordingSource:
         self._reader.close()
 
     def _is_due(self, frame: RecordedFrame) -> bool:
-        if self._speed is None or frame.code != Tick.CODE:
+        if frame.code != Tick.CODE or (self._speed is None and self._until_ns is None):
             return True
         now_ns = self._clock.monotonic_ns()
         if self._began is None:
             self._began = (frame.t_ns, now_ns)
         first_ns, began_ns = self._began
-        return frame.t_ns - first_ns <= (now_ns - began_ns) * self._speed
+        into_ns = frame.t_ns - first_ns
+        if self._until_ns is not None and into_ns > self._until_ns:
+            return False
+        return self._speed is None or into_ns <= (now_ns - began_ns) * self._speed
+
+
+class Gaps:
+    """Finds out how many frames of each ring went with the damaged blocks of a recording."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, int] = {}
+        self._num_damaged = 0
+        self._unchecked: set[int] = set()
+
+    def before(self, frame: RecordedFrame, record: Record, num_damaged: int) -> Missed | None:
+        """Return what is missing between the ring's frame before this one and this one."""
+        if isinstance(record, Missed):
+            self._expected[record.ring] = self._expected.get(record.ring, 1) + record.num_frames
+        if frame.ring == READER:
+            return None
+        if num_damaged > self._num_damaged:
+            self._num_damaged = num_damaged
+            self._unchecked = set(self._expected)
+        num_frames = frame.sequence - self._expected.get(frame.ring, frame.sequence)
+        self._expected[frame.ring] = frame.sequence + 1
+        if frame.ring not in self._unchecked:
+            return None
+        self._unchecked.discard(frame.ring)
+        if num_frames <= 0:
+            return None
+        return Missed(record.t_ns, frame.ring, num_frames, "damaged")
 
 
 def recorded(item: Item) -> RecordedFrame:

@@ -26,25 +26,50 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 
+_FASTEST_CLOCK = 1.01
+_CLOCK_ERROR_NS = 1_000_000
+"""A device's clock may run this much ahead of the host's before its word is not believed."""
+
+
 class PendingStep:
     """A step whose records are still coming in."""
 
-    __slots__ = ("ring", "slices", "spans", "start_ns", "step")
+    __slots__ = (
+        "dp_rank",
+        "is_unsliced",
+        "past",
+        "ring",
+        "seen_ns",
+        "slices",
+        "spans",
+        "start_ns",
+        "step",
+    )
 
-    def __init__(self, step: int, start_ns: int) -> None:
+    def __init__(self, dp_rank: int, step: int, start_ns: int) -> None:
+        self.dp_rank = dp_rank
         self.step = step
         self.start_ns = start_ns
+        self.seen_ns = 0
+        """When it was last spoken of."""
         self.slices: StepSlices | None = None
         self.ring = -1
         """The ring the slices came from."""
         self.spans: dict[int, StepSpan] = {}
         """By ring."""
+        self.past: set[int] = set()
+        """Rings that are through with it without having told a span."""
+        self.is_unsliced = False
+        """Its slices will not come any more."""
 
 
 class RankSpan(NamedTuple):
     """One rank's execution of a step, on the host's clock."""
 
+    ring: int
     rank: int
+    stage: int
+    """Of a pipeline; ranks of one stage work at the same time."""
     start_ns: int
     end_ns: int
     measured_ns: int
@@ -91,16 +116,18 @@ class Rows:
         self.members, self.member_of_row = self.slots, None
         if len(set(self.slots.tolist())) < num:
             self.members, self.member_of_row = np.unique(self.slots, return_inverse=True)
-        self.team = Team(self._by_member(self.tokens), self._by_member(self.sampled))
+        tokens = np.maximum(self._by_member(self.tokens), 1)
+        self.team = Team(tokens, self._by_member(self.sampled))
         self.prefill_rows: Flags | None = None
         self.is_prefill: Flags | None = None
         self.recomputed: Ints | None = None
         if not self.phases.all():
             self.prefill_rows = self.phases == PREFILL
             self.is_prefill = self._by_member(self.prefill_rows) > 0
-            again = np.where(self.prefill_rows & ((self.flags & RECOMPUTED) > 0), self.tokens, 0)
-            if again.any():
-                self.recomputed = self._by_member(again)
+            is_again = (self.flags & RECOMPUTED) > 0
+            if is_again.any():
+                again = np.where(self.prefill_rows & is_again, self.tokens, 0)
+                self.recomputed = self._by_member(again) if again.any() else None
 
     def fits(self, slices: StepSlices) -> bool:
         """Tell whether the next slices differ in their contexts only."""
@@ -165,19 +192,48 @@ def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
     return found
 
 
-def rank_span(span: StepSpan, rank: int, clock: DeviceClock) -> RankSpan:
-    """Place a span on the host's clock: by the device's where it timed the step."""
+def rank_span(
+    span: StepSpan, clock: DeviceClock, *, ring: int, rank: int, stage: int = 0
+) -> RankSpan:
+    """Place a span on the host's clock: by the device's where it timed the step.
+
+    The device cannot have begun before the launch, nor ended after its outputs were found ready:
+    this bounds whatever error the anchors have.
+    """
+    launched_ns = min(max(span.launch_start_ns, 0), span.t_ns)
+    ready_ns = max(min(span.ready_ns, span.t_ns), launched_ns + 1)
     if span.device_start_ns is not None and span.device_end_ns is not None:
-        start_ns = clock.host_ns(span.device_start_ns)
-        if start_ns is not None:
-            measured_ns = max(1, span.device_end_ns - span.device_start_ns)
-            return RankSpan(rank, start_ns, start_ns + measured_ns, measured_ns, "device")
-    start_ns, end_ns = span.launch_start_ns, max(span.ready_ns, span.launch_start_ns + 1)
-    return RankSpan(rank, start_ns, end_ns, end_ns - start_ns, "host")
+        measured_ns = max(1, span.device_end_ns - span.device_start_ns)
+        if measured_ns <= (ready_ns - launched_ns) * _FASTEST_CLOCK + _CLOCK_ERROR_NS:
+            start_ns = clock.host_ns(span.device_start_ns)
+            if start_ns is None or start_ns + measured_ns > ready_ns:
+                start_ns = ready_ns - measured_ns
+            start_ns = max(start_ns, launched_ns)
+            return RankSpan(
+                ring, rank, stage, start_ns, start_ns + measured_ns, measured_ns, "device"
+            )
+    return RankSpan(ring, rank, stage, launched_ns, ready_ns, ready_ns - launched_ns, "host")
+
+
+def rank_wait_ns(spans: list[RankSpan]) -> int:
+    """Return what a step took beyond the fastest rank of each pipeline stage."""
+    if len(spans) == 1:
+        return 0
+    fastest: dict[int, int] = {}
+    for run in spans:
+        fastest[run.stage] = min(run.measured_ns, fastest.get(run.stage, run.measured_ns))
+    whole_ns = max(run.end_ns for run in spans) - min(run.start_ns for run in spans)
+    return max(0, whole_ns - sum(fastest.values()))
 
 
 def split_step(
-    book: CostBook, rows: Rows, contexts: Ints, spans: list[RankSpan], span: StepSpan
+    book: CostBook,
+    rows: Rows,
+    contexts: Ints,
+    spans: list[RankSpan],
+    span: StepSpan,
+    *,
+    wait_ns: int = 0,
 ) -> SplitStep:
     """Divide a step's time over its rows, and explain its delay to its requests.
 
@@ -187,6 +243,7 @@ def split_step(
         contexts: [rows].
         spans: each rank's execution.
         span: any rank's record, for mode, padding and coldness.
+        wait_ns: of its delay, spent waiting for the slowest rank; it goes to the excess.
     """
     price = book.price(span.mode)
     model = price.model
@@ -219,9 +276,11 @@ def split_step(
         modelled_ns=modelled_ns,
         is_prefill=rows.is_prefill,
         recomputed=rows.recomputed,
-        delay_ns=max(s.end_ns for s in spans) - min(s.start_ns for s in spans),
+        delay_ns=max(s.end_ns for s in spans) - min(s.start_ns for s in spans) - wait_ns,
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
     )
+    if wait_ns:
+        delay = delay._replace(excess_ns=delay.excess_ns + wait_ns)
     if not span.cold and not span.dummy:
         book.observe(span.mode, batch, measured_ns=measured_ns, modelled_ns=modelled_ns)
     return SplitStep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,11 @@ def _engine(
         name: amounts[f"{name}_ns"] for name in ("prefill", "decode", "padding", "unattributed")
     }
     device_ns |= {name: amounts[f"{name}_ns"] for name in _IDLE}
-    total = engine.device_time()
+    times = engine.device_times()
+    spent = Counter[str]()
+    for time in times:
+        spent.update(time.seconds_by_ns)
+    num_seen, num_ranks = engine.ranks()
     plan = engine.last_plan
     alive = engine.lives.table.alive()
     held, running, waiting = _counts(engine, alive)
@@ -104,8 +109,8 @@ def _engine(
         clock=engine.lives.clock,
         window_ns=len(buckets) * SECOND_NS,
         device_ns=device_ns,
-        device_total_ns=total.seconds_by_ns,
-        wall_total_ns=total.wall_ns,
+        device_total_ns=dict(spent),
+        wall_total_ns=sum(time.wall_ns for time in times),
         ttft=windows.quantiles("ttft", buckets),
         tbt=windows.quantiles("tbt", buckets),
         e2e=windows.quantiles("e2e", buckets),
@@ -138,6 +143,9 @@ def _engine(
         requests=_requests(engine, alive, max_requests),
         num_requests=len(alive),
         health=_health(collector, engine, amounts["probe_ns"], window_s),
+        num_ranks_seen=num_seen,
+        num_ranks=num_ranks,
+        num_partial=engine.num_partial,
     )
 
 

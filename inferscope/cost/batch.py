@@ -16,6 +16,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
 class Team:
     """The requests of a step, by what each of them computes.
 
@@ -33,9 +36,10 @@ class Team:
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
         self.tokens = tokens
         self.sampled = sampled
-        self.num_tokens = int(tokens.sum())
-        self.num_rows = int(sampled.sum())
-        self.chunks: Ints = np.flatnonzero(tokens != 1)
+        self.num_tokens = int(np.add.reduce(tokens))
+        self.num_rows = int(np.add.reduce(sampled))
+        has_chunks = self.num_tokens > len(tokens)
+        self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
         self.num_single = len(tokens) - len(self.chunks)
 
 
@@ -47,11 +51,20 @@ class Batch:
         context: [requests], cached before.
         visible: [requests], context and new tokens.
         single_visible: visible tokens of the requests with one token, in all.
+        longest_single: the most that one of them has, 0 where there is none.
         chunk_pairs: [chunks], query-key pairs.
         chunk_visible: [chunks].
     """
 
-    __slots__ = ("chunk_pairs", "chunk_visible", "context", "single_visible", "team", "visible")
+    __slots__ = (
+        "chunk_pairs",
+        "chunk_visible",
+        "context",
+        "longest_single",
+        "single_visible",
+        "team",
+        "visible",
+    )
 
     def __init__(self, team: Team, context: Ints) -> None:
         self.team = team
@@ -62,6 +75,10 @@ class Batch:
         if len(chunks):
             self.chunk_pairs: Ints = pairs(team.tokens[chunks], context[chunks])
             self.chunk_visible: Ints = self.visible[chunks]
-            self.single_visible -= int(self.chunk_visible.sum())
+            self.single_visible -= int(np.add.reduce(self.chunk_visible))
+            of_singles = self.visible.copy()
+            of_singles[chunks] = 0
         else:
             self.chunk_pairs = self.chunk_visible = chunks
+            of_singles = self.visible
+        self.longest_single = int(np.maximum.reduce(of_singles))

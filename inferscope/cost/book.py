@@ -3,6 +3,9 @@
 A mode starts with the roofline of the model's shape and moves to the online fit when there is one.
 Beside each model stands the ratio of measured to modelled time over its recent steps: the 20th
 percentile is what a healthy step takes, the median less one is the residual that gets published.
+Only a model that has learned from this engine can call a step slow. By the roofline, whole kinds of
+steps take several times what they should; booked as slowness and kept from the fit, they would
+never be learned.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class Price(NamedTuple):
 
     model: StepModel
     healthy_ratio: float | None
-    """Measured over modelled time of a healthy step; None before enough steps were seen."""
+    """Measured over modelled time of a healthy step; None before there is a fit to tell."""
 
 
 class _Mode:
@@ -36,6 +39,7 @@ class _Mode:
         self.model = model
         self.fit = OnlineFit(name)
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
+        self.has_learned = False
         self.seen = 0
         self.healthy: float | None = None
         self.residual: float | None = None
@@ -61,7 +65,7 @@ class CostBook:
     def price(self, mode: str) -> Price:
         """Return the model in force for a mode."""
         entry = self._entry(mode)
-        return Price(entry.model, entry.healthy)
+        return Price(entry.model, entry.healthy if entry.has_learned else None)
 
     def residuals(self) -> dict[str, float | None]:
         """Return the median of measured/model - 1 over recent steps, by mode."""
@@ -86,12 +90,13 @@ class CostBook:
         entry.seen += 1
         if entry.seen % _RATIOS_AGAIN == 0 or entry.seen == _ENOUGH_RATIOS:
             entry.weigh()
-        if entry.healthy is not None and ratio > _SLOW * entry.healthy:
+        if entry.has_learned and entry.healthy is not None and ratio > _SLOW * entry.healthy:
             return
         if measured_ns > 0 and entry.fit.observe(features(batch), measured_ns):
             model = entry.fit.solve()
             if model is not None:
                 entry.model = model
+                entry.has_learned = True
                 entry.ratios = deque(entry.fit.ratios(_RATIOS), maxlen=_RATIOS)
                 entry.weigh()
 

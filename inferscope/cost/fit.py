@@ -4,7 +4,8 @@ Steps of different make-up are observations of one linear model with non-negativ
 The fit weighs relative errors, forgets slowly, and bounds the pull of outliers (Huber), so that a
 co-tenant's bad second is not learned as normal.
 
-    T = c0 + f-pieces(N) + c·M + c·Σ visible (singles) + c·chunks + c·Σ pairs + c·Σ visible (chunks)
+    T = c0 + f-pieces(N) + c·M + c·Σ visible (singles) + c·singles·longest visible
+      + c·chunks + c·Σ pairs + c·Σ visible (chunks)
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ Floats = NDArray[np.float64]
 
 REMEMBERED_STEPS = 2048
 REFRESH_STEPS = 256
+FIRST_STEPS = (64, 128)
+"""A first rough fit is better than the roofline, so the first refreshes come sooner."""
 _HALF_LIFE_STEPS = 1024
 _CAPS = (8, 64)
 """f bends down here (threads and tiles fill up) …"""
 _HINGES = (128, 512)
 """… and up here (arithmetic overtakes the reading of weights)."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
-_NUM_FEATURES = _NUM_F + 5
+_NUM_FEATURES = _NUM_F + 6
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _PRIOR_WEIGHT = 1e-3
@@ -52,6 +55,7 @@ def features(batch: Batch) -> list[float]:
         *(max(total - hinge, 0) for hinge in _HINGES),
         team.num_rows,
         batch.single_visible,
+        team.num_single * batch.longest_single,
         len(team.chunks),
         int(batch.chunk_pairs.sum()) if has_chunks else 0,
         int(batch.chunk_visible.sum()) if has_chunks else 0,
@@ -75,13 +79,15 @@ class OnlineFit:
         self._rows[at] = row
         self._times[at] = measured_ns
         self._seen += 1
-        return self._seen % REFRESH_STEPS == 0
+        return self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
 
     def solve(self) -> StepModel | None:
         """Fit what is remembered; None if the observations do not carry a model."""
         num = min(self._seen, REMEMBERED_STEPS)
+        if not num:
+            return None
         rows, times = self._rows[:num], self._times[:num]
-        age = (self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS if num else np.zeros(0)
+        age = (self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS
         weights = 0.5 ** (age / _HALF_LIFE_STEPS)
         relative = rows / times[:, None]
         scale = np.maximum(np.abs(relative).max(axis=0), 1e-12)
@@ -101,7 +107,7 @@ class OnlineFit:
                 ridge = _PRIOR_WEIGHT * np.diag(gram)
                 gram = gram + np.diag(ridge)
                 target = target + ridge * prior
-            solution = _non_negative(gram, target)
+            solution = _non_negative(gram, target, solution)
         if not solution.any():
             return None
         self._coefficients = solution / scale
@@ -122,31 +128,25 @@ class OnlineFit:
         f = np.zeros_like(n)
         for weight, column in zip(coefficients, _f_features(n), strict=False):
             f += weight * column
-        per_row, single, chunk, pair, visible = coefficients[_NUM_F:].tolist()
-        return StepModel(
-            f"{self._name}-{self._seen}", "fit", f, per_row * n, single, chunk, pair, visible
-        )
+        per_row, *of_attention = coefficients[_NUM_F:].tolist()
+        return StepModel(f"{self._name}-{self._seen}", "fit", f, per_row * n, *of_attention)
 
 
-def _non_negative(gram: Floats, target: Floats) -> Floats:
+def _non_negative(gram: Floats, target: Floats, start: Floats) -> Floats:
     """Minimise ½xᵀGx - tᵀx over x ≥ 0 (Lawson and Hanson's active sets, on the normal equations).
 
-    Coefficients enter one at a time, the one that would help most first; those that an entry drives
-    below zero leave again, at the point where they reach it.
+    From `start`, whose coefficients above zero are tried first: from one solve to the next they
+    seldom change. Others enter one at a time, the one that would help most first; those that an
+    entry drives below zero leave again, at the point where they reach it.
     """
     num = len(target)
-    x = np.zeros(num)
-    is_free = np.zeros(num, dtype=np.bool_)
+    x: Floats = start.copy()
+    is_free = x > 0
     tolerance = 1e-9 * max(float(np.abs(target).max()), 1e-300)
     for _ in range(4 * num):
-        gain = np.where(is_free, -np.inf, target - gram @ x)
-        best = int(np.argmax(gain))
-        if gain[best] <= tolerance:
-            break
-        is_free[best] = True
-        while True:
-            free = np.flatnonzero(is_free)
-            solved = np.linalg.lstsq(gram[np.ix_(free, free)], target[free], rcond=None)[0]
+        while is_free.any():
+            free = is_free.nonzero()[0]
+            solved = np.linalg.lstsq(gram[free[:, None], free], target[free], rcond=None)[0]
             if (solved > 0).all():
                 x[:] = 0.0
                 x[free] = solved
@@ -157,6 +157,9 @@ def _non_negative(gram: Floats, target: Floats) -> Floats:
             is_free[free[x[free] <= tolerance * 1e-3]] = False
             is_free[free[int(np.flatnonzero(falling)[np.argmin(steps)])]] = False
             x[~is_free] = 0.0
-            if not is_free.any():
-                break
+        gain = np.where(is_free, -np.inf, target - gram @ x)
+        best = int(np.argmax(gain))
+        if gain[best] <= tolerance:
+            break
+        is_free[best] = True
     return x

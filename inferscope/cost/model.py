@@ -34,6 +34,8 @@ class StepModel:
         f_ns: [MAX_TOKENS + 1], cost of N tokens; f(0) = 0.
         g_ns: [MAX_TOKENS + 1], cost of M sampled rows; g(0) = 0.
         single_ns: per visible token, of a slice of one token (a decode).
+        padded_ns: per visible token of the longest such slice, of each: what engines pay that pad
+            decode attention to the longest context.
         chunk_ns: per slice of several tokens.
         pair_ns: per query-key pair of such a slice.
         context_ns: per visible token of such a slice.
@@ -44,26 +46,21 @@ class StepModel:
     f_ns: Floats
     g_ns: Floats
     single_ns: float
+    padded_ns: float
     chunk_ns: float
     pair_ns: float
     context_ns: float
-    f_sum: list[float] = field(init=False, repr=False)
-    """Σ f(y) for y < x; lists, because scalar look-ups in an array cost four times as much."""
-    _f: list[float] = field(init=False, repr=False)
-    _g: list[float] = field(init=False, repr=False)
-    yf_sum: list[float] = field(init=False, repr=False)
-    """Σ y·f(y) for y < x."""
+    f_sum: Floats = field(init=False, repr=False)
+    """[MAX_TOKENS + 2], Σ f(y) for y < x."""
 
     def __post_init__(self) -> None:
-        steps = np.arange(len(self.f_ns))
-        object.__setattr__(self, "_f", self.f_ns.tolist())
-        object.__setattr__(self, "_g", self.g_ns.tolist())
-        object.__setattr__(self, "f_sum", [0.0, *np.cumsum(self.f_ns).tolist()])
-        object.__setattr__(self, "yf_sum", [0.0, *np.cumsum(steps * self.f_ns).tolist()])
+        object.__setattr__(self, "f_sum", np.concatenate([[0.0], np.cumsum(self.f_ns)]))
 
     def own_ns(self, batch: Batch) -> Floats:
         """Return each slice's attention."""
         own: Floats = np.multiply(batch.visible, self.single_ns)
+        if self.padded_ns:
+            own += self.padded_ns * batch.longest_single
         chunks = batch.team.chunks
         if len(chunks):
             own[chunks] = (
@@ -73,20 +70,35 @@ class StepModel:
             )
         return own
 
+    def alone_ns(self, batch: Batch, own_ns: Floats) -> Floats:
+        """Return what each slice's attention would be by itself: with nobody to be padded to.
+
+        Args:
+            batch: the slices.
+            own_ns: their attention in the batch.
+        """
+        if not self.padded_ns:
+            return own_ns
+        beyond = batch.longest_single - batch.visible
+        beyond[batch.team.chunks] = 0
+        alone: Floats = own_ns - self.padded_ns * beyond
+        return alone
+
     def f(self, num_tokens: int) -> float:
         """Return the cost of N tokens; beyond the table by its last slope."""
-        return _look_up(self._f, num_tokens)
+        return _look_up(self.f_ns, num_tokens)
 
     def g(self, num_rows: int) -> float:
         """Return the cost of M sampled rows."""
-        return _look_up(self._g, num_rows)
+        return _look_up(self.g_ns, num_rows)
 
 
-def _look_up(table: list[float], n: int) -> float:
+def _look_up(table: Floats, n: int) -> float:
     last = len(table) - 1
-    if n <= last:
-        return table[n]
-    return table[last] + (n - last) * (table[last] - table[last - 1])
+    found: float = table.item(min(n, last))
+    if n > last:
+        found += (n - last) * (found - table.item(last - 1))
+    return found
 
 
 def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:
@@ -99,7 +111,7 @@ def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> 
     if shape is None:
         f = 1e6 + 1e4 * n
         f[0] = 0.0
-        return StepModel(fit_id, "tokens", f, np.zeros_like(n), 0.0, 0.0, 0.0, 0.0)
+        return StepModel(fit_id, "tokens", f, np.zeros_like(n), 0.0, 0.0, 0.0, 0.0, 0.0)
     flops_ns = 1e9 / peaks.bf16_flops_s
     byte_ns = 1e9 / peaks.memory_bytes_s
     weight_bytes = shape.weight_bits / 8
@@ -122,4 +134,4 @@ def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> 
     g[0] = 0.0
     pair_ns = 4 * shape.num_heads * shape.head_dim * shape.num_layers * flops_ns
     single_ns = max(pair_ns, kv_bytes_per_token(shape) * byte_ns)
-    return StepModel(fit_id, "roofline", f, g, single_ns, 0.0, pair_ns, 0.0)
+    return StepModel(fit_id, "roofline", f, g, single_ns, 0.0, 0.0, pair_ns, 0.0)

@@ -1,0 +1,119 @@
+"""A step being executed, in the ledger: what its members wait for, not booked before its end.
+
+Most steps are booked whole, class by class, in a few additions. Where one member's part must change
+before the end (a token cuts it, the request leaves, its time is taken already), the step is laid out
+as rows: [members, causes].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.counterfactual import Delay
+from inferscope.records import CAUSES
+
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+NUM_CAUSES = len(CAUSES)
+_PREFILL_OWN, _DECODE_OWN = CAUSES.index("prefill_own"), CAUSES.index("decode_own")
+"""Of each, co-batched and interference are the next two columns."""
+_RECOMPUTE = CAUSES.index("recompute")
+
+
+class OpenStep:
+    """A step being executed: its members' delay, not yet booked."""
+
+    __slots__ = (
+        "delay",
+        "end_ns",
+        "excess_column",
+        "is_prefill",
+        "parts",
+        "slots",
+        "start_ns",
+        "whole_at",
+    )
+
+    def __init__(
+        self,
+        slots: Ints,
+        is_prefill: Flags | None,
+        delay: Delay,
+        *,
+        start_ns: int,
+        end_ns: int,
+        excess_column: int,
+        whole_at: int,
+    ) -> None:
+        self.slots = slots
+        self.is_prefill = is_prefill
+        self.delay = delay
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.excess_column = excess_column
+        self.whole_at = whole_at
+        """The ledger's number of changes if all that run are members, else -1."""
+        self.parts: Ints | None = None
+        """[members, causes], made when a single member's rows must change before the end."""
+
+    def rows(self) -> Ints:
+        """Return what the step still has to book, by member and cause."""
+        if self.parts is None:
+            delay, num = self.delay, len(self.slots)
+            parts = np.zeros((num, NUM_CAUSES), dtype=np.int64)
+            is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
+            own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
+            member = np.arange(num)
+            parts[member, own] = delay.own_ns
+            parts[member, own + 1] = delay.co_batched_ns
+            parts[member, own + 2] = np.where(
+                is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
+            )
+            if delay.recompute_ns is not None:
+                parts[:, _RECOMPUTE] = delay.recompute_ns
+            parts[:, self.excess_column] += delay.excess_ns
+            self.parts = parts
+        return self.parts
+
+    def book(self, ledger_rows: Ints) -> None:
+        """Add to the ledger's rows what the step still has to book."""
+        slots, delay = self.slots, self.delay
+        cells = ledger_rows.reshape(-1)
+        first = slots * NUM_CAUSES
+        if self.is_prefill is None:
+            own = first + _DECODE_OWN
+            if delay.decode_interference_ns:
+                cells[own + 2] += delay.decode_interference_ns
+        else:
+            own = first + _DECODE_OWN
+            own[self.is_prefill] += _PREFILL_OWN - _DECODE_OWN
+            interference = np.full(len(own), delay.decode_interference_ns)
+            interference[self.is_prefill] = delay.prefill_interference_ns
+            cells[own + 2] += interference
+        cells[own] += delay.own_ns
+        own += 1
+        cells[own] += delay.co_batched_ns
+        if delay.recompute_ns is not None:
+            cells[first + _RECOMPUTE] += delay.recompute_ns
+        if delay.excess_ns:
+            cells[first + self.excess_column] += delay.excess_ns
+
+
+def scaled(row: Ints, total_ns: int) -> Ints:
+    """Scale a row of whole nanoseconds down to a total, by largest remainder."""
+    whole_ns = int(row.sum())
+    if whole_ns <= 0 or total_ns >= whole_ns:
+        return row + 0
+    exact = row * (total_ns / whole_ns)
+    part: Ints = np.minimum(np.floor(exact).astype(np.int64), row)
+    order = np.argsort(part - exact, kind="stable")
+    missing = total_ns - int(part.sum())
+    for column in [*order, *order]:
+        if missing <= 0:
+            break
+        room = min(missing, 1, int(row[column] - part[column]))
+        part[column] += room
+        missing -= room
+    return part

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.split import fair
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import Shape
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
+H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
+
+
+class Case:
+    """A step to explain: slices as (tokens, context, is prefill, recomputed tokens)."""
+
+    def __init__(self, slices: list[tuple[int, int, bool, int]], model: StepModel = H200) -> None:
+        self.model = model
+        tokens = np.array([s[0] for s in slices])
+        self.batch = Batch(Team(tokens, np.ones_like(tokens)), np.array([s[1] for s in slices]))
+        is_prefill = np.array([s[2] for s in slices])
+        self.is_prefill = is_prefill if is_prefill.any() else None
+        recomputed = np.array([s[3] for s in slices])
+        self.recomputed = recomputed if recomputed.any() else None
+        self.own_ns = model.own_ns(self.batch)
+        self.modelled_ns = float(fair(model, self.batch, self.own_ns).sum())
+
+    def explain(self, delay_ns: int, healthy_ratio: float = 1.0) -> Delay:
+        return explain(
+            self.model,
+            self.batch,
+            self.own_ns,
+            modelled_ns=self.modelled_ns,
+            is_prefill=self.is_prefill,
+            recomputed=self.recomputed,
+            delay_ns=delay_ns,
+            healthy_ratio=healthy_ratio,
+        )
+
+    def parts(self, delay: Delay) -> np.ndarray:
+        """Return the parts of each member, [members, 5]."""
+        num = len(delay.own_ns)
+        is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
+        again = np.zeros(num, np.int64) if delay.recompute_ns is None else delay.recompute_ns
+        return np.stack(
+            [
+                delay.own_ns,
+                again,
+                delay.co_batched_ns,
+                np.where(is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns),
+                np.full(num, delay.excess_ns),
+            ],
+            axis=1,
+        )
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> tuple[int, int, bool, int]:
+    if draw(st.booleans()):
+        return 1, draw(st.integers(0, 100_000)), False, 0
+    tokens = draw(st.integers(1, 4000))
+    return (
+        tokens,
+        draw(st.integers(0, 100_000)),
+        True,
+        draw(st.sampled_from([0, tokens // 2, tokens])),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(slices(), min_size=1, max_size=40),
+    st.integers(1, 10**12),
+    st.floats(0.01, 100, allow_nan=False),
+)
+def test_every_member_s_parts_sum_to_the_delay_and_none_is_negative(
+    members: list[tuple[int, int, bool, int]], delay_ns: int, healthy_ratio: float
+) -> None:
+    case = Case(members)
+    parts = case.parts(case.explain(delay_ns, healthy_ratio))
+    assert (parts.sum(axis=1) == delay_ns).all()
+    assert (parts >= 0).all()
+
+
+def test_a_decode_alone_waits_for_nobody() -> None:
+    case = Case([(1, 900, False, 0)])
+    delay = case.explain(round(case.modelled_ns))
+    assert delay.own_ns[0] == pytest.approx(case.modelled_ns, abs=1)
+    assert delay.co_batched_ns[0] <= 1
+    assert delay.decode_interference_ns == delay.excess_ns == 0
+
+
+def test_decodes_alone_owe_each_other_what_they_add() -> None:
+    case = Case([(1, 900, False, 0)] * 8)
+    delay = case.explain(round(case.modelled_ns))
+    assert (delay.co_batched_ns > 0).all()
+    assert delay.decode_interference_ns == 0
+
+
+def test_a_chunk_holds_up_the_decodes_more_than_they_hold_up_the_chunk() -> None:
+    case = Case([(2000, 0, True, 0), *[(1, 900, False, 0)] * 8])
+    delay = case.explain(round(case.modelled_ns))
+    assert delay.decode_interference_ns > 10 * delay.prefill_interference_ns > 0
+
+
+def test_prefills_alone_are_co_batched_not_interfered_with() -> None:
+    case = Case([(1000, 0, True, 0), (500, 0, True, 0)])
+    delay = case.explain(round(case.modelled_ns))
+    assert delay.prefill_interference_ns == 0
+    assert delay.co_batched_ns[0] < delay.co_batched_ns[1]
+
+
+def test_recomputed_tokens_take_their_share_of_the_own_part() -> None:
+    case = Case([(1000, 0, True, 250)])
+    delay = case.explain(round(case.modelled_ns))
+    assert delay.recompute_ns is not None
+    assert delay.recompute_ns[0] == pytest.approx(case.modelled_ns / 4, rel=1e-6)
+
+
+def test_only_what_a_healthy_step_would_not_take_is_excess() -> None:
+    case = Case([(1, 900, False, 0)] * 4)
+    healthy = case.explain(round(case.modelled_ns * 1.2), healthy_ratio=1.2)
+    slow = case.explain(round(case.modelled_ns * 1.2) + 5_000_000, healthy_ratio=1.2)
+    assert healthy.excess_ns <= 1
+    assert slow.excess_ns - healthy.excess_ns == 5_000_000
+    assert slow.own_ns.tolist() == healthy.own_ns.tolist()
+
+
+def test_a_step_faster_than_the_model_scales_all_parts_down_alike() -> None:
+    case = Case([(2000, 0, True, 0), *[(1, 900, False, 0)] * 8])
+    usual, fast = case.explain(round(case.modelled_ns)), case.explain(round(case.modelled_ns / 2))
+    assert fast.excess_ns == 0
+    np.testing.assert_allclose(2 * fast.own_ns, usual.own_ns, atol=2)
+    assert 2 * fast.decode_interference_ns == pytest.approx(usual.decode_interference_ns, abs=3)
+
+
+def test_a_model_that_says_nothing_explains_nothing() -> None:
+    zeros = np.zeros(100)
+    case = Case(
+        [(1, 5, False, 0), (7, 0, True, 0)], StepModel("none", "fit", zeros, zeros, 0, 0, 0, 0, 0)
+    )
+    delay = case.explain(1000)
+    assert case.parts(delay).sum(axis=1).tolist() == [1000, 1000]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from inferscope.attribution.split import fair, to_whole_ns
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
+MIXTRAL = Shape(32, 4096, 32, 8, 128, 14336, 32000, 16, 16, 16, False, 8, 2)
+N = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+
+
+def model_of(f: Floats, g: Floats | None = None, *, single_ns: float = 0.0) -> StepModel:
+    return StepModel("test", "fit", f, np.zeros_like(N) if g is None else g, single_ns, 0, 0, 0, 0)
+
+
+def staircase() -> StepModel:
+    """As with padded CUDA graphs: nothing smooth about it."""
+    f = 2e5 + 40_000.0 * np.ceil(N / 24)
+    f[0] = 0.0
+    return model_of(f, 700.0 * N)
+
+
+H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
+MODELS = {
+    "dense": H200,
+    "experts": roofline(MIXTRAL, peaks_of("NVIDIA H200")),
+    "staircase": staircase(),
+    "unknown shape": roofline(None, peaks_of("")),
+}
+
+
+def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batch:
+    return Batch(Team(np.array(tokens), np.array(sampled)), np.array(contexts))
+
+
+def split(model: StepModel, batch: Batch) -> Floats:
+    return fair(model, batch, model.own_ns(batch))
+
+
+def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
+    """Return T of these members alone."""
+    own = model.own_ns(batch)
+    tokens = sum(int(batch.team.tokens[m]) for m in members)
+    rows = sum(int(batch.team.sampled[m]) for m in members)
+    return model.f(tokens) + model.g(rows) + sum(float(own[m]) for m in members)
+
+
+def brute_force(cost: Callable[[tuple[int, ...]], float], num: int) -> Floats:
+    """Return the Shapley value from its definition, over all subsets."""
+    value = {
+        s: cost(s) for size in range(num + 1) for s in itertools.combinations(range(num), size)
+    }
+    parts = np.zeros(num)
+    for coalition, before in value.items():
+        weight = 1 / (num * math.comb(num - 1, len(coalition))) if len(coalition) < num else 0.0
+        for member in set(range(num)) - set(coalition):
+            parts[member] += weight * (value[tuple(sorted((*coalition, member)))] - before)
+    return parts
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn, *, chunks: tuple[int, int] = (0, 4), singles: tuple[int, int] = (0, 8)
+) -> Batch:
+    num_chunks = draw(st.integers(*chunks))
+    num_singles = draw(st.integers(max(singles[0], int(num_chunks == 0)), singles[1]))
+    sizes = draw(st.lists(st.integers(2, 2048), min_size=num_chunks, max_size=num_chunks))
+    tokens = draw(st.permutations([*sizes, *[1] * num_singles]))
+    num = len(tokens)
+    contexts = draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
+    sampled = draw(st.lists(st.integers(0, 1), min_size=num, max_size=num))
+    return batch_of(tokens, contexts, sampled)
+
+
+any_model = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+
+
+@settings(max_examples=120, deadline=None)
+@given(any_model, batches(chunks=(0, 8), singles=(0, 80)))
+def test_shares_sum_to_the_modelled_step_and_none_is_negative(
+    model: StepModel, batch: Batch
+) -> None:
+    parts = split(model, batch)
+    whole = step_ns(model, batch, tuple(range(len(parts))))
+    assert float(parts.sum()) == pytest.approx(whole, rel=1e-9)
+    assert (parts >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_model, st.data())
+def test_up_to_six_chunks_get_the_shapley_value_of_the_definition(
+    model: StepModel, data: st.DataObject
+) -> None:
+    num_chunks = data.draw(st.integers(0, 6))
+    batch = data.draw(batches(chunks=(num_chunks, num_chunks), singles=(0, 9 - num_chunks)))
+    num = len(batch.context)
+    exact = brute_force(lambda members: step_ns(model, batch, members), num)
+    error = np.abs(split(model, batch) - exact)
+    assert error.max() <= 1e-9 * step_ns(model, batch, tuple(range(num)))
+
+
+def test_more_chunks_than_that_are_split_within_a_few_percent() -> None:
+    """Measured: 95 % of shares within 3.2 % of themselves and 0.3 % of the step."""
+    draw = np.random.default_rng(0)
+    of_share: list[float] = []
+    of_step: list[float] = []
+    for _ in range(30):
+        num_chunks = int(draw.integers(7, 10))
+        sizes = np.exp(draw.uniform(3.5, 7, num_chunks)).astype(int).tolist()
+        batch = batch_of([*sizes, *[1] * (9 - num_chunks)], [0] * 9, [1] * 9)
+        exact = brute_force(partial(step_ns, H200, batch), 9)
+        error = np.abs(split(H200, batch) - exact)
+        of_share += (error / exact).tolist()
+        of_step += (error / exact.sum()).tolist()
+    assert np.quantile(of_share, 0.95) < 0.04
+    assert np.quantile(of_step, 0.95) < 0.005
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_model, batches(chunks=(0, 6)), st.randoms(use_true_random=False))
+def test_a_share_does_not_depend_on_the_order_of_the_batch(
+    model: StepModel, batch: Batch, order: random.Random
+) -> None:
+    at = list(range(len(batch.context)))
+    order.shuffle(at)
+    moved = Batch(Team(batch.team.tokens[at], batch.team.sampled[at]), batch.context[at])
+    np.testing.assert_allclose(split(model, moved), split(model, batch)[at], rtol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_model, batches(chunks=(0, 3)), st.integers(2, 500), st.integers(0, 900))
+def test_requests_alike_pay_alike(
+    model: StepModel, batch: Batch, tokens: int, context: int
+) -> None:
+    twice = batch_of(
+        [*batch.team.tokens.tolist(), tokens, tokens],
+        [*batch.context.tolist(), context, context],
+        [*batch.team.sampled.tolist(), 1, 1],
+    )
+    parts = split(model, twice)
+    assert parts[-1] == pytest.approx(parts[-2], rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(chunks=(0, 4)))
+def test_who_adds_nothing_to_any_batch_pays_nothing_but_its_own(batch: Batch) -> None:
+    """A flat f and g without cost: only attention is left, and it stays where it is."""
+    model = model_of(np.zeros_like(N), single_ns=3.0)
+    np.testing.assert_allclose(split(model, batch), model.own_ns(batch), atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["dense", "staircase"]), batches(chunks=(0, 4)))
+def test_shares_of_summed_costs_are_sums_of_shares(name: str, batch: Batch) -> None:
+    model = MODELS[name]
+    only_f = model_of(model.f_ns)
+    only_g = model_of(np.zeros_like(N), model.g_ns)
+    parts = fair(only_f, batch, np.zeros(len(batch.context)))
+    parts = parts + fair(only_g, batch, np.zeros(len(batch.context))) + model.own_ns(batch)
+    np.testing.assert_allclose(split(model, batch), parts, rtol=1e-9, atol=1e-3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(any_model, batches(chunks=(1, 4)), st.integers(1, 2000))
+def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, more: int) -> None:
+    """Attention left out: a longer slice of the same context has more of it anyway."""
+    chunk = int(batch.team.chunks[0])
+    tokens = batch.team.tokens.copy()
+    tokens[chunk] += more
+    nothing = np.zeros(len(tokens))
+    longer = Batch(Team(tokens, batch.team.sampled), batch.context)
+    before, after = fair(model, batch, nothing), fair(model, longer, nothing)
+    assert after[chunk] >= before[chunk] - 1e-9 * before.sum()
+
+
+def test_a_step_beyond_the_model_s_table_is_split_too() -> None:
+    batch = batch_of([MAX_TOKENS, 9000, 1], [0, 0, 50], [0, 0, 1])
+    parts = split(H200, batch)
+    assert float(parts.sum()) == pytest.approx(step_ns(H200, batch, (0, 1, 2)), rel=1e-9)
+    assert parts[0] > parts[1] > parts[2] > 0
+
+
+def test_batches_of_a_thousand_requests_are_split_exactly() -> None:
+    tokens = [700, 300, 90, *[1] * 1000]
+    batch = batch_of(tokens, [0] * 1003, [1] * 1003)
+    parts = split(H200, batch)
+    assert float(parts.sum()) == pytest.approx(step_ns(H200, batch, tuple(range(1003))), rel=1e-9)
+    assert len(set(parts[3:].tolist())) == 1
+
+
+# --- whole nanoseconds ------------------------------------------------------------------------
+
+part_lists = st.lists(st.floats(0, 1e300) | st.floats(0, 1e6), min_size=1, max_size=90)
+
+
+@settings(max_examples=300, deadline=None)
+@given(part_lists, st.integers(0, 10**15))
+@example([5e-324, 0.0], 7)
+@example([1 / 3] * 64, 10**15)
+def test_whole_nanoseconds_sum_to_the_total_exactly(parts: list[float], total_ns: int) -> None:
+    whole = to_whole_ns(np.array(parts), total_ns)
+    assert int(whole.sum()) == total_ns
+    assert (whole >= 0).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=90).map(np.array), st.integers(0, 10**13)
+)
+def test_no_part_is_off_by_more_than_a_nanosecond(parts: Floats, total_ns: int) -> None:
+    whole = to_whole_ns(parts, total_ns)
+    exact = parts * (total_ns / parts.sum())
+    assert np.abs(whole - exact).max() <= 1.0 + 1e-2
+    assert to_whole_ns(parts, total_ns, weight=float(parts.sum())).sum() == total_ns
+
+
+def test_the_largest_remainders_are_rounded_up_the_first_of_equals_first() -> None:
+    assert to_whole_ns(np.array([0.2, 0.5, 0.3]), 11).tolist() == [2, 6, 3]
+    assert to_whole_ns(np.array([1.0, 1.0, 1.0]), 5).tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("parts", [[0.0, 0.0, 0.0], [math.nan, 1.0, 1.0], [math.inf, 0.0, 1.0]])
+def test_parts_that_say_nothing_are_taken_as_equal(parts: list[float]) -> None:
+    assert to_whole_ns(np.array(parts), 9).tolist() == [3, 3, 3]

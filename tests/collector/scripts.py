@@ -1,0 +1,299 @@
+"""Records of made-up engines, told by hand on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.fold import READER, Collector
+from inferscope.collector.merge import Item, Merger
+from inferscope.probe.probe import digest64
+from inferscope.records import (
+    ADMITTED,
+    DECODE,
+    FINISHED,
+    LAST_BYTE,
+    ON,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECEIVED,
+    RESUMED,
+    RUNNING,
+    TOKENISED,
+    Clock,
+    Emitted,
+    EngineInfo,
+    Keyframe,
+    Live,
+    Missed,
+    ProbeHealth,
+    Record,
+    RequestEvent,
+    RingOpened,
+    StepPlan,
+    StepSlices,
+    StepSpan,
+    encode,
+)
+
+MS = 1_000_000
+START_NS = 1_000_000_000_000
+
+
+@dataclass
+class Finals:
+    """A sink that keeps what is final."""
+
+    steps: list[FinalStep] = field(default_factory=list)
+    requests: list[FinalRequest] = field(default_factory=list)
+
+    def step(self, step: FinalStep) -> None:
+        self.steps.append(step)
+
+    def request(self, request: FinalRequest) -> None:
+        self.requests.append(request)
+
+    def only(self) -> FinalRequest:
+        assert len(self.requests) == 1, [r.request_id for r in self.requests]
+        return self.requests[0]
+
+
+class Script:
+    """What a number of rings say, in the order of the test's lines; `play` folds it."""
+
+    def __init__(self) -> None:
+        self.now_ns = START_NS
+        self.rings: list[Ring] = []
+        self.told: list[tuple[int, Record]] = []
+
+    def at(self, ms: float) -> None:
+        """Move the clock to so many milliseconds after the start."""
+        self.now_ns = START_NS + round(ms * MS)
+
+    def ring(
+        self, role: str = "core", rank: int = 0, *, engine_id: str = "engine", ranks: int = 1
+    ) -> Ring:
+        """Open a ring, which begins with a keyframe."""
+        ring = Ring(self, len(self.rings) + 1, role, rank)
+        self.rings.append(ring)
+        opened = RingOpened(
+            self.now_ns, ring.number, engine_id, role, rank, 1, "host", "boot", self.now_ns, 0
+        )
+        self.told.append((READER, opened))
+        ring.keyframe(ranks=ranks)
+        return ring
+
+    def miss(self, ring: Ring, num_frames: int = 3) -> None:
+        """Lose frames of a ring."""
+        self.told.append((READER, Missed(self.now_ns, ring.number, num_frames, "lapped")))
+
+    def items(self, *, until_ms: float | None = None) -> list[Item]:
+        """Return all that was told in fold order, Ticks included."""
+        merger = Merger()
+        out: list[Item] = []
+        for sequence, (number, record) in enumerate(self.told):
+            if isinstance(record, RingOpened):
+                out.append(Item(record.t_ns, READER, 0, record, encode(record)))
+            elif isinstance(record, Missed):
+                merger.miss(record.ring, record.num_frames, record.reason)
+            else:
+                merger.add(number, sequence, record, encode(record))
+        out += merger.take(None)
+        if until_ms is not None:
+            out += merger.take(START_NS + round(until_ms * MS))
+        return out
+
+    def play(self, *, until_ms: float | None = None) -> tuple[Collector, Finals]:
+        """Fold everything, and let time pass until then."""
+        finals = Finals()
+        collector = Collector(finals)
+        for item in self.items(until_ms=until_ms):
+            collector.fold(item.ring, item.record)
+        return collector, finals
+
+    def play_as_told(self) -> tuple[Collector, Finals]:
+        """Fold everything in the order of the test's lines: late records come late."""
+        finals = Finals()
+        collector = Collector(finals)
+        for number, record in self.told:
+            collector.fold(number, record)
+        return collector, finals
+
+
+class Ring:
+    """One ring's writer."""
+
+    def __init__(self, script: Script, number: int, role: str, rank: int) -> None:
+        self.script = script
+        self.number = number
+        self.role = role
+        self.rank = rank
+        self._next = 0
+        self._ids: dict[int, str] = {}
+        self._digests: dict[int, int] = {}
+
+    @property
+    def now_ns(self) -> int:
+        return self.script.now_ns
+
+    def tell(self, record: Record) -> None:
+        self.script.told.append((self.number, record))
+
+    # --- itself
+
+    def keyframe(
+        self, *, state: int = ON, ranks: int = 1, dp_rank: int = 0, listed: bool = True
+    ) -> None:
+        """Restate: who it is, and all requests that it knows."""
+        self.tell(Keyframe(self.now_ns, state, -1))
+        own = (self.rank % ranks, 0, dp_rank, 0)
+        info = EngineInfo(self.now_ns, "made-up", ranks=own, sizes=(ranks, 1, 1, 1), device="gpu")
+        self.tell(info)
+        self.live(sorted(self._ids) if listed else [])
+        self.tell(Clock(self.now_ns, self.now_ns))
+
+    def live(self, indices: Sequence[int], *, state: int = RUNNING) -> None:
+        n = len(indices)
+        self.tell(
+            Live(
+                self.now_ns,
+                array("I", indices).tobytes(),
+                bytes([state] * n),
+                array("I", [8] * n).tobytes(),
+                array("I", [0] * n).tobytes(),
+                array("q", [START_NS] * n).tobytes(),
+                tuple(self._ids[index] for index in indices),
+            )
+        )
+
+    def health(self, *, state: int = ON, through_ns: int | None = None) -> None:
+        through_ns = self.now_ns if through_ns is None else through_ns
+        self.tell(ProbeHealth(self.now_ns, state, 0, 0, 0, through_ns))
+
+    def forget(self, index: int) -> None:
+        self._ids.pop(index, None)
+
+    # --- requests
+
+    def enter(
+        self, kind: int, request_id: str, *, at_ms: float | None = None, **more: object
+    ) -> int:
+        index = self._next
+        self._next += 1
+        self._ids[index] = request_id
+        at_ns = self.now_ns if at_ms is None else START_NS + round(at_ms * MS)
+        self.tell(RequestEvent(self.now_ns, index, kind, at_ns, request_id, **more))  # type: ignore[arg-type]
+        return index
+
+    def received(self, request_id: str, **more: object) -> int:
+        return self.enter(RECEIVED, request_id, **more)  # type: ignore[arg-type]
+
+    def queued(self, request_id: str, **more: object) -> int:
+        return self.enter(QUEUED, request_id, prompt_tokens=8, **more)  # type: ignore[arg-type]
+
+    def event(self, index: int, kind: int, **more: object) -> None:
+        self.tell(RequestEvent(self.now_ns, index, kind, self.now_ns, **more))  # type: ignore[arg-type]
+
+    def tokenised(self, index: int) -> None:
+        self.event(index, TOKENISED, prompt_tokens=8)
+
+    def admitted(self, index: int) -> None:
+        self.event(index, ADMITTED, cached_tokens=0)
+
+    def preempted(self, index: int) -> None:
+        self.event(index, PREEMPTED, reason="blocks")
+
+    def resumed(self, index: int) -> None:
+        self.event(index, RESUMED, cached_tokens=0)
+
+    def finished(self, index: int, reason: str = "stop") -> None:
+        self.forget(index)
+        self.event(index, FINISHED, reason=reason)
+
+    def last_byte(self, index: int) -> None:
+        self.forget(index)
+        self.event(index, LAST_BYTE)
+
+    def emitted(self, indices: Sequence[int], tokens: Sequence[int] | None = None) -> None:
+        tokens = [1] * len(indices) if tokens is None else tokens
+        columns = array("I", indices).tobytes(), array("I", tokens).tobytes()
+        self.tell(Emitted(self.now_ns, *columns))
+
+    # --- steps
+
+    def plan(self, step: int) -> None:
+        self.tell(StepPlan(self.now_ns, step, self.now_ns, self.now_ns, 0, 1, 1, 0, 10))
+
+    def slices(self, step: int, rows: Sequence[tuple[int, int, int]]) -> int:
+        """Tell a step's rows: request, tokens, context; one token behind a context is a decode."""
+        indices = array("I", [row[0] for row in rows]).tobytes()
+        tokens = array("I", [row[1] for row in rows]).tobytes()
+        digest = digest64(indices, tokens)
+        self.tell(
+            StepSlices(
+                self.now_ns,
+                step,
+                digest,
+                indices,
+                bytes([DECODE if n == 1 and context else PREFILL for _, n, context in rows]),
+                tokens,
+                array("I", [row[2] for row in rows]).tobytes(),
+                b"",
+                array("H", [1] * len(rows)).tobytes(),
+            )
+        )
+        return digest
+
+    def span(self, step: int, start_ms: float, end_ms: float, **more: object) -> None:
+        start, end = (START_NS + round(ms * MS) for ms in (start_ms, end_ms))
+        record = StepSpan(self.now_ns, step, 0, start, start + 1, end)
+        if more:
+            from msgspec.structs import replace
+
+            record = replace(record, **more)
+        self.tell(record)
+
+    def step(
+        self, step: int, rows: Sequence[tuple[int, int, int]], *, start_ms: float, end_ms: float
+    ) -> None:
+        """Plan, run and tell a whole step, and emit a token of each request."""
+        self.script.at(start_ms)
+        self.plan(step)
+        self.script.at(end_ms)
+        self.span(step, start_ms, end_ms)
+        self.slices(step, rows)
+        self.emitted([row[0] for row in rows])
+
+
+def assert_all_closes(collector: Collector, finals: Finals) -> None:
+    """Hold every final number against the laws of the contract."""
+    compute: dict[tuple[str, str, bool], int] = {}
+    for step in finals.steps:
+        parts = step.shares_ns.tolist()
+        assert sum(parts) + step.padding_ns + step.unattributed_ns == step.measured_ns
+        assert min([0, *parts]) == 0
+        for request_id, phase, ns in zip(step.request_ids, step.phases, parts, strict=True):
+            key = (step.engine_id, request_id, bool(phase == PREFILL))
+            compute[key] = compute.get(key, 0) + ns
+    names = [(final.engine_id, final.request_id) for final in finals.requests]
+    for final in finals.requests:
+        assert min([0, *final.ledger_ns.values()]) == 0
+        assert min([0, *final.ttft_ledger_ns.values()]) == 0
+        assert final.output_tokens == sum(final.tokens_per_event)
+        assert len(final.tokens_per_event) == len(final.token_times_ns)
+        if final.joined_late:
+            continue
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns, final
+        if final.first_token_ns is not None:
+            ttft_ns = final.first_token_ns - final.arrived_ns
+            assert sum(final.ttft_ledger_ns.values()) == ttft_ns, final
+        if names.count((final.engine_id, final.request_id)) == 1:
+            key = (final.engine_id, final.request_id)
+            assert final.prefill_ns == compute.get((*key, True), 0)
+            assert final.decode_ns == compute.get((*key, False), 0)
+    for device in collector.devices():
+        assert sum(device.seconds_by_ns.values()) == device.wall_ns
+        assert min(device.seconds_by_ns.values()) >= 0

@@ -1,0 +1,186 @@
+"""Following real files of real processes: stopped ones, late ones, deleted ones."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inferscope.collector.follow import RingFollower
+from inferscope.collector.merge import Item
+from inferscope.collector.source import RingSource
+from inferscope.records import Clock, ProbeHealth, RingOpened, Tick, encode
+from inferscope.ring.discovery import boot_id
+from inferscope.ring.layout import Identity
+from inferscope.ring.writer import RingWriter
+
+_ENGINE = """
+import time
+from inferscope.probe import EngineInfo, Probe
+
+probe = Probe.open(EngineInfo(0, "made-up"))
+print(probe.path, flush=True)
+probe.queued("stays", prompt_tokens=1)
+step = 0
+while True:
+    index = probe.queued(str(step), prompt_tokens=1)
+    now = time.monotonic_ns()
+    probe.plan(step, start_ns=now, end_ns=now, waiting=0, running=1)
+    probe.admitted(index)
+    probe.start(step)
+    time.sleep(0.005)
+    probe.stop(step)
+    probe.slices(step, requests=[index], phases=[0], tokens=[1], contexts=[0], sampled=[1])
+    probe.emitted([index], [1], step=step)
+    probe.finished(index, "length")
+    step += 1
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], Path]]]:
+    """Start made-up engines; end them with the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(engine_id: str) -> tuple[subprocess.Popen[str], Path]:
+        environment = {"INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_ENGINE_ID": engine_id}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ENGINE],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, "INFERSCOPE_RING_MB": "1"},
+        )
+        running.append(process)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def follow(source: RingSource, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s and not source.has_ended:
+        source.advance()
+        time.sleep(0.02)
+
+
+def test_a_stopped_process_is_not_over_and_a_killed_one_is(
+    start: Callable[[str], tuple[subprocess.Popen[str], Path]],
+) -> None:
+    process, path = start("stopped")
+    source = RingSource(lambda: [path], name="stopped")
+    follow(source, 0.7)
+    engine = source.collector.engines["stopped"]
+    before = engine.lives.num_finished
+    assert before > 10
+    process.send_signal(signal.SIGSTOP)
+    follow(source, 5.6)
+    assert not source.has_ended
+    assert [f.finish for f in engine.lives.finished if f.request_id == "stays"] == ["engine_lost"]
+    process.send_signal(signal.SIGCONT)
+    follow(source, 0.7)
+    assert engine.lives.num_finished > before + 20
+    assert source.collector.num_late <= 6  # written by the step that was stopped
+    process.kill()
+    process.wait()
+    follow(source, 8)
+    assert source.has_ended
+    assert not engine.lives.table.alive()
+    source.close()
+
+
+def test_a_ring_that_appears_late_or_is_deleted_is_followed(
+    start: Callable[[str], tuple[subprocess.Popen[str], Path]], tmp_path: Path
+) -> None:
+    start("early")
+    source = RingSource(lambda: tmp_path.glob("**/*.ring"), name="folder")
+    follow(source, 0.3)
+    _, late = start("late")
+    follow(source, 1.5)
+    late.unlink()
+    before = source.collector.engines["late"].lives.num_finished
+    assert before > 0
+    follow(source, 0.5)
+    assert source.collector.engines["late"].lives.num_finished > before
+    assert source.collector.engines["early"].lives.num_finished > 50
+    assert source.collector.num_unjoined == 0
+    source.close()
+
+
+class _Clock:
+    now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def real_ns(self) -> int:
+        return self.now_ns
+
+
+def made_ring(folder: Path, name: str, clock: _Clock) -> RingWriter:
+    me = Identity("made", "core", 0, 1, "host", boot_id(), clock.now_ns, 0)
+    return RingWriter(folder / f"{name}.ring", me, capacity=1 << 16)
+
+
+def test_ticks_keep_their_grid_and_rings_are_named_again(tmp_path: Path) -> None:
+    clock = _Clock()
+    ring = made_ring(tmp_path, "core-0-1", clock)
+    follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
+    items: list[Item] = []
+    for _ in range(50):
+        clock.now_ns += 700_000_000
+        ring.beat(clock.now_ns)
+        health = ProbeHealth(clock.now_ns - 10_000_000, 0, 0, 0, 0, 0)
+        ring.write(health.CODE, encode(health))
+        items += follower.poll()
+    ticks = [item.t_ns for item in items if isinstance(item.record, Tick)]
+    assert {late - early for early, late in itertools.pairwise(ticks)} == {200_000_000}
+    times = [item.t_ns for item in items if not isinstance(item.record, RingOpened)]
+    assert times == sorted(times)
+    assert sum(isinstance(item.record, RingOpened) for item in items) == 4
+    follower.close()
+    ring.close()
+
+
+def test_a_record_from_the_future_holds_nobody_up(tmp_path: Path) -> None:
+    clock = _Clock()
+    ring = made_ring(tmp_path, "core-0-1", clock)
+    for t_ns in (clock.now_ns, 1 << 61, clock.now_ns + 1):
+        record = Clock(t_ns, 0)
+        ring.write(record.CODE, encode(record))
+    ring.beat(0)
+    follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
+    items = follower.poll()
+    assert follower.has_ended
+    assert sum(isinstance(item.record, Clock) for item in items) == 2
+    assert follower.num_unknown == 1
+    follower.close()
+    ring.close()
+
+
+def test_a_name_used_again_is_another_ring(tmp_path: Path) -> None:
+    clock = _Clock()
+    first = made_ring(tmp_path, "core-0-1", clock)
+    follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
+    first.beat(clock.now_ns)
+    assert sum(isinstance(item.record, RingOpened) for item in follower.poll()) == 1
+    first.path.unlink()
+    second = made_ring(tmp_path, "core-0-1", clock)
+    clock.now_ns += 2_000_000_000
+    second.beat(clock.now_ns)
+    assert sum(isinstance(item.record, RingOpened) for item in follower.poll()) == 1
+    for ring in (first, second):
+        ring.close()
+    follower.close()

@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inferscope.collector.requests import SlotMap
+from inferscope.collector.view import snapshot
+from inferscope.records import CLOSED, OFF, ON, WAITING, Clock, Keyframe
+from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes
+
+
+def serve(
+    core: Ring, index: int, *, from_ms: float, num_tokens: int = 3, first_step: int = 0
+) -> float:
+    """Serve one request alone, a step each 10 ms; return when its last token came."""
+    core.script.at(from_ms)
+    core.admitted(index)
+    for n in range(num_tokens):
+        rows = [(index, 1, 8 + n)] if n else [(index, 8, 0)]
+        start_ms = from_ms + 1 + 10 * n
+        core.step(first_step + n, rows, start_ms=start_ms, end_ms=start_ms + 9)
+    return from_ms + 10 * num_tokens
+
+
+def test_a_request_seen_from_both_edges_closes_at_the_front_end() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    script.at(2)
+    mine = core.queued("a")
+    script.at(5)
+    core.admitted(mine)
+    for n in range(3):
+        core.step(
+            n, [(mine, 1, 8 + n) if n else (mine, 8, 0)], start_ms=6 + 10 * n, end_ms=15 + 10 * n
+        )
+        script.at(15.5 + 10 * n)
+        front.emitted([asked])
+    script.at(35.2)
+    core.finished(mine)
+    script.at(37)
+    front.last_byte(asked)
+    collector, finals = script.play(until_ms=300)
+    final = finals.only()
+    assert (final.arrived_at, final.delivered_at, final.finish) == ("http", "http", "stop")
+    assert final.first_token_ns == START_NS + 15.5 * MS
+    assert final.delivered_ns == START_NS + 37 * MS
+    assert final.ttft_ledger_ns["frontend"] == 2 * MS
+    assert final.ttft_ledger_ns["output"] == 0.5 * MS
+    assert_all_closes(collector, finals)
+
+
+def test_a_front_end_whose_word_comes_after_the_cores_still_counts_from_receipt() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(2)
+    mine = core.queued("a")
+    core.health()
+    script.at(4)
+    core.health()
+    asked = front.received("a", at_ms=1)
+    serve(core, mine, from_ms=5, num_tokens=1)
+    front.emitted([asked])
+    core.finished(mine)
+    script.at(20)
+    front.last_byte(asked)
+    core.health()
+    collector, finals = script.play_as_told()
+    final = finals.only()
+    assert final.arrived_ns == START_NS + MS
+    assert final.ledger_ns["frontend"] == MS
+    assert not final.joined_late
+    assert (final.arrived_at, final.delivered_at, final.output_tokens) == ("http", "http", 1)
+    assert_all_closes(collector, finals)
+
+
+def test_tokens_are_not_counted_twice_when_the_front_end_is_met_after_the_first() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    mine = core.queued("a")
+    serve(core, mine, from_ms=1, num_tokens=2)
+    core.health()
+    asked = front.received("a", at_ms=0)
+    front.emitted([asked])
+    front.emitted([asked])
+    core.finished(mine)
+    front.last_byte(asked)
+    core.health()
+    collector, finals = script.play_as_told()
+    assert finals.only().output_tokens == 2
+    assert_all_closes(collector, finals)
+
+
+def test_requests_in_flight_are_lost_exactly_once_when_the_process_dies() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = [front.received(str(n)) for n in range(5)]
+    mine = [core.queued(str(n)) for n in range(4)]
+    assert len(asked) == 5
+    serve(core, mine[0], from_ms=1)
+    script.at(40)
+    core.plan(7)
+    collector, finals = script.play(until_ms=9_000)
+    assert sorted(final.request_id for final in finals.requests) == list("01234")
+    assert {final.finish for final in finals.requests} == {"engine_lost"}
+    assert all(final.ledger_ns["engine_lost"] > 4_000 * MS for final in finals.requests)
+    assert not collector.engines["engine"].lives.table.alive()
+    assert_all_closes(collector, finals)
+
+
+def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
+    script = Script()
+    core = script.ring()
+    core.queued("a")
+    script.at(10)
+    core.health(state=CLOSED)
+    _, finals = script.play(until_ms=400)
+    assert finals.only().finish == "engine_lost"
+
+
+def test_the_core_goes_on_when_the_front_end_dies() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    front.received("a")
+    mine = core.queued("a")
+    serve(core, mine, from_ms=1)
+    for second in range(1, 8):
+        script.at(1000 * second)
+        core.health()
+    core.step(3, [(mine, 1, 11)], start_ms=7_100, end_ms=7_110)
+    core.finished(mine)
+    collector, finals = script.play(until_ms=7_500)
+    final = finals.only()
+    assert (final.finish, final.delivered_at) == ("stop", "engine")
+    assert_all_closes(collector, finals)
+
+
+def test_the_front_end_does_not_keep_requests_of_a_dead_core() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    front.received("a")
+    core.queued("a")
+    for second in range(1, 8):
+        script.at(1000 * second)
+        front.health()
+    collector, finals = script.play()
+    assert finals.only().finish == "engine_lost"
+    assert_all_closes(collector, finals)
+
+
+def test_a_client_that_leaves_first_is_ended_by_the_engine() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    mine = core.queued("a")
+    serve(core, mine, from_ms=1, num_tokens=1)
+    front.emitted([asked])
+    script.at(12)
+    front.last_byte(asked)
+    for second in range(1, 8):  # the front end has nothing more to say, and is not dead
+        script.at(1000 * second)
+        core.health()
+    core.finished(mine, "client_cancel")
+    collector, finals = script.play(until_ms=7_300)
+    final = finals.only()
+    assert (final.finish, final.delivered_at) == ("client_cancel", "engine")
+    assert final.delivered_ns == START_NS + 7_000 * MS
+    assert_all_closes(collector, finals)
+
+
+def test_a_request_that_only_the_front_end_rejected_is_final() -> None:
+    script = Script()
+    script.ring()
+    front = script.ring("frontend")
+    asked = front.received("a")
+    script.at(1)
+    front.finished(asked, "rejected")
+    front.last_byte(asked)
+    collector, finals = script.play(until_ms=300)
+    assert finals.only().finish == "rejected"
+    assert finals.only().ledger_ns == {"frontend": MS}
+    assert_all_closes(collector, finals)
+
+
+@pytest.mark.parametrize("is_swept_between", [True, False])
+def test_a_rejection_told_by_both_counts_once(is_swept_between: bool) -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    script.at(1)
+    front.finished(asked, "rejected")
+    front.last_byte(asked)
+    if is_swept_between:
+        script.at(2)
+        core.health()
+    script.at(3)
+    mine = core.queued("a", at_ms=0.5)
+    core.finished(mine, "rejected")
+    collector, finals = script.play(until_ms=300)
+    assert finals.only().finish == "rejected"
+    assert not collector.engines["engine"].lives.table.alive()
+
+
+def test_a_client_that_leaves_before_the_core_knows_it_is_final_and_its_echo_ignored() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    script.at(1)
+    front.last_byte(asked)
+    script.at(2)
+    core.health()
+    mine = core.queued("a", at_ms=0.5)
+    script.at(3)
+    core.finished(mine, "client_cancel")
+    core.health()
+    _, finals = script.play()
+    assert finals.only().finish == "client_cancel"
+
+
+def test_an_id_used_again_is_another_request() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    for n in range(3):
+        asked = front.received("same", external_id="twice")
+        mine = core.queued("same")
+        last_ms = serve(core, mine, from_ms=100 * n + 1, first_step=3 * n)
+        front.emitted([asked])
+        core.plan(3 * n + 3)  # holds the sweep back until the id has come again
+        script.at(last_ms + 1)
+        core.finished(mine)
+        front.last_byte(asked)
+    collector, finals = script.play(until_ms=9_000)
+    assert [final.finish for final in finals.requests] == ["stop"] * 3
+    assert [final.output_tokens for final in finals.requests] == [1, 1, 1]
+    assert {final.external_id for final in finals.requests} == {"twice"}
+    assert_all_closes(collector, finals)
+
+
+def test_an_engine_started_again_under_its_name_does_not_inherit_requests() -> None:
+    script = Script()
+    old = script.ring()
+    old.queued("request-1")
+    script.at(1000)
+    new = script.ring()
+    mine = new.queued("request-1")
+    serve(new, mine, from_ms=1001)
+    new.finished(mine)
+    collector, finals = script.play(until_ms=2000)
+    assert [final.finish for final in finals.requests] == ["engine_lost", "stop"]
+    assert_all_closes(collector, finals)
+
+
+def test_a_probe_switched_off_and_on_loses_nobody_to_a_dead_engine() -> None:
+    script = Script()
+    core = script.ring()
+    stays, leaves = core.queued("stays"), core.queued("leaves")
+    serve(core, stays, from_ms=1)
+    core.keyframe(state=OFF)
+    core.health(state=OFF)
+    core.forget(leaves)
+    script.at(20_000)
+    core.keyframe(state=ON)
+    core.health()
+    core.step(9, [(stays, 1, 30)], start_ms=20_001, end_ms=20_010)
+    core.finished(stays)
+    collector, finals = script.play(until_ms=20_500)
+    final = finals.only()
+    assert (final.request_id, final.finish, final.joined_late) == ("stays", "stop", True)
+    engine = collector.engines["engine"]
+    assert not engine.lives.table.alive()
+    assert engine.lives.num_dropped == 1
+    assert_all_closes(collector, finals)
+
+
+def test_an_engine_switched_off_is_still_alive() -> None:
+    script = Script()
+    core = script.ring()
+    core.keyframe(state=OFF)
+    core.health(state=OFF)
+    collector, _ = script.play(until_ms=60_000)
+    assert snapshot(collector, window_ns=10**9, mode="live").engines[0].is_alive
+
+
+def test_requests_that_ended_in_a_gap_leave_no_slot_behind() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = [front.received(str(n)) for n in range(3)]
+    mine = [core.queued(str(n)) for n in range(3)]
+    script.at(5)
+    core.health()
+    front.health()
+    script.at(10)
+    core.finished(mine[1])  # its last byte goes with the gap of the front end
+    script.miss(front)
+    front.forget(asked[1])
+    script.at(20)
+    front.keyframe()
+    script.at(30)
+    script.miss(core)
+    core.forget(mine[2])
+    core.keyframe()
+    script.at(40)
+    front.last_byte(asked[2])
+    core.finished(mine[0])
+    front.last_byte(asked[0])
+    collector, finals = script.play(until_ms=500)
+    assert sorted(final.request_id for final in finals.requests) == ["0", "1", "2"]
+    assert all(final.joined_late for final in finals.requests)
+    assert not collector.engines["engine"].lives.table.alive()
+
+
+def test_a_reader_that_joins_late_knows_who_is_there_and_guesses_no_ttft() -> None:
+    script = Script()
+    script.at(100)
+    core, front = script.ring(), script.ring("frontend")
+    core._ids, core._next = {0: "a", 1: "b"}, 2
+    front._ids, front._next = {0: "a", 1: "b"}, 2
+    core.live([0])
+    core.live([1], state=WAITING)
+    front.live([0, 1])
+    script.at(101)
+    core.admitted(1)
+    core.step(50, [(0, 1, 20), (1, 8, 0)], start_ms=102, end_ms=110)
+    front.emitted([0, 1])
+    script.at(111)
+    for index in (0, 1):
+        core.finished(index)
+        front.last_byte(index)
+    collector, finals = script.play(until_ms=500)
+    by_id = {final.request_id: final for final in finals.requests}
+    assert set(by_id) == {"a", "b"}
+    assert all(final.joined_late for final in finals.requests)
+    assert all(final.output_tokens == 1 for final in finals.requests)
+    assert by_id["a"].first_token_ns is None
+    assert by_id["b"].first_token_ns == START_NS + 110 * MS
+    assert_all_closes(collector, finals)
+
+
+def test_a_keyframe_in_several_records_drops_nobody() -> None:
+    script = Script()
+    core = script.ring()
+    mine = [core.queued(str(n)) for n in range(4)]
+    script.at(10)
+    script.miss(core)
+    core.tell(Keyframe(core.now_ns, ON, -1))
+    core.live(mine[:2])
+    core.live(mine[2:])
+    core.tell(Clock(core.now_ns, core.now_ns))
+    core.health()
+    collector, _ = script.play(until_ms=400)
+    assert len(collector.engines["engine"].lives.table.alive()) == 4
+
+
+def test_a_request_that_its_engine_forgot_is_dropped_after_two_keyframes() -> None:
+    script = Script()
+    core = script.ring()
+    forgotten = core.queued("a")
+    core.forget(forgotten)
+    script.at(10)
+    core.keyframe()
+    collector, _ = script.play(until_ms=300)
+    assert len(collector.engines["engine"].lives.table.alive()) == 1
+    script.at(400)
+    core.keyframe()
+    collector, finals = script.play(until_ms=900)
+    assert not collector.engines["engine"].lives.table.alive()
+    assert not finals.requests
+
+
+def test_several_tokens_in_one_event_are_kept_as_such() -> None:
+    script = Script()
+    core = script.ring()
+    mine = core.queued("a")
+    serve(core, mine, from_ms=1, num_tokens=2)
+    script.at(30)
+    core.emitted([mine], [3])
+    script.at(31)
+    core.emitted([mine], [0])
+    core.emitted([mine], [2])
+    core.finished(mine)
+    collector, finals = script.play(until_ms=300)
+    final = finals.only()
+    assert final.tokens_per_event == (1, 1, 3, 2)
+    assert final.output_tokens == 7
+    assert len(final.tbt_ns) == 3
+    assert_all_closes(collector, finals)
+
+
+def test_two_engines_with_the_same_ids_do_not_mix() -> None:
+    script = Script()
+    cores = [script.ring(engine_id=name) for name in ("one", "two")]
+    for core in cores:
+        script.at(0)
+        mine = core.queued("a")
+        serve(core, mine, from_ms=1)
+        core.finished(mine)
+    collector, finals = script.play(until_ms=300)
+    assert [final.engine_id for final in finals.requests] == ["one", "two"]
+    assert_all_closes(collector, finals)
+
+
+def test_memory_stays_bounded_over_a_hundred_thousand_requests() -> None:
+    script = Script()
+    core = script.ring()
+    core.queued("stays")
+    for number in range(100_000):
+        script.now_ns += MS // 10
+        core.finished(core.queued(str(number)))
+        if number % 50 == 49:
+            core.health()
+    collector, _ = script.play()
+    engine = collector.engines["engine"]
+    table = engine.lives.table
+    assert engine.lives.num_finished == 100_000
+    assert len(table.alive()) == 1
+    assert len(table.by_slot) <= 512
+
+
+def test_a_ring_that_numbers_requests_wildly_costs_no_memory() -> None:
+    slots = SlotMap()
+    indices = [0, 1 << 31, 3 << 30, 7, 1 << 20]
+    for slot, index in enumerate(indices, 1):
+        slots.put(index, slot)
+    assert [slots.get(index) for index in indices] == [1, 2, 3, 4, 5]
+    assert slots.slots(np.array(indices, dtype=np.uint32)).tolist() == [1, 2, 3, 4, 5]
+    assert sorted(slots.known()) == sorted(indices)
+    for index in indices:
+        slots.drop(index)
+    assert slots.known() == []

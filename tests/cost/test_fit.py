@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.attribution.split import fair
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.book import CostBook
+from inferscope.cost.fit import OnlineFit, _non_negative, features
+from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import EngineInfo
+from tests.cost.truth import SMALL, Truth, traffic
+
+
+def modelled_ns(model: StepModel, batch: Batch) -> float:
+    return float(fair(model, batch, model.own_ns(batch)).sum())
+
+
+def median_error(model: StepModel, truth: Truth, batches: list[Batch]) -> float:
+    """Return the median of |measured/model - 1| after the scale, which the book corrects."""
+    ratios = np.array([truth.step_ns(batch) / modelled_ns(model, batch) for batch in batches])
+    return float(np.median(np.abs(ratios / np.median(ratios) - 1)))
+
+
+def fitted(truth: Truth, seed: int, num_steps: int = 2048) -> tuple[OnlineFit, StepModel]:
+    fit = OnlineFit("eager")
+    model = None
+    for batch in traffic(random.Random(seed), num_steps):
+        if fit.observe(features(batch), truth.step_ns(batch)):
+            model = fit.solve() or model
+    assert model is not None
+    return fit, model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fit_on_clean_traffic_is_within_five_percent_and_better_than_the_roofline(
+    seed: int,
+) -> None:
+    """Measured: 0.3 % to 0.7 % of the step, where the roofline is off by 11 % to 30 %."""
+    truth = Truth(random.Random(seed))
+    _, model = fitted(truth, seed)
+    unseen = list(traffic(random.Random(seed + 100), 400))
+    error = median_error(model, truth, unseen)
+    assert error < 0.05
+    assert error < median_error(roofline(SMALL, peaks_of("cpu", 2)), truth, unseen)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+def test_noise_of_the_steps_does_not_become_noise_of_the_model(noise: float) -> None:
+    truth = Truth(random.Random(1), noise=noise)
+    _, model = fitted(truth, 1)
+    truth.noise = 0.0
+    assert median_error(model, truth, list(traffic(random.Random(9), 400))) < 0.05
+
+
+def test_padding_to_the_longest_context_is_told_from_attention_itself() -> None:
+    all_padded, none = (
+        fitted(Truth(random.Random(2), padded_share=share), 2)[1] for share in (1.0, 0.0)
+    )
+    assert all_padded.padded_ns > 5 * all_padded.single_ns
+    assert none.single_ns > 5 * none.padded_ns
+
+
+def test_no_coefficient_is_negative_and_more_work_never_costs_less() -> None:
+    _, model = fitted(Truth(random.Random(3), noise=0.2), 3)
+    scalars = (model.single_ns, model.padded_ns, model.chunk_ns, model.pair_ns, model.context_ns)
+    assert min(scalars) >= 0
+    assert (np.diff(model.f_ns) >= 0).all()
+    assert (np.diff(model.g_ns) >= 0).all()
+    assert model.f(0) == model.g(0) == 0.0
+
+
+def test_a_co_tenant_s_bad_second_is_not_learned() -> None:
+    """One step in five takes three times as long for as long as the fit remembers."""
+    truth = Truth(random.Random(4))
+    book = CostBook()
+    book.describe(EngineInfo(0, "test", shape=SMALL, device="cpu", num_threads=2))
+    slow = random.Random(5)
+    batches = list(traffic(random.Random(4), 3000))
+    for batch in batches:
+        price = book.price("eager")
+        measured_ns = truth.step_ns(batch) * (3 if slow.random() < 0.2 else 1)
+        whole_ns = modelled_ns(price.model, batch)
+        book.observe("eager", batch, measured_ns=measured_ns, modelled_ns=whole_ns)
+    price = book.price("eager")
+    assert price.model.source == "fit"
+    assert price.healthy_ratio == pytest.approx(1.0, abs=0.05)
+    assert median_error(price.model, truth, batches[-400:]) < 0.05
+
+
+def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
+    return Batch(Team(np.array(tokens), np.ones(len(tokens), np.int64)), np.array(contexts))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([batch_of([1, 1], [5, 9])], id="all steps alike"),
+        pytest.param([batch_of([1], [n]) for n in range(256)], id="one request alone"),
+        pytest.param([batch_of([128], [0])], id="prefills only"),
+        pytest.param([batch_of([16_384], [10**6]), batch_of([1], [0])], id="extremes"),
+    ],
+)
+@pytest.mark.parametrize("times_ns", [(1,), (1_000_000,), (10**12, 1)])
+def test_traffic_that_says_little_gives_a_sound_model_or_none(
+    batches: list[Batch], times_ns: tuple[int, ...]
+) -> None:
+    fit = OnlineFit("eager")
+    for at in range(512):
+        if fit.observe(features(batches[at % len(batches)]), times_ns[at % len(times_ns)]):
+            model = fit.solve()
+    if model is not None:
+        whole = [modelled_ns(model, batch) for batch in batches]
+        assert np.isfinite(whole).all()
+        assert np.isfinite(model.f_ns).all()
+        assert min(whole) >= 0
+
+
+def test_a_fit_without_observations_is_none() -> None:
+    assert OnlineFit("eager").solve() is None
+
+
+def test_two_folds_give_the_same_coefficients_to_the_bit() -> None:
+    one, two = (fitted(Truth(random.Random(6), noise=0.1), 6)[1] for _ in range(2))
+    assert one.fit_id == two.fit_id
+    assert one.f_ns.tobytes() == two.f_ns.tobytes()
+    assert (one.single_ns, one.padded_ns, one.pair_ns) == (
+        two.single_ns,
+        two.padded_ns,
+        two.pair_ns,
+    )
+
+
+def test_steps_of_no_time_are_neither_learned_nor_fatal() -> None:
+    book = CostBook()
+    for _ in range(600):
+        book.observe("eager", batch_of([1], [5]), measured_ns=0, modelled_ns=0.0)
+    assert book.sources() == {"eager": "tokens"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_solver_finds_the_minimum_from_wherever_it_starts(seed: int) -> None:
+    """At the minimum no coefficient at zero would help, and none above zero has a slope."""
+    draw = np.random.default_rng(seed)
+    design = draw.normal(size=(40, 6)) * np.exp(draw.normal(size=6))
+    measured = design @ np.maximum(draw.normal(size=6), 0.0) + draw.normal(size=40)
+    gram, target = design.T @ design, design.T @ measured
+    solution = _non_negative(gram, target, np.maximum(draw.normal(size=6), 0.0))
+    slope = target - gram @ solution
+    limit = 1e-6 * np.abs(target).max()
+    assert (solution >= 0).all()
+    assert (slope <= limit).all()
+    assert (np.abs(slope[solution > 0]) <= limit).all()
+
+
+def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is() -> None:
+    """Decodes take ten times what the roofline says, prefills what it says."""
+    book = CostBook()
+    book.describe(EngineInfo(0, "test", shape=SMALL, device="cpu", num_threads=2))
+    decode, prefill = batch_of([1, 1], [50, 80]), batch_of([128], [0])
+    for at in range(64):
+        batch, times = (decode, 10) if at % 4 == 3 else (prefill, 1)
+        price = book.price("eager")
+        assert price.healthy_ratio is None
+        whole_ns = modelled_ns(price.model, batch)
+        book.observe("eager", batch, measured_ns=round(times * whole_ns), modelled_ns=whole_ns)
+    model = book.price("eager").model
+    assert model.source == "fit"
+    usual = roofline(SMALL, peaks_of("cpu", 2))
+    assert modelled_ns(model, decode) == pytest.approx(10 * modelled_ns(usual, decode), rel=0.1)
+    assert modelled_ns(model, prefill) == pytest.approx(modelled_ns(usual, prefill), rel=0.1)
