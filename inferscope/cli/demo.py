@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from inferscope.cli.demo_host import Ready, Settings
+from inferscope.cli.demo_link import Ready, Refused, Settings
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import BadInput, InferScopeError
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     load.add_argument(
-        "--load", type=float, default=0.8, help="share of the engine's capacity (%(default)s)"
+        "--load", type=float, default=0.7, help="share of the engine's capacity (%(default)s)"
     )
     load.add_argument("--rate", type=float, help="requests per second, instead of --load")
     load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
@@ -90,6 +90,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+class EngineFailed(InferScopeError):
+    """The engine's process did not start."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class _Host:
     """The engine's process; leaving the context ends it."""
 
@@ -114,11 +122,14 @@ class _Host:
         except BaseException:
             self.stop()
             raise
-        if not line:
-            self.stop()
-            raise InferScopeError("the demo's engine did not start; its own words stand above.")
-        self.ready = msgspec.json.decode(line, type=Ready)
-        return self
+        word = msgspec.json.decode(line, type=Ready | Refused) if line else None
+        if isinstance(word, Ready):
+            self.ready = word
+            return self
+        self.stop()
+        if word is None:
+            raise EngineFailed("the demo's engine died; its own words stand above.", 1)
+        raise EngineFailed(word.message, word.exit_code)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

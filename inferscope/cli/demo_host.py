@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -19,40 +20,21 @@ from pathlib import Path
 
 import msgspec
 
+from inferscope.cli.demo_link import Ready, Refused, Settings
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
 from inferscope.engine.tokenizer import Tokenizer
+from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import OpenLoop
 from inferscope.load.workload import Ask, Workload
 from inferscope.probe import Probe
 
 TEMPERATURE = 0.8
-_PRACTICE_ASKS = 16
+_PRACTICE_ASKS = 24
+_PRACTICE_RATE_S = 8.0
+"""About what a laptop does: it sets how many of the asks belong to bursts."""
 _SETTLE_S = 0.3
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What the parent wants."""
-
-    model: str
-    seed: int
-    duration_s: float | None
-    load: float
-    """Share of the engine's measured capacity."""
-    rate_s: float | None
-    """Arrivals per second; None: by `load`."""
-    client_times: str | None
-    """Where to write the load generator's own timestamps."""
-    token_budget: int = 128
-    max_running: int = 16
-    num_blocks: int = 220
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """What the child says when the load begins."""
-
-    rate_s: float
 
 
 class _InProcessClient:
@@ -67,9 +49,23 @@ class _InProcessClient:
                 yield delivery.num_tokens
 
 
-def main() -> None:
-    """Run until the load is over or standard input ends."""
-    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+def main() -> int:
+    """Run until the load is over or standard input ends; return the process's exit code."""
+    try:
+        _run(msgspec.json.decode(sys.argv[1], type=Settings))
+    except InferScopeError as error:
+        _say(Refused(str(error), error.exit_code))
+        return error.exit_code
+    return 0
+
+
+def _say(word: Ready | Refused) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+    sys.stdout.flush()
+
+
+def _run(settings: Settings) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     options = EngineOptions(
@@ -83,6 +79,8 @@ def main() -> None:
     rate_s = settings.rate_s or settings.load * _capacity(engine, tokenizer, settings.seed)
     engine.probe = Probe.open(describe(engine, name=settings.model))
     front_end_probe = Probe.open(describe(engine, name=settings.model), role="frontend")
+    if not (engine.probe.on and front_end_probe.on):
+        raise RingUnavailable("nothing would be seen without a ring; the reason stands above.")
     front_end = FrontEnd(engine, tokenizer, probe=front_end_probe)
     workload = Workload(settings.seed, rate_s=rate_s)
     load = OpenLoop(_InProcessClient(front_end), workload.asks())
@@ -96,8 +94,7 @@ def main() -> None:
 
 async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:
     front_end.start()
-    sys.stdout.buffer.write(msgspec.json.encode(Ready(rate_s)) + b"\n")
-    sys.stdout.flush()
+    _say(Ready(rate_s))
     with contextlib.suppress(asyncio.CancelledError):
         await load.run(settings.duration_s)
     await asyncio.sleep(_SETTLE_S)
@@ -106,7 +103,7 @@ async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s
 
 def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> float:
     """Measure how many requests a second the engine can do, unobserved, all at once."""
-    asks = Workload(seed + 1, rate_s=1.0).asks()
+    asks = Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks()
     limit = engine.max_model_tokens
     practice = [next(asks) for _ in range(_PRACTICE_ASKS)]
     began = time.monotonic()
@@ -134,4 +131,4 @@ def _leave_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

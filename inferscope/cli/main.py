@@ -35,13 +35,21 @@ _EPILOG = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the process's exit code."""
-    parser = _parser(argv)
-    options = parser.parse_args(argv)
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more can be said, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    options = _parser(argv).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
-        command = importlib.import_module(
-            f"inferscope.cli.{_MODULES.get(options.command, options.command)}"
-        )
+        command = importlib.import_module(_module(options.command))
         code: int = command.run(options)
         sys.stdout.flush()
     except InferScopeError as error:
@@ -56,13 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f'Install it with: pip install "inferscope[{extra}]"\n'
         )
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
+
+
+def _module(command: str) -> str:
+    return f"inferscope.cli.{_MODULES.get(command, command)}"
 
 
 def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
@@ -82,7 +88,7 @@ def _parser(argv: Sequence[str] | None) -> argparse.ArgumentParser:
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name == asked:
-            module = importlib.import_module(f"inferscope.cli.{_MODULES.get(name, name)}")
+            module = importlib.import_module(_module(name))
             verb.description = module.__doc__
             module.configure(verb)
     return parser

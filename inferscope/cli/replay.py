@@ -16,9 +16,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=float, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.add_argument("--check", action="store_true", help="only fold it; print the digest")
+    picture = parser.add_argument_group("a picture instead of a screen")
+    picture.add_argument("--screenshot", type=Path, metavar="FILE", help="write the screen as SVG")
+    picture.add_argument("--at", type=float, metavar="S", help="seconds into the recording")
+    picture.add_argument(
+        "--press", nargs="*", default=[], metavar="KEY", help="keys to press first"
+    )
+    picture.add_argument("--size", default="120x40", help="columns x rows (default: %(default)s)")
+    picture.add_argument("--theme", choices=("dark", "light"), default="dark")
     parser.epilog = """examples:
   inferscope replay demo.isr --speed 4
   inferscope replay demo.isr --check
+  inferscope replay demo.isr --at 15 --screenshot detail.svg --press down enter
 """
 
 
@@ -26,18 +35,46 @@ def run(options: argparse.Namespace) -> int:
     """Replay the file."""
     if options.speed <= 0:
         raise BadInput(f"--speed is {options.speed}. Give a number above 0.")
-    speed = None if options.check else options.speed
-    source = RecordingSource(options.file, speed=speed)
+    if options.check:
+        return _check(options.file)
+    if options.screenshot is not None:
+        return _picture(options)
+    source = RecordingSource(options.file, speed=options.speed)
     try:
-        if options.check:
-            source.advance()
-            for note in source.notes():
-                sys.stderr.write(f"inferscope: {options.file}: {note}\n")
-            sys.stdout.write(f"{source.collector.digest()}\n")
-            return 0
         from inferscope.tui.app import InferScopeApp
 
         InferScopeApp(source, ascii=options.ascii).run()
     finally:
         source.close()
+    return 0
+
+
+def _check(file: Path) -> int:
+    source = RecordingSource(file)
+    try:
+        source.advance()
+    finally:
+        source.close()
+    for note in source.notes():
+        sys.stderr.write(f"inferscope: {file}: {note}\n")
+    sys.stdout.write(f"{source.collector.digest()}\n")
+    return 0
+
+
+def _picture(options: argparse.Namespace) -> int:
+    columns, _, rows = options.size.partition("x")
+    if not (columns.isdigit() and rows.isdigit()):
+        raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
+    until_ns = None if options.at is None else round(options.at * 1e9)
+    source = RecordingSource(options.file, until_ns=until_ns)
+    from inferscope.tui.picture import save_picture
+
+    save_picture(
+        source,
+        options.screenshot,
+        keys=options.press,
+        columns=int(columns),
+        rows=int(rows),
+        theme=options.theme,
+    )
     return 0

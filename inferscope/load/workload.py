@@ -4,7 +4,9 @@
     retrieval  long prompt of documents nobody asked before, short answer
     agent      turns of a conversation that grows behind a shared system prompt
 
-The words come from InferScope's own source, so that the same seed asks the same things everywhere.
+Arrivals are Poisson, and every few seconds a burst of chats comes at once, as when a batch job
+starts. The words come from InferScope's own source, so that the same seed asks the same things
+everywhere.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ class Ask:
 
 
 KINDS = ("chat", "retrieval", "agent")
-_SHARES = (0.55, 0.25, 0.20)
+_SHARES = (0.35, 0.35, 0.30)
 _AGENTS = 4
+_BURST_S = 5.0
+_BURST = 10
 
 
 def _corpus() -> list[str]:
@@ -69,28 +73,37 @@ class Workload:
 
     def asks(self) -> Iterator[Ask]:
         """Yield asks for ever, in the order of their time."""
-        at_s = 0.0
-        number = 0
-        while True:
-            at_s += self._random.expovariate(self._rate_s)
-            kind = self._random.choices(KINDS, _SHARES)[0]
+        for number, (at_s, kind) in enumerate(self._arrivals()):
             prompt, max_tokens = self._compose(kind)
-            yield Ask(
-                at_s, f"{kind}-{number:04x}", kind, prompt, max_tokens, self._random.getrandbits(31)
-            )
-            number += 1
+            seed = self._random.getrandbits(31)
+            yield Ask(at_s, f"{kind}-{number:04x}", kind, prompt, max_tokens, seed)
+
+    def _arrivals(self) -> Iterator[tuple[float, str]]:
+        """Yield times and kinds; bursts are part of the mean rate."""
+        draw = self._random
+        steady_s = max(0.2 * self._rate_s, self._rate_s - _BURST / _BURST_S)
+        at_s = 0.0
+        burst_s = draw.uniform(0.5, 1.0) * _BURST_S
+        while True:
+            next_s = at_s + draw.expovariate(steady_s)
+            while burst_s < next_s:
+                for _ in range(_BURST):
+                    yield burst_s, "chat"
+                burst_s += draw.uniform(0.5, 1.5) * _BURST_S
+            at_s = next_s
+            yield at_s, draw.choices(KINDS, _SHARES)[0]
 
     def _compose(self, kind: str) -> tuple[str, int]:
         draw = self._random
         if kind == "chat":
-            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 120)
+            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 112)
         if kind == "retrieval":
-            documents = [self._excerpt(draw.randint(500, 1100)) for _ in range(draw.randint(2, 4))]
+            documents = [self._excerpt(draw.randint(500, 900)) for _ in range(draw.randint(2, 4))]
             return "\n\n".join([*documents, "# In short:\n"]), draw.randint(8, 40)
         agent = draw.randrange(_AGENTS)
         turn = self._agents[agent] + self._excerpt(draw.randint(80, 240))
         # The conversation starts anew before it outgrows the model.
-        self._agents[agent] = turn if len(turn) < 4000 * self._scale else self._system
+        self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
         return turn, draw.randint(16, 64)
 
     def _excerpt(self, num_characters: int) -> str:

@@ -1,0 +1,38 @@
+"""What the demo's two processes say to each other: settings down, one word up.
+
+Apart from both, so that the screen's process does not load the engine's torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the parent wants."""
+
+    model: str
+    seed: int
+    duration_s: float | None
+    load: float
+    """Share of the engine's measured capacity."""
+    rate_s: float | None
+    """Arrivals per second; None: by `load`."""
+    client_times: str | None
+    """Where to write the load generator's own timestamps."""
+    token_budget: int = 48
+    max_running: int = 16
+    num_blocks: int = 144
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """What the child says when the load begins."""
+
+    rate_s: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """What the child says when it cannot begin."""
+
+    message: str
+    exit_code: int

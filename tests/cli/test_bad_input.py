@@ -1,0 +1,146 @@
+"""Each mistake: one clear line, a non-zero exit, nothing else."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Run, inferscope
+
+
+def one_line(*arguments: str, rings: Path, code: int, **environment: str) -> str:
+    """Run a command that must fail, and return what it says."""
+    done = inferscope(*arguments, rings=rings, **environment)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("inferscope: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_nothing_to_attach_to_says_how_to_start_something(tmp_path: Path) -> None:
+    said = one_line("attach", rings=tmp_path, code=1)
+    assert "no engine is running" in said
+    assert "inferscope demo" in said
+
+
+def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
+    assert "no process 4194305" in one_line("attach", "4194305", rings=tmp_path, code=1)
+
+
+def test_a_process_without_a_probe_is_told_from_a_missing_one(tmp_path: Path) -> None:
+    assert "process 1 is not observed" in one_line("attach", "1", rings=tmp_path, code=1)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "none.isr"
+    said = one_line("attach", str(missing), "--once", rings=tmp_path, code=1)
+    assert str(missing) in said
+
+
+def test_a_file_that_is_no_recording_says_so(tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.isr"
+    stranger.write_bytes(b"PK\x03\x04 something else entirely")
+    said = one_line("replay", str(stranger), "--check", rings=tmp_path, code=1)
+    assert "is not an InferScope recording" in said
+
+
+def test_a_file_that_is_no_ring_says_so(tmp_path: Path) -> None:
+    stranger = tmp_path / "core-0-1.ring"
+    stranger.write_bytes(b"\0" * 8192)
+    said = one_line("attach", str(stranger), "--once", rings=tmp_path / "none", code=1)
+    assert "not a ring" in said
+
+
+def test_an_empty_folder_says_what_it_lacks(tmp_path: Path) -> None:
+    said = one_line("export", str(tmp_path), "-o", "-", rings=tmp_path, code=1)
+    assert "holds no readable rings" in said
+
+
+def test_a_folder_that_is_no_checkpoint_says_so(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    said = one_line(
+        "demo", "--headless", "--model", str(tmp_path), "--out", out, rings=tmp_path, code=2
+    )
+    assert str(tmp_path) in said
+
+
+def test_an_unknown_shape_says_which_there_are(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    said = one_line(
+        "demo", "--headless", "--model", "random:gpt-9", "--out", out, rings=tmp_path, code=2
+    )
+    assert "llama-8b" in said
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    a_file = tmp_path / "file"
+    a_file.touch()
+    said = one_line("demo", "--headless", "--out", str(a_file / "out"), rings=tmp_path, code=2)
+    assert "cannot make the folder" in said
+
+
+def test_a_ring_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    a_file = tmp_path / "file"
+    a_file.touch()
+    out = str(tmp_path / "out")
+    done = inferscope("demo", "--headless", "--duration", "1", "--out", out, rings=a_file / "rings")
+    assert done.returncode == 1
+    assert "INFERSCOPE_DIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--duration", "-1"), ("--rate", "0"), ("--load", "9")]
+)
+def test_an_option_out_of_range_is_named(tmp_path: Path, option: str, value: str) -> None:
+    said = one_line("demo", "--headless", option, value, rings=tmp_path, code=2)
+    assert option in said
+    assert str(float(value)) in said
+
+
+def test_an_unknown_format_names_the_known_ones(tmp_path: Path, demo: Run) -> None:
+    recording = str(demo.folder / "demo.isr")
+    said = one_line("export", recording, "--format", "csv", rings=tmp_path, code=2)
+    assert "jsonl, perfetto" in said
+
+
+def test_a_damaged_recording_is_read_as_far_as_it_goes_and_says_so(
+    tmp_path: Path, demo: Run
+) -> None:
+    content = bytearray((demo.folder / "demo.isr").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    damaged = tmp_path / "damaged.isr"
+    damaged.write_bytes(content)
+    done = inferscope("export", str(damaged), "-o", "-", rings=tmp_path)
+    assert done.returncode == 0
+    assert "1 damaged block" in done.stderr
+    assert done.stdout.count('"kind":"request"') > 5
+
+
+def test_a_recording_cut_off_in_the_middle_says_so(tmp_path: Path, demo: Run) -> None:
+    content = (demo.folder / "demo.isr").read_bytes()
+    cut = tmp_path / "cut.isr"
+    cut.write_bytes(content[: len(content) * 2 // 3])
+    done = inferscope("replay", str(cut), "--check", rings=tmp_path)
+    assert done.returncode == 0
+    assert "cut off" in done.stderr
+
+
+def test_a_newer_recording_opens_with_a_warning(tmp_path: Path, demo: Run) -> None:
+    content = bytearray((demo.folder / "demo.isr").read_bytes())
+    struct.pack_into("<I", content, 8, 99)
+    newer = tmp_path / "newer.isr"
+    newer.write_bytes(content)
+    done = inferscope("replay", str(newer), "--check", rings=tmp_path)
+    assert done.returncode == 0
+    assert "newer version (format 99)" in done.stderr
+
+
+def test_an_export_that_fails_leaves_no_empty_file(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    inferscope("export", str(tmp_path / "none.isr"), "-o", str(target), rings=tmp_path)
+    assert not target.exists()

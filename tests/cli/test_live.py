@@ -1,0 +1,180 @@
+"""Commands pointed at an engine that is running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import inferscope
+
+
+class Engine:
+    """A demo's engine, running for as long as a test needs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rings = folder / "rings"
+        settings = {
+            "model": "builtin",
+            "seed": 5,
+            "duration_s": None,
+            "load": 0.5,
+            "rate_s": 6.0,
+            "client_times": None,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "inferscope.cli.demo_host", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "INFERSCOPE_DIR": str(self.rings),
+                "INFERSCOPE_ENGINE_ID": "under-test",
+            },
+        )
+        assert self.process.stdout is not None
+        assert b"Ready" in self.process.stdout.readline()
+
+    def attach(self) -> dict[str, Any]:
+        """Take one look."""
+        pid = str(self.process.pid)
+        done = inferscope("attach", pid, "--once", "--json", rings=self.rings)
+        assert done.returncode == 0, done.stderr
+        (engine,) = json.loads(done.stdout)["engines"]
+        return dict(engine)
+
+    def wait_for(self, num_finished: int) -> dict[str, Any]:
+        """Look until so many requests have finished."""
+        for _ in range(60):
+            seen = self.attach()
+            if seen["num_finished"] >= num_finished:
+                return seen
+            time.sleep(0.1)
+        raise AssertionError(f"only {seen['num_finished']} requests finished")
+
+    def stop(self) -> None:
+        """End it by its standard input."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=20)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Serve all tests of this module but the last, which kills it."""
+    running = Engine(tmp_path_factory.mktemp("live"))
+    yield running
+    running.stop()
+
+
+def test_attach_finds_the_only_engine_with_its_history(engine: Engine) -> None:
+    seen = engine.wait_for(3)
+    assert seen["engine_id"] == "under-test"
+    assert seen["pids"] == [engine.process.pid]
+    assert seen["is_alive"]
+    assert sum(seen["device_ns"].values()) > 0
+    unnamed = inferscope("attach", "--once", rings=engine.rings, NO_COLOR="1")
+    assert unnamed.returncode == 0
+    assert "prefill" in unnamed.stdout
+
+
+def test_off_stops_the_recording_and_on_resumes_it(engine: Engine) -> None:
+    engine.wait_for(2)
+    assert inferscope("off", rings=engine.rings).returncode == 0
+    time.sleep(0.5)
+    before = engine.attach()
+    assert before["health"]["probe_state"] == "off"
+    time.sleep(1.0)
+    assert engine.attach()["health"]["num_records"] <= before["health"]["num_records"] + 30
+    assert inferscope("on", str(engine.process.pid), rings=engine.rings).returncode == 0
+    time.sleep(0.5)
+    after = engine.wait_for(before["num_finished"] + 2)
+    assert after["health"]["probe_state"] == "on"
+
+
+def test_a_recording_replays_to_the_recorders_digest(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "run.isr"
+    recorded = inferscope("record", "--duration", "1", "-o", str(out), rings=engine.rings)
+    assert recorded.returncode == 0, recorded.stderr
+    digest = recorded.stderr.split("digest ")[1].strip()
+    replayed = inferscope("replay", str(out), "--check", rings=engine.rings)
+    assert replayed.stdout.strip() == digest
+    assert out.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_ends_a_recording_properly(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "run.isr"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferscope", "record", "-o", str(out)],
+        env={**os.environ, "INFERSCOPE_DIR": str(engine.rings)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    replayed = inferscope("replay", str(out), "--check", rings=engine.rings)
+    assert replayed.stdout.strip() in stderr
+    assert replayed.stderr == ""
+
+
+def test_two_engines_are_listed_instead_of_guessed(engine: Engine) -> None:
+    second = subprocess.Popen(
+        [sys.executable, "-c", _A_PROBE],
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "INFERSCOPE_DIR": str(engine.rings),
+            "INFERSCOPE_ENGINE_ID": "another",
+        },
+    )
+    try:
+        assert second.stdout is not None
+        assert second.stdout.readline() == b"open\n"
+        done = inferscope("attach", "--once", rings=engine.rings)
+        assert done.returncode == 1
+        assert "2 engines are running" in done.stderr
+        assert "under-test" in done.stderr
+        assert "another" in done.stderr
+    finally:
+        second.kill()
+        second.communicate()
+
+
+def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
+    engine: Engine, tmp_path: Path
+) -> None:
+    engine.wait_for(2)
+    engine.process.kill()
+    engine.process.wait()
+    out = tmp_path / "killed.jsonl"
+    done = inferscope("export", str(engine.rings), "-o", str(out), rings=engine.rings)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    requests = [row for row in rows if row["kind"] == "request"]
+    lost = [row for row in requests if row["finish"] == "engine_lost"]
+    assert len(requests) > len(lost)
+    for row in requests:
+        assert sum(row["ledger_ns"].values()) == row["delivered_ns"] - row["arrived_ns"]
+    for row in lost:
+        assert row["last_token_ns"] is None or row["last_token_ns"] <= row["delivered_ns"]
+
+
+_A_PROBE = """
+import time
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "hand-made"))
+print("open", flush=True)
+time.sleep(60)
+"""

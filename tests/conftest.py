@@ -1,0 +1,23 @@
+"""One headless demo for all tests that read what it leaves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.running import Run, inferscope
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run the demo for eight seconds."""
+    folder = tmp_path_factory.mktemp("demo")
+    rings = tmp_path_factory.mktemp("rings")
+    done = inferscope(
+        "demo", "--headless", "--duration", "8", "--seed", "1", "--json", "--out", str(folder),
+        rings=rings, timeout_s=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "demo.jsonl").read_text(encoding="utf-8").splitlines()
+    return Run(folder, rings, json.loads(done.stdout), [json.loads(line) for line in lines])

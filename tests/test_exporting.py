@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferscope.errors import BadInput
+from inferscope.exporting import exporter_names, load_exporter
+from tests.cli.running import Run, inferscope
+
+_THIRD_PARTY = """
+import json
+
+class CountingExporter:
+    def __init__(self, out):
+        self.out, self.steps, self.requests = out, 0, 0
+    def step(self, step):
+        self.steps += 1
+    def request(self, request):
+        self.requests += 1
+    def close(self, devices, totals):
+        counts = {"steps": self.steps, "requests": self.requests, "records": totals.num_records}
+        self.out.write(json.dumps(counts).encode())
+"""
+
+
+def install(folder: Path, name: str, target: str, code: str) -> None:
+    """Lay out a package as pip would, with an exporter's entry point."""
+    (folder / "third_party.py").write_text(code, encoding="utf-8")
+    info = folder / "third_party-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[inferscope.exporters]\n{name} = {target}\n")
+
+
+def test_ours_are_found_by_entry_point() -> None:
+    assert exporter_names() == ["jsonl", "perfetto"]
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    with pytest.raises(BadInput, match="jsonl, perfetto"):
+        load_exporter("csv")
+
+
+def test_a_third_partys_exporter_loads_the_same_way(tmp_path: Path, demo: Run) -> None:
+    install(tmp_path, "counting", "third_party:CountingExporter", _THIRD_PARTY)
+    done = inferscope(
+        "export", str(demo.folder / "demo.isr"), "--format", "counting", "-o", "-",
+        rings=tmp_path, PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    counted = json.loads(done.stdout)
+    assert counted["steps"] == len(demo.of_kind("step"))
+    assert counted["requests"] == len(demo.of_kind("request"))
+    assert counted["records"] == demo.of_kind("run")[0]["records"]
+
+
+def test_an_exporter_whose_extra_is_missing_says_what_to_install(tmp_path: Path, demo: Run) -> None:
+    install(tmp_path, "parquet", "third_party:Nothing", "import a_heavy_dependency\n")
+    done = inferscope(
+        "export", str(demo.folder / "demo.isr"), "--format", "parquet", "-o", "-",
+        rings=tmp_path, PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "needs a_heavy_dependency" in done.stderr
+    assert 'pip install "inferscope[parquet]"' in done.stderr
+
+
+def test_the_core_loads_no_exporter_by_itself() -> None:
+    code = "import sys, inferscope.exporting; print([m for m in sys.modules if 'inferscope_' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
