@@ -33,8 +33,8 @@ Ints = NDArray[np.int64]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
-_IN_FLIGHT = (WAITING, RUNNING, HELD)
 NOBODY = 0
+_IN_FLIGHT = (WAITING, RUNNING, HELD)
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]

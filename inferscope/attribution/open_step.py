@@ -1,8 +1,8 @@
 """A step being executed, in the ledger: what its members wait for, not booked before its end.
 
 Most steps are booked whole, class by class, in a few additions. Where one member's part must change
-before the end (a token cuts it, the request leaves, its time is taken already), the step is laid out
-as rows: [members, causes].
+before the end (a token cuts it, the request leaves, its time is taken already), the step is laid
+out as rows: [members, causes].
 """
 
 from __future__ import annotations

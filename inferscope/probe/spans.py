@@ -1,0 +1,104 @@
+"""The spans: what the timer says of the steps, put into the log beside the slices it belongs to.
+
+A span appears when its step is through, which a device says one or two steps later. Until then the
+ring's word `pending` holds the start of the oldest step without one, for readers that must not
+take a missing span for an idle device.
+"""
+
+from __future__ import annotations
+
+from inferscope.probe.log import Log
+from inferscope.probe.timers import StepTimer
+from inferscope.records import Clock, StepSpan
+
+LONG_STEP_NS = 1_000_000_000
+"""A step longer than this is taken for one that will not end, when the probe is switched."""
+
+
+class Spans:
+    """Times the steps. The log's lock stands around every call.
+
+    Attributes:
+        timer: who measures.
+        last_step: the step begun last.
+        last_step_ns: when the engine's thread last began or ended one.
+    """
+
+    def __init__(self, timer: StepTimer, log: Log) -> None:
+        self.timer = timer
+        self.last_step = -1
+        self.last_step_ns = 0
+        self._log = log
+        self._has_stopped = False
+        """A step ended since the last `reap`."""
+        self._pending_ns = 0
+        """As published. The timer's own is 0.05 µs away, this one is not."""
+        self._digest = 0
+        self._digest_step = -1
+
+    def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
+        """Begin timing a step; positional, for each keyword is to be paid in every step."""
+        if self._has_stopped or self._pending_ns:
+            self.reap(now_ns)
+        self.timer.start(step, now_ns, mode=mode, cold=cold, dummy=dummy)
+        self._publish_pending(self.timer.pending_ns)
+        self.last_step = step
+
+    def stop(self, now_ns: int, padded_tokens: int) -> None:
+        """End timing the step begun last."""
+        self.timer.stop(now_ns, padded_tokens=padded_tokens)
+        self._has_stopped = True
+
+    def sign(self, step: int, digest: int) -> None:
+        """Remember by which digest the span of a step and its slices recognise each other."""
+        self._digest, self._digest_step = digest, step
+
+    def reap(self, now_ns: int) -> None:
+        """Write what the timer has completed."""
+        log, timer = self._log, self.timer
+        self._has_stopped = False
+        spans = timer.reap(now_ns)
+        for anchor in timer.anchors():  # first: they place the spans
+            real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
+            log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
+        for span in spans:
+            log.write(
+                StepSpan(
+                    now_ns,
+                    span.step,
+                    self._digest if span.step == self._digest_step else 0,
+                    span.launch_start_ns,
+                    span.launch_end_ns,
+                    span.ready_ns,
+                    span.device_start_ns,
+                    span.device_end_ns,
+                    (),
+                    span.mode,
+                    span.padded_tokens,
+                    span.cold,
+                    span.dummy,
+                )
+            )
+        self._publish_pending(timer.pending_ns)
+
+    def report(self, now_ns: int) -> None:
+        """Write how the probe is, and through when the spans are complete."""
+        timer = self.timer
+        self._log.report(
+            now_ns, complete_through_ns=timer.pending_ns or now_ns, num_dropped=timer.dropped
+        )
+
+    def forget(self) -> None:
+        """Give up the step under way and all spans still to come."""
+        self.timer.forget()
+        self._has_stopped = False
+        self._publish_pending(0)
+
+    def is_between_steps(self, now_ns: int) -> bool:
+        """Tell whether no step is under way, or only one that seems never to end."""
+        return not self.timer.pending_ns or now_ns - self.last_step_ns > LONG_STEP_NS
+
+    def _publish_pending(self, start_ns: int) -> None:
+        self._pending_ns = start_ns
+        if self._log.ring is not None:
+            self._log.ring.set_pending(start_ns)
