@@ -232,6 +232,8 @@ class RequestTable:
             slots.drop(index)
         self.ledger.free(request.slot)
         self.by_slot[request.slot] = None
+        # Its final record keeps the old array: late words must not grow it.
+        self.token_times_ns[request.slot] = array("q")
         self._token_counts.pop(request.slot, None)
         if self.by_id.get(request.request_id) is request:
             del self.by_id[request.request_id]
