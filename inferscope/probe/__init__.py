@@ -1,7 +1,8 @@
 """The probe: the only API between an engine and InferScope."""
 
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.probe.probe import NO_REQUEST, Probe
+from inferscope.probe.events import NO_REQUEST
+from inferscope.probe.probe import Probe
 from inferscope.probe.timers import EventTimer, HostTimer, StepTimer, TorchEvents
 from inferscope.records import EngineInfo, Shape
 

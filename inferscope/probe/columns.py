@@ -22,18 +22,11 @@ def column(typecode: str, values: Sequence[int]) -> bytes:
     """Return values as a little-endian column; `bytes` are taken to be one already."""
     if type(values) is bytes:
         return values
-    num = len(values)
-    if not num:
-        return b""
     try:
-        if type(values) is not tuple and type(values) is not list:
-            return array(typecode, values).tobytes()
-        if typecode == "B":
-            return bytes(values)
-        # Measured, 64 values: 0.3 µs; `array` 0.5 µs for "I" and 1.2 µs for "H".
-        pack = _packers[typecode].get(num) or _packer(typecode, num)
-        return pack(*values)
-    except (OverflowError, ValueError, struct.error):
+        # Measured, 64 values: 0.4 µs; `array` 0.5 µs for "I" and 1.2 µs for "H".
+        num = len(values)
+        return (_packers[typecode].get(num) or _packer(typecode, num))(*values)
+    except struct.error:
         largest = _LARGEST[typecode]
         return array(typecode, [min(max(0, value), largest) for value in values]).tobytes()
 

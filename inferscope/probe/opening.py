@@ -9,7 +9,7 @@ from inferscope.errors import InferScopeError
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import file_name, identity
 from inferscope.ring import layout
-from inferscope.ring.control import control_path
+from inferscope.ring.control import ControlByte, control_path, open_control
 from inferscope.ring.discovery import make_private, remove_old_rings, ring_directory
 from inferscope.ring.writer import NoRoom, RingWriter
 
@@ -62,6 +62,15 @@ def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
                 )
             return ring
     raise InferScopeError(f"{home} holds {_MOST_NAMES} rings of this process. Remove some.")
+
+
+def open_switch(ring: RingWriter) -> ControlByte | None:
+    """Make the control byte beside a ring; None, after a line in the log, where it cannot be."""
+    try:
+        return open_control(ring.path)
+    except OSError as error:
+        logger.warning("inferscope: %s cannot be switched: %s", ring.path, error)
+        return None
 
 
 def discard(ring: RingWriter) -> None:

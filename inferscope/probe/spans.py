@@ -32,7 +32,7 @@ class Spans:
         self._has_stopped = False
         """A step ended since the last `reap`."""
         self._pending_ns = 0
-        """As published. The timer's own is 0.05 µs away, this one is not."""
+        """As published; asking the timer instead costs 0.05 µs more per step."""
         self._digest = 0
         self._digest_step = -1
 

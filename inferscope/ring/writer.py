@@ -115,12 +115,12 @@ class RingWriter:
             return False
         size = (_FRAME_BYTES + length + 7) & ~7
         ring, words = self._map, self._words
-        position = self._head
-        room = self.capacity - position % self.capacity
-        if size > room:
-            position = self._fill(position, room)
+        position, capacity = self._head, self.capacity
+        place = position % capacity
+        if size > capacity - place:
+            position, place = self._fill(position, capacity - place), 0
         words[_CLAIM] = position + size
-        start = _PAGE + position % self.capacity
+        start = _PAGE + place
         # `layout.checksum`, without the call: 0.2 µs of 1.2, several when it is not in the cache.
         number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
         seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
@@ -152,7 +152,8 @@ class RingWriter:
 
     def set_pending(self, start_ns: int) -> None:
         """Publish the start of the oldest step without a span; 0 when there is none."""
-        self._words[_PENDING] = max(0, start_ns)
+        # Twice a step; `max` would be 0.1 µs more.
+        self._words[_PENDING] = start_ns if start_ns > 0 else 0
 
     def populate(self) -> None:
         """Make the pages that will be written next writable; from a thread beside the writer's.

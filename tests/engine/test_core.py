@@ -20,9 +20,10 @@ Build = Callable[..., Engine]
 class Spy(Probe):
     """Remembers every call, in order, with the step's or the request's number first."""
 
+    on = True
+
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, dict[str, Any]]] = []
-        self.on = True
 
     def queued(self, request_id: str, **told: Any) -> Any:
         index = sum(name == "queued" for name, _, _ in self.calls)

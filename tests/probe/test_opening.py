@@ -90,8 +90,8 @@ def test_a_size_that_is_none_is_said_and_replaced(
     monkeypatch.setattr("inferscope.probe.opening.DEFAULT_RING_MB", 2)
     probe = Probe.open(INFO)
     assert probe.on
-    assert probe._ring is not None
-    assert probe._ring.capacity == 2 << 20
+    assert probe._log.ring is not None
+    assert probe._log.ring.capacity == 2 << 20
     assert f"INFERSCOPE_RING_MB={size} is no size" in caplog.text
     probe.close()
 
@@ -127,7 +127,7 @@ def test_a_probe_whose_thread_cannot_start_leaves_nothing_behind(
     def fails(*given: object, **named: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("inferscope.probe.probe.threading.Thread", fails)
+    monkeypatch.setattr("inferscope.probe.keeper.threading.Thread", fails)
     assert not Probe.open(INFO).on
     assert not list((tmp_path / "rings" / "engine").iterdir())
 
@@ -141,7 +141,7 @@ from inferscope.probe import EngineInfo, Probe
 probe = Probe.open(EngineInfo(0, "test"))
 for step in range(3000):
     probe.plan(step, start_ns=0, end_ns=0, waiting=0, running=0)
-print(probe.on, probe._ring.capacity if probe._ring else None)
+print(probe.on, probe._log.ring.capacity if probe._log.ring else None)
 """
 
 

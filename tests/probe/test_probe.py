@@ -47,7 +47,7 @@ def path_of(probe: Probe) -> Path:
 
 def tend(probe: Probe, clock: FakeClock, after_ns: int = 100 * MS) -> None:
     clock.now_ns += after_ns
-    probe._tend()
+    probe._keeper.tend()
 
 
 def test_a_step_leaves_its_five_facts_and_they_agree(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_record_too_large_for_its_ring_is_left_out_and_said_and_the_probe_goes
     do_step(probe, 3, [1])
     assert probe.on
     seen = everything(reader)
-    assert sum(getattr(item, "num_frames", 1) for item in seen) == probe._ring.sequence  # type: ignore[union-attr]
+    assert sum(getattr(item, "num_frames", 1) for item in seen) == probe._log.ring.sequence  # type: ignore[union-attr]
     health = next(r for item in reversed(seen) if isinstance(r := _decoded(item), ProbeHealth))
     assert "2 records left out: Emitted" in health.message
     assert "INFERSCOPE_RING_MB" in health.message
@@ -267,9 +267,9 @@ def test_two_threads_may_call_one_probe(tmp_path: Path) -> None:
 
     def idle() -> None:
         while not is_over.is_set():
-            probe._last_step_ns = -(10**12)
-            probe._next_keyframe_ns = 0
-            probe._tend()
+            probe._spans.last_step_ns = -(10**12)
+            probe._log.keyframe_due_ns = 0
+            probe._keeper.tend()
 
     threads = [threading.Thread(target=work) for work in (requests, requests, idle)]
     for thread in threads:
@@ -335,7 +335,7 @@ def test_a_forked_child_is_silent_until_it_opens_its_own_ring(
     monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "fork")
     probe = Probe.open(EngineInfo(0, "test"))
     out, back = os.pipe()
-    before = probe._ring.sequence  # type: ignore[union-attr]
+    before = probe._log.ring.sequence  # type: ignore[union-attr]
     pid = os.fork()
     if pid == 0:
         try:
@@ -352,7 +352,7 @@ def test_a_forked_child_is_silent_until_it_opens_its_own_ring(
     os.close(out)
     os.close(back)
     assert probe.on
-    assert probe._ring.sequence >= before  # type: ignore[union-attr]
+    assert probe._log.ring.sequence >= before  # type: ignore[union-attr]
     rings = sorted(path.name for path in (tmp_path / "fork").glob("*.ring"))
     assert len(rings) == 2
     parent = list((tmp_path / "fork").glob(f"*-{os.getpid()}.ring"))

@@ -1,0 +1,110 @@
+"""Request events: what is told of a request, put into the log and into its table alike.
+
+The table is what keyframes restate. It is kept while the probe is switched off too, else the
+keyframe of switching on again would not know who is in flight.
+"""
+
+from __future__ import annotations
+
+from inferscope.probe.columns import attributes as bounded
+from inferscope.probe.columns import name, text
+from inferscope.probe.life import Life
+from inferscope.probe.log import Log
+from inferscope.records import WAITING, RequestEvent, RequestIndex
+
+NO_REQUEST = RequestIndex(0xFFFFFFFF)
+"""What `queued` and `received` return when nothing is being recorded; every call accepts it."""
+
+
+class RequestEvents:
+    """Notes what happens to requests. Called by engines, at any time: nothing here raises."""
+
+    def __init__(self, log: Log, life: Life) -> None:
+        self._log = log
+        self._life = life
+        self._now = log.clock.monotonic_ns
+
+    def enter(
+        self,
+        kind: int,
+        request_id: str,
+        at_ns: int | None,
+        *,
+        external_id: str | None = None,
+        prompt_tokens: int | None = None,
+        parent: str = "",
+        trace: str = "",
+        attributes: dict[str, str] | None = None,
+    ) -> RequestIndex:
+        """Write the first event of a request's life in this ring, and give it its index."""
+        if not self._life.on:
+            return NO_REQUEST
+        try:
+            t_ns, log = self._now(), self._log
+            request_id = name(request_id)
+            arrived_ns = t_ns if at_ns is None else int(at_ns)
+            with log.lock:
+                index = log.requests.enter(request_id, arrived_ns, prompt_tokens or 0)
+                log.write(
+                    RequestEvent(
+                        t_ns,
+                        index,
+                        kind,
+                        arrived_ns,
+                        request_id,
+                        None if external_id is None else text(external_id),
+                        prompt_tokens,
+                        None,
+                        "",
+                        name(parent),
+                        text(trace),
+                        bounded(attributes),
+                    )
+                )
+            log.cost_ns += self._now() - t_ns
+        except Exception as error:
+            self._life.fail(error)
+            return NO_REQUEST
+        return index
+
+    def note(
+        self,
+        index: RequestIndex,
+        kind: int,
+        at_ns: int | None,
+        *,
+        state: int = WAITING,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        reason: str = "",
+        leaves: bool = False,
+    ) -> None:
+        """Write a later event of a request's life; `state` is what it is in from now on."""
+        if index == NO_REQUEST:
+            return
+        try:
+            t_ns, log = self._now(), self._log
+            with log.lock:
+                # The table is kept while switched off too: the keyframe of switching on needs it.
+                if leaves:
+                    log.requests.leave(index)
+                else:
+                    log.requests.change(index, state, prompt_tokens, cached_tokens)
+                if not self._life.on:
+                    return
+                log.write(
+                    RequestEvent(
+                        t_ns,
+                        index,
+                        kind,
+                        t_ns if at_ns is None else int(at_ns),
+                        "",
+                        None,
+                        prompt_tokens,
+                        cached_tokens,
+                        text(reason),
+                    )
+                )
+            log.cost_ns += self._now() - t_ns
+        except Exception as error:
+            self._life.fail(error)

@@ -1,0 +1,118 @@
+"""The keeper: what happens beside the engine's thread, every 100 ms, and when the process forks.
+
+A daemon thread beats the heart, reads the control byte and makes pages ready, none of which takes
+the lock. Only when no step has run for 50 ms, and the lock is free, does it take that, to reap and
+to report for an engine that is idle. It is the one thing of a probe that a fork does not copy, so
+it is here that a forked child learns that the ring is not its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from contextlib import suppress
+
+from inferscope.probe.life import Life
+from inferscope.probe.log import HEALTH_NS, Log
+from inferscope.probe.spans import Spans
+from inferscope.ring.control import ControlByte
+
+IDLE_NS = 50_000_000
+
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+class Keeper:
+    """Tends a probe from beside it, until it is stopped or forked."""
+
+    def __init__(self, log: Log, spans: Spans, life: Life, switch: ControlByte | None) -> None:
+        self._log = log
+        self._spans = spans
+        self._life = life
+        self._switch = switch
+        self._switch_was_on = True
+        self._now = log.clock.monotonic_ns
+        self._stopping = threading.Event()
+        _keepers.add(self)
+
+    def begin(self, name: str) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system gives no more threads.
+        """
+        threading.Thread(target=self._keep, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread, at its next look; safe to call twice."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Close the control byte, when nobody follows it any longer; safe to call twice."""
+        if self._switch is not None:
+            self._switch.close()
+
+    def tend(self) -> None:
+        """Beat the heart, which goes on whatever the probe's state; see to an idle engine."""
+        life, log = self._life, self._log
+        try:
+            ring, now_ns = log.ring, self._now()
+            if ring is None:
+                return
+            ring.beat(now_ns)
+            self._read_switch()
+            if life.on:
+                ring.populate()
+            elif not life.wants_on:
+                return
+            if now_ns - self._spans.last_step_ns < IDLE_NS or not log.lock.acquire(blocking=False):
+                return
+            try:
+                self._see_to(now_ns)
+            finally:
+                log.lock.release()
+        except Exception as error:
+            life.fail(error)
+
+    def fork(self) -> None:
+        """Make the probe of a forked child a silent one."""
+        self._life.fork()
+        with suppress(Exception):
+            self.close()
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(HEALTH_NS / 1e9):
+            self.tend()
+
+    def _read_switch(self) -> None:
+        """Take notice when the byte changes: what stopped otherwise it does not start again."""
+        if self._switch is None:
+            return
+        is_on = self._switch.is_on()
+        if is_on != self._switch_was_on:
+            self._switch_was_on = is_on
+            self._life.want(is_on=is_on)
+
+    def _see_to(self, now_ns: int) -> None:
+        """Do for an idle engine what its next step would do; the lock is held."""
+        life, log, spans = self._life, self._log, self._spans
+        if log.ring is None:
+            return
+        if life.wants_on is not life.on and spans.is_between_steps(now_ns):
+            life.turn(now_ns, spans.last_step + 1)
+        if not life.on:
+            return
+        spans.reap(now_ns)
+        if log.has_news or log.requests.num_live:
+            life.report(now_ns)
+        if now_ns >= log.keyframe_due_ns:
+            log.restate(now_ns)
+
+
+def _after_fork() -> None:
+    for keeper in list(_keepers):
+        keeper.fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,170 @@
+"""Whatever fails inside, wherever it is touched from: nothing gets out but one warning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferscope.probe import EngineInfo, HostTimer, Probe
+from inferscope.probe.requests import RequestTable
+from inferscope.records import CLOSED, FAILED, ProbeHealth
+from inferscope.ring.control import open_control
+from tests.probe.fakes import FakeClock, make_ring, of
+
+PARTS = ("ring", "switch", "timer", "clock", "requests", "budget")
+CALLS: dict[str, Callable[[Probe, Any], object]] = {
+    "received": lambda probe, index: probe.received("r", attributes={"a": "b"}),
+    "tokenised": lambda probe, index: probe.tokenised(index, 3),
+    "queued": lambda probe, index: probe.queued("r", prompt_tokens=3),
+    "admitted": lambda probe, index: probe.admitted(index),
+    "preempted": lambda probe, index: probe.preempted(index),
+    "resumed": lambda probe, index: probe.resumed(index),
+    "first_byte": lambda probe, index: probe.first_byte(index),
+    "last_byte": lambda probe, index: probe.last_byte(index),
+    "finished": lambda probe, index: probe.finished(index, "stop"),
+    "plan": lambda probe, index: probe.plan(2, start_ns=0, end_ns=1, waiting=0, running=1),
+    "start": lambda probe, index: probe.start(2),
+    "stop": lambda probe, index: probe.stop(1),
+    "slices": lambda probe, index: probe.slices(
+        1, requests=[index], phases=[1], tokens=[1], contexts=[1]
+    ),
+    "emitted": lambda probe, index: probe.emitted([index], [1], step=1),
+    "on": lambda probe, index: probe.on,
+    "path": lambda probe, index: probe.path,
+    "close": lambda probe, index: probe.close(),
+    "the thread beside": lambda probe, index: probe._keeper.tend(),
+}
+MADE_OTHERWISE = {"open", "disabled", "clock"}
+SURELY_TOUCHES = {
+    *(("clock", call) for call in CALLS.keys() - {"on", "path"}),
+    *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"}),
+    *(("timer", call) for call in ("start", "stop", "slices", "close", "the thread beside")),
+    *(("requests", call) for call in CALLS.keys() - {"on", "path", "stop"}),
+    *(("budget", call) for call in ("slices", "the thread beside")),
+    *(("switch", call) for call in ("close", "the thread beside")),
+}
+"""Or the injection would miss what it is meant for; a keyframe is due, so that all write much."""
+
+
+class Faulty:
+    """Stands before a part and, once it is armed, raises wherever the part is touched."""
+
+    def __init__(self, real: object) -> None:
+        self.__dict__.update(real=real, is_armed=False, num_raised=0)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.real, name)
+        if not callable(value):
+            self._touch()
+            return value
+
+        def call(*given: Any, **named: Any) -> Any:
+            self._touch()
+            return value(*given, **named)
+
+        return call
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self.real, name, value)
+
+    def _touch(self) -> None:
+        if self.is_armed:
+            self.num_raised += 1
+            raise OSError(f"injected failure {self.num_raised}")
+
+
+def faulty_probe(folder: Path) -> tuple[Probe, dict[str, Any]]:
+    """Return a probe in the midst of a step, a report and a keyframe due, and its parts."""
+    ring, clock = make_ring(folder), FakeClock()
+    parts: dict[str, Any] = {
+        "ring": Faulty(ring),
+        "switch": Faulty(open_control(ring.path)),
+        "timer": Faulty(HostTimer()),
+        "clock": Faulty(clock),
+        "requests": Faulty(RequestTable()),
+    }
+    probe = Probe(
+        parts["ring"],
+        parts["switch"],
+        EngineInfo(0, "test"),
+        timer=parts["timer"],
+        clock=parts["clock"],
+    )
+    probe._log.requests = parts["requests"]
+    parts["budget"] = probe._life._budget = Faulty(probe._life._budget)  # type: ignore[assignment]
+    return probe, parts
+
+
+def under_way(probe: Probe, parts: dict[str, Any]) -> Any:
+    index = probe.queued("r", prompt_tokens=3)
+    probe.start(0)
+    probe.stop(0)
+    probe.start(1)
+    probe.stop(1)
+    parts["clock"].real.now_ns += 20_000_000_000
+    return index
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_every_public_name_of_a_probe_is_called_here(tmp_path: Path) -> None:
+    probe, _ = faulty_probe(tmp_path)
+    public = {name for name in dir(probe) if not name.startswith("_")}
+    assert public - MADE_OTHERWISE == CALLS.keys() - {"the thread beside"}
+    probe.close()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_failing_part_switches_the_probe_off_once_says_so_once_and_never_raises(
+    call: str, part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe, parts = faulty_probe(tmp_path)
+    index = under_way(probe, parts)
+    assert probe.on
+    parts[part].is_armed = True
+    CALLS[call](probe, index)
+    has_failed = parts[part].num_raised > 0
+    assert has_failed or (part, call) not in SURELY_TOUCHES
+    # Closed already when its control byte fails: nothing is lost then, and nothing said.
+    is_heard = has_failed and (call, part) != ("close", "switch")
+    assert probe.on is not (has_failed or call == "close")
+    assert len(warnings(caplog)) == is_heard
+    # Off is off: no other call fails again, or says it again, broken as the part still is.
+    if has_failed:
+        for other in CALLS.values():
+            other(probe, index)
+            assert not probe.on
+        assert len(warnings(caplog)) == is_heard
+    parts[part].is_armed = False
+    for other in CALLS.values():
+        other(probe, index)
+    assert len(warnings(caplog)) == is_heard
+    assert all("injected failure 1" in warning for warning in warnings(caplog))
+    last_word = of(ProbeHealth, tmp_path / "a.ring")[-1]
+    assert last_word.errors == is_heard
+    assert last_word.state == (FAILED if is_heard else CLOSED)
+
+
+@pytest.mark.parametrize("part", ["timer", "clock"])
+def test_a_part_that_fails_while_opening_costs_the_probe_and_one_line(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    broken = {"timer": Faulty(HostTimer()), "clock": Faulty(FakeClock())}
+    broken[part].is_armed = True
+    probe = Probe.open(EngineInfo(0, "test"), **{part: broken[part]})  # type: ignore[arg-type]
+    probe.start(1)
+    assert not probe.on
+    assert len(warnings(caplog)) == 1
+    probe.close()
