@@ -440,7 +440,9 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     Missed,
 )
 
-_DECODERS = {kind.CODE: msgspec.msgpack.Decoder(kind) for kind in RECORD_TYPES}
+_KIND_OF_CODE = {kind.CODE: kind for kind in RECORD_TYPES}
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {}
+"""Made when first needed: who only writes pays for none."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 encode = _ENCODER.encode
@@ -459,7 +461,9 @@ def decode(code: int, payload: bytes | memoryview) -> Record:
     """
     decoder = _DECODERS.get(code)
     if decoder is None:
-        raise UnknownRecord(f"record type {code} is not known to format {FORMAT_VERSION}")
+        if code not in _KIND_OF_CODE:
+            raise UnknownRecord(f"record type {code} is not known to format {FORMAT_VERSION}")
+        decoder = _DECODERS[code] = msgspec.msgpack.Decoder(_KIND_OF_CODE[code])
     try:
         return decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

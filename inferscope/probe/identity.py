@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import zlib
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def identity(
         role=role,
         rank=rank,
         pid=os.getpid(),
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         boot_id=boot_id(),
         start_ns=clock.monotonic_ns(),
         start_real_ns=clock.real_ns(),

@@ -12,15 +12,13 @@ byte is followed between two steps: half a step can be attributed to nobody.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 
 from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.log import Log
 from inferscope.probe.spans import Spans
+from inferscope.probe.voice import note, warn
 from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET
-
-logger = logging.getLogger(__name__)
 
 
 class Life:
@@ -94,7 +92,7 @@ class Life:
         log.num_errors += 1
         log.message = f"{type(error).__name__}: {error}"[:200]
         try:
-            logger.warning("inferscope: the probe failed and is off: %s", log.message)
+            warn("the probe failed and is off: %s", log.message)
             if log.lock.acquire(blocking=False):
                 try:
                     if log.ring is not None:
@@ -103,7 +101,7 @@ class Life:
                 finally:
                     log.lock.release()
         except Exception:
-            logger.debug("inferscope: the failure could not be recorded", exc_info=True)
+            note("the failure could not be recorded")
 
     def fork(self) -> None:
         """Leave the parent's ring alone: a forked child opens its own or stays silent."""
@@ -129,7 +127,7 @@ class Life:
         else:
             log.message = f"the probe took {cost}, without step plans too: it has stopped"
             self._pause(now_ns, OVER_BUDGET)
-        logger.warning("inferscope: %s (INFERSCOPE_BUDGET)", log.message)
+        warn("%s (INFERSCOPE_BUDGET)", log.message)
 
     def _pause(self, now_ns: int, state: int) -> None:
         """Stop recording and say so: in a keyframe, for those who come, and in a report."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from inferscope.errors import InferScopeError
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import file_name, identity
+from inferscope.probe.voice import note, warn
 from inferscope.ring import layout
 from inferscope.ring.control import ControlByte, control_path, open_control
 from inferscope.ring.discovery import make_private, remove_old_rings, ring_directory
 from inferscope.ring.writer import NoRoom, RingWriter
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_RING_MB = 64
 _MOST_RING_MB = 64 * 1024
@@ -35,7 +33,7 @@ def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
     try:
         remove_old_rings(folder)
     except OSError as error:
-        logger.debug("inferscope: old rings are left where they are: %s", error)
+        note("old rings are left where they are: %s", error)
     me = identity(role, rank, clock=clock)
     home = folder / file_name(me.engine_id)
     stem = f"{file_name(role)}-{rank}-{me.pid}"
@@ -54,8 +52,8 @@ def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
                 capacity //= 4
                 continue
             if capacity < wanted:
-                logger.warning(
-                    "inferscope: no room for a ring of %.0f MB: %s has %.2g MB",
+                warn(
+                    "no room for a ring of %.0f MB: %s has %.2g MB",
                     wanted / (1 << 20),
                     path,
                     capacity / (1 << 20),
@@ -69,7 +67,7 @@ def open_switch(ring: RingWriter) -> ControlByte | None:
     try:
         return open_control(ring.path)
     except OSError as error:
-        logger.warning("inferscope: %s cannot be switched: %s", ring.path, error)
+        warn("%s cannot be switched: %s", ring.path, error)
         return None
 
 
@@ -87,9 +85,7 @@ def _ring_bytes() -> int:
         if not 0 < megabytes <= _MOST_RING_MB:
             raise ValueError
     except ValueError:
-        logger.warning(
-            "inferscope: INFERSCOPE_RING_MB=%s is no size in MB; taking %d", given, DEFAULT_RING_MB
-        )
+        warn("INFERSCOPE_RING_MB=%s is no size in MB; taking %d", given, DEFAULT_RING_MB)
         megabytes = DEFAULT_RING_MB
     return int(megabytes * (1 << 20))
 
@@ -106,5 +102,5 @@ def _group_id() -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        logger.warning("inferscope: INFERSCOPE_GROUP=%s is no group; rings stay private", group)
+        warn("INFERSCOPE_GROUP=%s is no group; rings stay private", group)
         return None

@@ -20,7 +20,6 @@ A probe belongs to one process and one writing thread. Beneath it:
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from inferscope.probe.log import Log
 from inferscope.probe.opening import discard, make_ring, open_switch
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import HostTimer, StepTimer
+from inferscope.probe.voice import warn
 from inferscope.records import (
     ADMITTED,
     FINISHED,
@@ -56,8 +56,6 @@ from inferscope.records import (
 )
 from inferscope.ring.control import ControlByte
 from inferscope.ring.writer import RingWriter
-
-logger = logging.getLogger(__name__)
 
 
 class Probe:
@@ -117,7 +115,7 @@ class Probe:
             probe = cls(ring, open_switch(ring), info, timer=timer, clock=clock)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
         except Exception as error:
-            logger.warning("inferscope: not recording: %s", error)
+            warn("not recording: %s", error)
             if ring is not None:
                 with suppress(Exception):
                     discard(ring)
