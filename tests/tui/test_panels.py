@@ -164,6 +164,12 @@ def test_the_why_line_names_the_largest_problem_or_is_silent(
     assert bool(said) == bool(sentence)
 
 
+def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
+    closed = Health("closed", 0.004, 9, 0, 0, 0, 0, "")
+    ended = with_view(moving_snapshot(), health=closed, is_alive=False)
+    assert confessions(Scene(snapshot=ended)) == []
+
+
 def test_the_header_owns_up() -> None:
     health = Health("lost", 0.004, 9, 12, 0, 3, 0, "")
     late = (replace(requests()[0], joined_late=True),)
