@@ -25,7 +25,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test-engines: $(READY)
-	$(BIN)/python -m pytest tests_engines $(ARGS)
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/probe_cost.py
