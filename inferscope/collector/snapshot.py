@@ -158,6 +158,11 @@ class EngineView:
     num_partial: int = 0
     """Steps that were split although a rank that is seen said nothing of them."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the engine said goodbye: then its silence is no loss."""
+        return self.health.probe_state == "closed"
+
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -56,10 +56,9 @@ def confessions(scene: Scene) -> list[str]:
     if view is None or snapshot is None:
         return said
     health = view.health
-    has_ended_well = health.probe_state == "closed"
-    if health.probe_state == "lost" or not (view.is_alive or has_ended_well):
+    if health.probe_state == "lost" or not (view.is_alive or view.has_ended):
         said.append("engine lost")
-    elif health.probe_state not in ("on", "") and not has_ended_well:
+    elif health.probe_state not in ("on", "") and not view.has_ended:
         said.append(f"probe {health.probe_state.replace('_', ' ')}")
     if health.num_lost:
         said.append(f"{count(health.num_lost)} records lost")

@@ -168,6 +168,7 @@ def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
     closed = Health("closed", 0.004, 9, 0, 0, 0, 0, "")
     ended = with_view(moving_snapshot(), health=closed, is_alive=False)
     assert confessions(Scene(snapshot=ended)) == []
+    assert "went silent" not in panels.largest_problem(ended.engines[0])
 
 
 def test_the_header_owns_up() -> None:

@@ -26,9 +26,9 @@ def largest_problem(view: EngineView) -> str:
 
 
 def _gone(view: EngineView) -> str:
-    if view.is_alive and view.health.probe_state != "lost":
-        return ""
-    return f"{view.engine or 'The engine'} went silent; what you see is its last word."
+    if view.health.probe_state == "lost" or not (view.is_alive or view.has_ended):
+        return f"{view.engine or 'The engine'} went silent; what you see is its last word."
+    return ""
 
 
 def _preempted(view: EngineView) -> str:
