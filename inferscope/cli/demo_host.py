@@ -23,9 +23,10 @@ import msgspec
 from inferscope.cli.demo_link import Ready, Refused, Settings
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
-from inferscope.engine.load import describe
+from inferscope.engine.load import BUILTIN, describe
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
+from inferscope.exporting import private_file
 from inferscope.load.open_loop import OpenLoop
 from inferscope.load.workload import Ask, Workload
 from inferscope.probe import Probe
@@ -72,7 +73,7 @@ def _run(settings: Settings) -> None:
         token_budget=settings.token_budget,
         max_running=settings.max_running,
         num_blocks=settings.num_blocks,
-        dtype="float32",
+        dtype="float32" if settings.model == BUILTIN else "auto",
     )
     engine = load_engine(settings.model, options)
     tokenizer = load_tokenizer(settings.model)
@@ -88,7 +89,7 @@ def _run(settings: Settings) -> None:
     engine.probe.close()
     front_end_probe.close()
     if settings.client_times:
-        with Path(settings.client_times).open("wb") as out:
+        with private_file(Path(settings.client_times)) as out:
             load.write(out)
 
 
@@ -102,17 +103,22 @@ async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s
 
 
 def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> float:
-    """Measure how many requests a second the engine can do, unobserved, all at once."""
+    """Measure how many requests a second the model can do here, unobserved, all at once.
+
+    On an engine of its own, so that the one observed has its first steps yet to come, and by this
+    thread's processor time, so that whatever else the machine does now is not taken for the model.
+    """
     asks = Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks()
-    limit = engine.max_model_tokens
+    practising = Engine(engine.model, engine.options)
+    limit = practising.max_model_tokens
     practice = [next(asks) for _ in range(_PRACTICE_ASKS)]
-    began = time.monotonic()
+    began = time.thread_time()
     for ask in practice:
         prompt = tokenizer.encode(ask.prompt)[: limit - ask.max_tokens]
-        engine.submit(prompt, _sampling(ask))
-    while engine.has_work:
-        engine.step()
-    return len(practice) / (time.monotonic() - began)
+        practising.submit(prompt, _sampling(ask))
+    while practising.has_work:
+        practising.step()
+    return len(practice) / (time.thread_time() - began)
 
 
 def _sampling(ask: Ask) -> Sampling:

@@ -20,7 +20,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Arrivals per second; None: by `load`."""
     client_times: str | None
     """Where to write the load generator's own timestamps."""
-    token_budget: int = 48
+    token_budget: int = 40
     max_running: int = 16
     num_blocks: int = 144
 

@@ -58,9 +58,12 @@ class StepModel:
 
     def own_ns(self, batch: Batch) -> Floats:
         """Return each slice's attention."""
-        own: Floats = np.multiply(batch.visible, self.single_ns)
-        if self.padded_ns:
-            own += self.padded_ns * batch.longest_single
+        # Padding to the longest slice is paid by what each makes visible: the longest is its cause.
+        per_visible = self.single_ns
+        if self.padded_ns and batch.single_visible:
+            longest = batch.team.num_single * batch.longest_single
+            per_visible += self.padded_ns * longest / batch.single_visible
+        own: Floats = np.multiply(batch.visible, per_visible)
         chunks = batch.team.chunks
         if len(chunks):
             own[chunks] = (
@@ -79,9 +82,8 @@ class StepModel:
         """
         if not self.padded_ns:
             return own_ns
-        beyond = batch.longest_single - batch.visible
-        beyond[batch.team.chunks] = 0
-        alone: Floats = own_ns - self.padded_ns * beyond
+        alone: Floats = np.multiply(batch.visible, self.single_ns + self.padded_ns)
+        alone[batch.team.chunks] = own_ns[batch.team.chunks]
         return alone
 
     def f(self, num_tokens: int) -> float:

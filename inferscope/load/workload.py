@@ -4,8 +4,9 @@
     retrieval  long prompt of documents nobody asked before, short answer
     agent      turns of a conversation that grows behind a shared system prompt
 
-Arrivals are Poisson, and every few seconds a burst of chats comes at once, as when a batch job
-starts. The words come from InferScope's own source, so that the same seed asks the same things
+Arrivals are Poisson, and every few seconds a burst of chats with long answers comes at once, as
+when a batch job starts: their caches grow together until the pool is full and somebody is
+preempted. The words come from InferScope's own source, so that the same seed asks the same things
 everywhere.
 """
 
@@ -41,10 +42,10 @@ class Ask:
 
 
 KINDS = ("chat", "retrieval", "agent")
-_SHARES = (0.35, 0.35, 0.30)
+_SHARES = (0.20, 0.45, 0.35)
 _AGENTS = 4
-_BURST_S = 5.0
-_BURST = 10
+_BURST_S = 6.0
+_BURST = 8
 
 
 def _corpus() -> list[str]:
@@ -73,13 +74,15 @@ class Workload:
 
     def asks(self) -> Iterator[Ask]:
         """Yield asks for ever, in the order of their time."""
-        for number, (at_s, kind) in enumerate(self._arrivals()):
+        for number, (at_s, kind, is_burst) in enumerate(self._arrivals()):
             prompt, max_tokens = self._compose(kind)
+            if is_burst:
+                max_tokens = self._random.randint(110, 180)
             seed = self._random.getrandbits(31)
             yield Ask(at_s, f"{kind}-{number:04x}", kind, prompt, max_tokens, seed)
 
-    def _arrivals(self) -> Iterator[tuple[float, str]]:
-        """Yield times and kinds; bursts are part of the mean rate."""
+    def _arrivals(self) -> Iterator[tuple[float, str, bool]]:
+        """Yield times, kinds, and whether it is a burst's; bursts are part of the mean rate."""
         draw = self._random
         steady_s = max(0.2 * self._rate_s, self._rate_s - _BURST / _BURST_S)
         at_s = 0.0
@@ -88,10 +91,10 @@ class Workload:
             next_s = at_s + draw.expovariate(steady_s)
             while burst_s < next_s:
                 for _ in range(_BURST):
-                    yield burst_s, "chat"
+                    yield burst_s, "chat", True
                 burst_s += draw.uniform(0.5, 1.5) * _BURST_S
             at_s = next_s
-            yield at_s, draw.choices(KINDS, _SHARES)[0]
+            yield at_s, draw.choices(KINDS, _SHARES)[0], False
 
     def _compose(self, kind: str) -> tuple[str, int]:
         draw = self._random
