@@ -21,10 +21,10 @@ from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import DeviceTime, FinalStep, Sink
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.requests import Request, SlotMap
+from inferscope.collector.rows import KeptRows, Rows
 from inferscope.collector.steps import (
     PendingStep,
     RankSpan,
-    Rows,
     SplitStep,
     rank_span,
     rank_wait_ns,
@@ -32,7 +32,7 @@ from inferscope.collector.steps import (
 )
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
-from inferscope.cost.shape import slice_flops
+from inferscope.cost.shape import FlopRates, flop_rates
 from inferscope.records import (
     ADMITTED,
     CLOSED,
@@ -95,8 +95,7 @@ class RingState:
         """Requests that the keyframe being read has named; None outside of one."""
         self.unlisted: set[int] = set()
         """Requests that the last keyframe did not name."""
-        self.rows: tuple[int, Rows] | None = None
-        """Of its last step; valid while `slots.num_dropped` is the number."""
+        self.kept_rows = KeptRows()
 
     @property
     def is_front_end(self) -> bool:
@@ -153,6 +152,8 @@ class EngineFold:
         self.rings: dict[int, RingState] = {}
         self.info: EngineInfo | None = None
         self.book = CostBook()
+        self._rates: FlopRates | None = None
+        """Of the model's shape."""
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
@@ -165,6 +166,7 @@ class EngineFold:
         self._ranks: dict[int, RankTime] = {}
         """By ring."""
         self._timeline = Timeline()
+        self._last_rows: Rows | None = None
 
     # --- the fold -----------------------------------------------------------------------------
 
@@ -261,6 +263,7 @@ class EngineFold:
         if self.info is None or info.shape != self.info.shape:
             self.book.describe(info)
             self.lives.has_shape = info.shape is not None
+            self._rates = None if info.shape is None else flop_rates(info.shape)
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
@@ -419,10 +422,8 @@ class EngineFold:
 
     def _team_of(self, ring: RingState, requests: bytes) -> Ints | None:
         """Return the slots of the ring's last step, if it was made up of just these requests."""
-        if ring.rows is not None and ring.rows[0] == ring.slots.num_dropped:
-            rows = ring.rows[1]
-            if rows.requests == requests and rows.member_of_row is None:
-                return rows.slots
+        if ring.kept_rows.num_dropped == ring.slots.num_dropped:
+            return ring.kept_rows.slots_of(requests, is_each_once=True)
         return None
 
     # --- steps --------------------------------------------------------------------------------
@@ -584,11 +585,15 @@ class EngineFold:
 
     def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
         """Read a step's rows, or take the last step's, where only contexts have changed."""
-        valid = ring.slots.num_dropped
-        if ring.rows is not None and ring.rows[0] == valid and ring.rows[1].fits(slices):
-            return ring.rows[1]
-        rows = Rows(slices, lambda indices: self._slots_of(ring, indices, slices.t_ns))
-        ring.rows = (valid, rows) if rows.slots.all() else None
+        kept = ring.kept_rows
+        rows = kept.rows_of(slices, ring.slots.num_dropped)
+        if rows is None:
+            slots = kept.slots_of(slices.requests)
+            if slots is None:
+                indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+                slots = self._slots_of(ring, indices, slices.t_ns)
+            rows = Rows(slices, slots)
+            kept.keep(rows, ring.slots.num_dropped)
         return rows
 
     def _slots_of(self, ring: RingState, indices: NDArray[np.uint32], t_ns: int) -> Ints:
@@ -619,29 +624,25 @@ class EngineFold:
         Returns:
             each rank's prefill time.
         """
-        table, slots, prefills = self.lives.table, rows.slots, rows.prefill_rows
-        is_once = rows.member_of_row is None
-        cells = 2 * slots + 1
-        if prefills is not None:
-            cells -= prefills
+        table, slots = self.lives.table, rows.slots
         for shares_ns in split.shares_ns:
-            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
-            self._mix(slots.tobytes() + shares_ns.tobytes())
-        if self.info is not None and self.info.shape is not None:
-            flops = slice_flops(self.info.shape, rows.tokens, contexts, rows.sampled)
-            _add(table.flops, cells, flops, is_once=is_once)
-        table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
-        if len(split.slots) > 1:
-            table.is_shared[split.slots] = True
+            self._mix(rows.slot_bytes + shares_ns.tobytes())
+        if rows.is_simple:
+            self._book_singles(rows, contexts, split)
+        else:
+            self._book_rows(rows, contexts, split)
+        if rows is not self._last_rows:
+            self._last_rows = rows
+            table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
+            if len(split.slots) > 1:
+                table.is_shared[split.slots] = True
         self.lives.fit_id = split.fit_id
 
-        num_prefill = prefill_tokens = 0
-        of_ranks_ns = [0] * len(executed)
-        if prefills is not None:
-            at = prefills.nonzero()[0]
-            num_prefill = len(at)
-            of_ranks_ns = [int(np.add.reduce(shares[at])) for shares in split.shares_ns]
-            prefill_tokens = int(np.add.reduce(rows.tokens[at]))
+        num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
+        of_ranks_ns = [
+            sum([shares.item(at) for at in rows.prefills]) if num_prefill else 0
+            for shares in split.shares_ns
+        ]
         prefill_ns = sum(of_ranks_ns)
         padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
         measured_ns = sum(run.measured_ns for run in executed)
@@ -658,6 +659,31 @@ class EngineFold:
         amounts["mixed_steps"] += 0 < num_prefill < len(slots)
         bucket.durations["step"].add(max(run.measured_ns for run in executed), 1)
         return of_ranks_ns
+
+    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+        """Book a step of decodes that have one token each, and a few prefills."""
+        table, rates = self.lives.table, self._rates
+        table.decoded_together(rows.slots, split.shares_ns, contexts, rates)
+        for at in rows.prefills:
+            flops = instead = 0
+            if rates is not None:
+                context = contexts.item(at)
+                flops = rates.of_slices(rows.tokens.item(at), context, rows.sampled.item(at))
+                instead = rates.of_singles(1, context)
+            shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
+            table.prefilled_instead(rows.slots.item(at), shares, flops, instead)
+
+    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+        """Book a step row by row."""
+        table, is_once = self.lives.table, rows.member_of_row is None
+        cells = 2 * rows.slots + 1
+        if rows.prefill_rows is not None:
+            cells -= rows.prefill_rows
+        for shares_ns in split.shares_ns:
+            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
+        if self._rates is not None:
+            flops = self._rates.of_slices(rows.tokens, contexts, rows.sampled)
+            _add(table.flops, cells, flops, is_once=is_once)
 
     def _hand_on(
         self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan], span: StepSpan
@@ -718,7 +744,7 @@ def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
 
 
 _NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
-_NO_ROWS = Rows(_NO_SLICES, lambda indices: indices.astype(np.int64))
+_NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64))
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _SWEEPING = (Emitted, ProbeHealth)
