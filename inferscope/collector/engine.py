@@ -80,6 +80,8 @@ class RingState:
         self.slots = SlotMap(opened.role, opened.rank)
         self.clock = DeviceClock()
         self.info: EngineInfo | None = None
+        self.dp_rank = 0
+        """Which of the engine's replicas it belongs to; each counts its own steps."""
         self.last_ns = opened.t_ns
         self.health: ProbeHealth | None = None
         self.state = ON
@@ -101,11 +103,6 @@ class RingState:
     def is_front_end(self) -> bool:
         """Tell whether it is a front end's, whose times are those the client sees."""
         return self.opened.role == "frontend"
-
-    @property
-    def dp_rank(self) -> int:
-        """Return which of the engine's replicas it belongs to; each counts its own steps."""
-        return self.info.ranks[2] if self.info is not None else 0
 
     @property
     def is_closed(self) -> bool:
@@ -177,16 +174,19 @@ class EngineFold:
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of this engine's rings."""
-        ring = self.rings[number]
-        ring.last_ns = self.now_ns = max(self.now_ns, record.t_ns)
+        ring, t_ns = self.rings[number], record.t_ns
+        if t_ns > self.now_ns:
+            self.now_ns = t_ns
+        ring.last_ns = self.now_ns
         ring.is_lost = False
         if self.first_ns is None:
             self.first_ns = record.t_ns
             self.lives.table.ledger.pass_idle(record.t_ns)
-        handler = _HANDLERS.get(type(record))
+        kind = type(record)
+        handler = _HANDLERS.get(kind)
         if handler is not None:
             handler(self, ring, record)
-            if isinstance(record, _SWEEPING):
+            if kind in _SWEEPING:
                 self._sweep()
 
     def tick(self, now_ns: int) -> None:
@@ -257,7 +257,7 @@ class EngineFold:
     # --- rings --------------------------------------------------------------------------------
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
-        ring.info = info
+        ring.info, ring.dp_rank = info, info.ranks[2]
         if ring.is_front_end and self.info is not None:
             return
         if self.info is None or info.shape != self.info.shape:
@@ -466,14 +466,16 @@ class EngineFold:
 
     def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
         key = (ring.dp_rank, step)
-        start_ns = min(max(start_ns, 0), t_ns)
+        if not 0 <= start_ns <= t_ns:
+            start_ns = min(max(start_ns, 0), t_ns)
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = PendingStep(*key, start_ns)
             if len(self._pending) > MAX_PENDING_STEPS:
                 oldest = self._pending.pop(next(iter(self._pending)))
                 self.num_unjoined += bool(oldest.spans or oldest.slices)
-        pending.start_ns = min(pending.start_ns, start_ns)
+        elif start_ns < pending.start_ns:
+            pending.start_ns = start_ns
         pending.seen_ns = t_ns
         return pending
 
@@ -494,14 +496,16 @@ class EngineFold:
             return not (told and all(span.dummy for span in told.values()))
         if not told and not past:
             return True
-        return any(
-            (ring.has_spans or ring.is_worker)
-            and not ring.is_out
-            and number not in told
-            and number not in past
-            and ring.dp_rank == pending.dp_rank
-            for number, ring in self.rings.items()
-        )
+        for number, ring in self.rings.items():
+            if (
+                number not in told
+                and number not in past
+                and (ring.has_spans or ring.is_worker)
+                and not ring.is_out
+                and ring.dp_rank == pending.dp_rank
+            ):
+                return True
+        return False
 
     def _join(self, pending: PendingStep) -> None:
         """Split the step if all its records are in, or the rest will not come."""
@@ -514,16 +518,19 @@ class EngineFold:
             self.num_unjoined += slices is not None
             return
         executed = [self._executed(number, span) for number, span in spans.items()]
-        executed.sort(key=lambda run: (run.rank, run.ring))
+        start_ns, end_ns = executed[0].start_ns, executed[0].end_ns
+        if len(executed) > 1:
+            executed.sort(key=lambda run: (run.rank, run.ring))
+            start_ns = min(run.start_ns for run in executed)
+            end_ns = max(run.end_ns for run in executed)
         span = spans[executed[0].ring]
-        start_ns = min(run.start_ns for run in executed)
-        end_ns = max(run.end_ns for run in executed)
         self._joined[key] = end_ns
         if len(self._joined) > _KEPT_JOINED:
             del self._joined[next(iter(self._joined))]
-        self.num_partial += any(
-            self.rings[number].has_spans and number not in spans for number in pending.past
-        )
+        if pending.past:
+            self.num_partial += any(
+                self.rings[number].has_spans and number not in spans for number in pending.past
+            )
         self.lives.clock = executed[0].clock
         rows = contexts = None
         if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
@@ -645,9 +652,9 @@ class EngineFold:
         ]
         prefill_ns = sum(of_ranks_ns)
         padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
-        measured_ns = sum(run.measured_ns for run in executed)
+        measured_ns = sum([run.measured_ns for run in executed])
         decode_ns = measured_ns - prefill_ns - padding_ns - unattributed_ns
-        bucket = self.lives.windows.at(max(run.end_ns for run in executed))
+        bucket = self.lives.windows.at(max([run.end_ns for run in executed]))
         amounts = bucket.amounts
         amounts["prefill_tokens"] += prefill_tokens
         amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
@@ -657,7 +664,7 @@ class EngineFold:
         amounts["unattributed_ns"] += unattributed_ns
         amounts["steps"] += 1
         amounts["mixed_steps"] += 0 < num_prefill < len(slots)
-        bucket.durations["step"].add(max(run.measured_ns for run in executed), 1)
+        bucket.durations["step"].add(max([run.measured_ns for run in executed]), 1)
         return of_ranks_ns
 
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:

@@ -163,7 +163,10 @@ def split_step(
         paddings.append(0 if span.dummy else padding_ns)
         unattributed.append(executed.measured_ns if span.dummy else 0)
 
-    measured_ns = max(executed.measured_ns for executed in spans)
+    measured_ns, delay_ns = spans[0].measured_ns, spans[0].end_ns - spans[0].start_ns
+    if len(spans) > 1:
+        measured_ns = max(run.measured_ns for run in spans)
+        delay_ns = max(run.end_ns for run in spans) - min(run.start_ns for run in spans) - wait_ns
     ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
     delay = explain(
         model,
@@ -172,7 +175,7 @@ def split_step(
         modelled_ns=modelled_ns,
         is_prefill=rows.is_prefill,
         recomputed=rows.recomputed,
-        delay_ns=max(s.end_ns for s in spans) - min(s.start_ns for s in spans) - wait_ns,
+        delay_ns=delay_ns,
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
     )
     if wait_ns:

@@ -29,9 +29,20 @@ class Team:
         num_rows: sampled rows in all.
         chunks: positions of the requests with more than one token.
         num_single: requests with one token.
+        shared: what `attribution.split` has worked out for it, and with which model.
+        alone: what `attribution.counterfactual` has.
     """
 
-    __slots__ = ("chunks", "num_rows", "num_single", "num_tokens", "sampled", "tokens")
+    __slots__ = (
+        "alone",
+        "chunks",
+        "num_rows",
+        "num_single",
+        "num_tokens",
+        "sampled",
+        "shared",
+        "tokens",
+    )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
         self.tokens = tokens
@@ -41,6 +52,8 @@ class Team:
         has_chunks = self.num_tokens > len(tokens)
         self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
         self.num_single = len(tokens) - len(self.chunks)
+        self.shared: tuple[object, float | Floats] | None = None
+        self.alone: tuple[object, float | Floats] | None = None
 
 
 class Batch:

@@ -51,14 +51,14 @@ def features(batch: Batch) -> list[float]:
     return [
         1.0,
         total,
-        *(min(total, cap) for cap in _CAPS),
-        *(max(total - hinge, 0) for hinge in _HINGES),
+        *[min(total, cap) for cap in _CAPS],
+        *[max(total - hinge, 0) for hinge in _HINGES],
         team.num_rows,
         batch.single_visible,
         team.num_single * batch.longest_single,
         len(team.chunks),
-        int(batch.chunk_pairs.sum()) if has_chunks else 0,
-        int(batch.chunk_visible.sum()) if has_chunks else 0,
+        int(np.add.reduce(batch.chunk_pairs)) if has_chunks else 0,
+        int(np.add.reduce(batch.chunk_visible)) if has_chunks else 0,
     ]
 
 

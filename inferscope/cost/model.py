@@ -80,7 +80,8 @@ class StepModel:
         if not self.padded_ns:
             return own_ns
         beyond = batch.longest_single - batch.visible
-        beyond[batch.team.chunks] = 0
+        if len(batch.team.chunks):
+            beyond[batch.team.chunks] = 0
         alone: Floats = own_ns - self.padded_ns * beyond
         return alone
 
@@ -95,10 +96,11 @@ class StepModel:
 
 def _look_up(table: Floats, n: int) -> float:
     last = len(table) - 1
-    found: float = table.item(min(n, last))
-    if n > last:
-        found += (n - last) * (found - table.item(last - 1))
-    return found
+    if n <= last:
+        inside: float = table.item(n)
+        return inside
+    found: float = table.item(last)
+    return found + (n - last) * (found - table.item(last - 1))
 
 
 def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:
