@@ -70,8 +70,8 @@ def explain(
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    if team.alone is None or team.alone[0] is not model:
-        team.alone = (model, _alone(model, team))
+    if team.alone is None or team.alone[0] is not model.key:
+        team.alone = (model.key, _alone(model, team))
     alone = model.alone_ns(batch, own_ns) + team.alone[1]
     alone *= scale
     own = alone.astype(np.int64)

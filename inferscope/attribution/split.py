@@ -48,8 +48,8 @@ def fair(model: StepModel, batch: Batch, own_ns: Floats) -> Floats:
         single parts are approximate).
     """
     shared = batch.team.shared
-    if shared is None or shared[0] is not model:
-        shared = batch.team.shared = (model, _shared(model, batch.team))
+    if shared is None or shared[0] is not model.key:
+        shared = batch.team.shared = (model.key, _shared(model, batch.team))
     parts: Floats = own_ns + shared[1]
     return parts
 

@@ -31,6 +31,7 @@ from inferscope.collector.steps import (
     split_step,
 )
 from inferscope.collector.timeline import Timeline
+from inferscope.cost.batch import Singles
 from inferscope.cost.book import CostBook
 from inferscope.cost.shape import FlopRates, flop_rates
 from inferscope.records import (
@@ -599,7 +600,7 @@ class EngineFold:
             if slots is None:
                 indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
                 slots = self._slots_of(ring, indices, slices.t_ns)
-            rows = Rows(slices, slots)
+            rows = Rows(slices, slots, kept.singles)
             kept.keep(rows, ring.slots.num_dropped)
         return rows
 
@@ -609,7 +610,7 @@ class EngineFold:
         A request that is final already has none.
         """
         slots = ring.slots.slots(indices)
-        if slots.all():
+        if len(slots) and np.minimum.reduce(slots):
             return slots
         for at in np.flatnonzero(slots == 0).tolist():
             index = int(indices[at])
@@ -751,7 +752,7 @@ def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
 
 
 _NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
-_NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64))
+_NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64), Singles())
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _SWEEPING = (Emitted, ProbeHealth)

@@ -79,7 +79,10 @@ class SlotMap:
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
         """Return the slots of a column of indices, NOBODY where one is not known."""
         at = indices & np.uint32(len(self._owner) - 1)
-        found: Ints = np.where(self._owner[at] == indices, self._slot[at], NOBODY)
+        found: Ints = self._slot.take(at)
+        is_other = self._owner.take(at) != indices
+        if np.logical_or.reduce(is_other):
+            found[is_other] = NOBODY
         if self._stragglers:
             for at_row in np.flatnonzero(found == NOBODY).tolist():
                 found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
@@ -305,8 +308,6 @@ class RequestTable:
         request = Request(request_id, slot, arrived_ns, arrived_at=arrived_at)
         self.by_id[request_id] = request
         self.by_slot[slot] = request
-        self._tell_emissions()
-        self._work.tell(self._compute_ns, self._flops)
         for name in _COLUMNS:
             getattr(self, name)[slot] = 0
         self._token_times_ns[slot] = array("q")
@@ -320,6 +321,8 @@ class RequestTable:
         """Forget a request: its slot is given back, its rings no longer know it."""
         for slots, index in request.bindings:
             slots.drop(index)
+        self._tell_emissions()
+        self._work.tell(self._compute_ns, self._flops)
         self.ledger.free(request.slot)
         self.by_slot[request.slot] = None
         # Its final record keeps the old array: late words must not grow it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Team
+from inferscope.cost.batch import Batch, Singles, Team
 from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
 
 Ints = NDArray[np.int64]
@@ -21,6 +21,8 @@ Flags = NDArray[np.bool_]
 _FEW = 4
 """Prefills that are cheaper told one by one than by column."""
 _MOST_KINDS = 8
+_ONE_TOKEN, _ONE_ROW = b"\1\0\0\0", b"\1\0"
+"""One, as the columns have it."""
 
 
 class Rows:
@@ -48,12 +50,13 @@ class Rows:
             each request.
     """
 
-    def __init__(self, slices: StepSlices, slots: Ints) -> None:
+    def __init__(self, slices: StepSlices, slots: Ints, singles: Singles) -> None:
         """Read the columns.
 
         Args:
             slices: the step's.
             slots: [rows].
+            singles: teams of plain decodes.
 
         Raises:
             ValueError: they do not fit together.
@@ -61,23 +64,33 @@ class Rows:
         self.key = _key(slices)
         num = len(slots)
         self.phases: Bytes = _column(slices.phases, "phases", num)
-        self.tokens: Ints = _column(slices.tokens, "tokens", num).astype(np.int64)
         self.flags: Bytes = _column(slices.flags, "flags", num)
-        self.sampled: Ints = _column(slices.sampled, "sampled", num).astype(np.int64)
         self.slots = slots
         self.slot_bytes = slots.tobytes()
         self.members, self.member_of_row = slots, None
         if len(set(slots.tolist())) < num:
             self.members, self.member_of_row = np.unique(slots, return_inverse=True)
-        tokens = self._by_member(self.tokens)
-        if num and not np.minimum.reduce(tokens):
-            tokens = np.maximum(tokens, 1)
-        self.team = Team(tokens, self._by_member(self.sampled))
         self.prefills: list[int] = []
         self.num_prefill_tokens = 0
         self.prefill_rows: Flags | None = None
         self.is_prefill: Flags | None = None
         self.recomputed: Ints | None = None
+        if (
+            self.member_of_row is None
+            and slices.tokens == _ONE_TOKEN * num
+            and slices.sampled == _ONE_ROW * num
+            and PREFILL not in slices.phases
+        ):
+            self.team = singles.team(num)
+            self.tokens, self.sampled = self.team.tokens, self.team.sampled
+            self.is_simple = True
+            return
+        self.tokens: Ints = _column(slices.tokens, "tokens", num).astype(np.int64)
+        self.sampled: Ints = _column(slices.sampled, "sampled", num).astype(np.int64)
+        tokens = self._by_member(self.tokens)
+        if num and not np.minimum.reduce(tokens):
+            tokens = np.maximum(tokens, 1)
+        self.team = Team(tokens, self._by_member(self.sampled))
         if PREFILL in slices.phases or len(slices.phases) < num:
             self._read_prefills(slices)
         self.is_simple = self.member_of_row is None and self._has_plain_decodes()
@@ -96,15 +109,8 @@ class Rows:
     def _has_plain_decodes(self) -> bool:
         if len(self.prefills) > _FEW:
             return False
-        team, num = self.team, len(self.slots)
-        of_prefills = [(self.tokens.item(at), self.sampled.item(at)) for at in self.prefills]
-        num_decodes = num - len(of_prefills)
-        return (
-            team.num_tokens - sum([tokens for tokens, _ in of_prefills]) == num_decodes
-            and team.num_rows - sum([rows for _, rows in of_prefills]) == num_decodes
-            and all(at in self.prefills for at in (self.sampled != 1).nonzero()[0].tolist())
-            and all(at in self.prefills for at in (self.tokens != 1).nonzero()[0].tolist())
-        )
+        others = (self.tokens != 1) | (self.sampled != 1)
+        return all([at in self.prefills for at in others.nonzero()[0].tolist()])
 
     def contexts(self, slices: StepSlices) -> Ints:
         """Return the contexts, by row.
@@ -142,10 +148,12 @@ class KeptRows:
 
     Attributes:
         num_dropped: the ring's, for which the slots hold.
+        singles: teams of plain decodes.
     """
 
     def __init__(self) -> None:
         self.num_dropped = -1
+        self.singles = Singles()
         self._by_key: dict[tuple[bytes, ...], Rows] = {}
         self._last: Rows | None = None
 
@@ -170,7 +178,8 @@ class KeptRows:
 
     def keep(self, rows: Rows, num_dropped: int) -> None:
         """Keep rows, if all of their requests are known."""
-        self._last = rows if num_dropped == self.num_dropped and rows.slots.all() else None
+        holds = num_dropped == self.num_dropped and len(rows.slots) > 0
+        self._last = rows if holds and np.minimum.reduce(rows.slots) else None
         if self._last is None or len(self._by_key) >= _MOST_KINDS:
             self._by_key.clear()
         if self._last is not None:

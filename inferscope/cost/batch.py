@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_MOST_SINGLES = 1024
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -29,13 +30,15 @@ class Team:
         num_rows: sampled rows in all.
         chunks: positions of the requests with more than one token.
         num_single: requests with one token.
-        shared: what `attribution.split` has worked out for it, and with which model.
+        num_observed: steps in which it was seen.
+        shared: what `attribution.split` has worked out for it, and the key of the model.
         alone: what `attribution.counterfactual` has.
     """
 
     __slots__ = (
         "alone",
         "chunks",
+        "num_observed",
         "num_rows",
         "num_single",
         "num_tokens",
@@ -52,8 +55,25 @@ class Team:
         has_chunks = self.num_tokens > len(tokens)
         self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
         self.num_single = len(tokens) - len(self.chunks)
+        self.num_observed = 0
         self.shared: tuple[object, float | Floats] | None = None
         self.alone: tuple[object, float | Floats] | None = None
+
+
+class Singles:
+    """Teams of requests with one token and one sampled row each, told apart by their number only."""
+
+    def __init__(self) -> None:
+        self._by_num: dict[int, Team] = {}
+
+    def team(self, num: int) -> Team:
+        """Return the team of so many."""
+        found = self._by_num.get(num)
+        if found is None:
+            if len(self._by_num) >= _MOST_SINGLES:
+                self._by_num.clear()
+            found = self._by_num[num] = Team(np.ones(num, np.int64), np.ones(num, np.int64))
+        return found
 
 
 class Batch:

@@ -52,6 +52,8 @@ class StepModel:
     context_ns: float
     f_sum: Floats = field(init=False, repr=False)
     """[MAX_TOKENS + 2], Σ f(y) for y < x."""
+    key: object = field(init=False, repr=False, compare=False, default_factory=object)
+    """Names this model where something worked out with it is kept, without keeping its tables."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "f_sum", np.concatenate([[0.0], np.cumsum(self.f_ns)]))
@@ -79,9 +81,11 @@ class StepModel:
         """
         if not self.padded_ns:
             return own_ns
+        if not len(batch.team.chunks):
+            unpadded: Floats = batch.visible * (self.single_ns + self.padded_ns)
+            return unpadded
         beyond = batch.longest_single - batch.visible
-        if len(batch.team.chunks):
-            beyond[batch.team.chunks] = 0
+        beyond[batch.team.chunks] = 0
         alone: Floats = own_ns - self.padded_ns * beyond
         return alone
 
