@@ -80,10 +80,11 @@ def explain(
         np.minimum(own, decode_ns, out=own)
         co_batched: Ints = decode_ns - own
     else:
-        prefill_ns, decode_ns = (
-            min(explained_ns, round(ns * scale)) if ns else explained_ns
-            for ns in _class_ns(model, batch, own_ns, is_prefill)
-        )
+        of_prefills, of_decodes = _class_ns(model, batch, own_ns, is_prefill)
+        if of_prefills:
+            prefill_ns = min(explained_ns, round(of_prefills * scale))
+        if of_decodes:
+            decode_ns = min(explained_ns, round(of_decodes * scale))
         of_class = np.full(len(own), decode_ns)
         of_class[is_prefill] = prefill_ns
         np.minimum(own, of_class, out=own)

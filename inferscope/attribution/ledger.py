@@ -268,17 +268,17 @@ class Ledger:
     def _gather(self, slots: Ints, start_ns: int) -> Ints:
         """Bring all members into the batch and those running to the start; return the members."""
         is_running = self.state[slots] == RUNNING
-        if not is_running.all():
+        if np.count_nonzero(is_running) < len(slots):
             for slot in slots[~is_running].tolist():
                 self.admitted(slot, start_ns)
             is_running = self.state[slots] == RUNNING
-            if not is_running.all():
+            if np.count_nonzero(is_running) < len(slots):
                 slots = np.where(is_running, slots, NOBODY)  # some have ended
                 self._book_gap(None, start_ns)
                 return slots
         self._book_gap(slots if self._num_running == len(slots) else None, start_ns)
-        if not self._open and (self.mark_ns[slots] == start_ns).all():
-            self._stand(slots, start_ns)
+        if not self._open and np.maximum.reduce(self._mark_ns[slots], initial=0) == start_ns:
+            self._stand(slots, start_ns)  # none of those running stands before it now
         return slots
 
     def _standing(self, slots: Ints) -> Together | None:
@@ -310,9 +310,11 @@ class Ledger:
         self._scatter()
         knows = everybody is not None and not self._open
         running = everybody if knows else self._bystanders()
-        waited_ns = np.maximum(start_ns - self.mark_ns[running], 0)
-        self.rows[running, _NOT_SCHEDULED if self._open else _CPU_GAP] += waited_ns
-        self.mark_ns[running] += waited_ns
+        column = _NOT_SCHEDULED if self._open else _CPU_GAP
+        waited_ns = start_ns - self._mark_ns[running]
+        np.maximum(waited_ns, 0, out=waited_ns)
+        self._rows.reshape(-1)[running * len(CAUSES) + column] += waited_ns
+        self._mark_ns[running] += waited_ns
 
     def close_steps(self, until_ns: int) -> None:
         """Book the steps that end by then."""

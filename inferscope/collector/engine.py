@@ -647,25 +647,31 @@ class EngineFold:
         self.lives.fit_id = split.fit_id
 
         num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
-        of_ranks_ns = [
-            sum([shares.item(at) for at in rows.prefills]) if num_prefill else 0
-            for shares in split.shares_ns
-        ]
-        prefill_ns = sum(of_ranks_ns)
-        padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
-        measured_ns = sum([run.measured_ns for run in executed])
-        decode_ns = measured_ns - prefill_ns - padding_ns - unattributed_ns
-        bucket = self.lives.windows.at(max([run.end_ns for run in executed]))
+        of_ranks_ns = [0] * len(executed)
+        end_ns, longest_ns = executed[0].end_ns, executed[0].measured_ns
+        measured_ns, rest_ns = longest_ns, split.padding_ns[0] + split.unattributed_ns[0]
+        if len(executed) > 1:
+            end_ns = max(run.end_ns for run in executed)
+            longest_ns = max(run.measured_ns for run in executed)
+            measured_ns = sum(run.measured_ns for run in executed)
+            rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
+        bucket = self.lives.windows.at(end_ns)
         amounts = bucket.amounts
-        amounts["prefill_tokens"] += prefill_tokens
+        prefill_ns = 0
+        if num_prefill:
+            at = rows.prefills
+            of_ranks_ns = [int(np.add.reduce(shares[at])) for shares in split.shares_ns]
+            prefill_ns = sum(of_ranks_ns)
+            amounts["prefill_tokens"] += prefill_tokens
+            amounts["prefill_ns"] += prefill_ns
+            amounts["mixed_steps"] += num_prefill < len(slots)
         amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
-        amounts["prefill_ns"] += prefill_ns
-        amounts["decode_ns"] += decode_ns
-        amounts["padding_ns"] += padding_ns
-        amounts["unattributed_ns"] += unattributed_ns
+        amounts["decode_ns"] += measured_ns - prefill_ns - rest_ns
+        if rest_ns:
+            amounts["padding_ns"] += sum(split.padding_ns)
+            amounts["unattributed_ns"] += sum(split.unattributed_ns)
         amounts["steps"] += 1
-        amounts["mixed_steps"] += 0 < num_prefill < len(slots)
-        bucket.durations["step"].add(max([run.measured_ns for run in executed]), 1)
+        bucket.durations["step"].add(longest_ns, 1)
         return of_ranks_ns
 
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:

@@ -152,15 +152,17 @@ class Lives:
             is_in_engine: the engine's edge is that edge, and has not been told yet.
         """
         table = self.table
+        firsts: list[int] = []
         if slots is self._last_slots:
             # The same team as before: all waited equally long.
             gap_ns = at_ns - self._last_edge_ns
             self.windows.at(at_ns).durations["tbt"].add(gap_ns, len(slots))
-            firsts: list[int] = []
         else:
             before = table.edge_ns[slots]
-            self.windows.observe("tbt", at_ns - before[before > 0], at_ns)
-            firsts = slots[before == 0].tolist()
+            if not np.minimum.reduce(before):
+                firsts = slots[before == 0].tolist()
+                before = before[before > 0]
+            self.windows.observe("tbt", at_ns - before, at_ns)
         if counts is None:
             table.emitted_together(slots, at_ns, is_in_engine=is_in_engine)
         else:

@@ -96,8 +96,10 @@ def rank_span(
     The device cannot have begun before the launch, nor ended after its outputs were found ready:
     this bounds whatever error the anchors have.
     """
-    launched_ns = min(max(span.launch_start_ns, 0), span.t_ns)
-    ready_ns = max(min(span.ready_ns, span.t_ns), launched_ns + 1)
+    launched_ns, ready_ns = span.launch_start_ns, span.ready_ns
+    if not 0 <= launched_ns < ready_ns <= span.t_ns:
+        launched_ns = min(max(launched_ns, 0), span.t_ns)
+        ready_ns = max(min(ready_ns, span.t_ns), launched_ns + 1)
     if span.device_start_ns is not None and span.device_end_ns is not None:
         measured_ns = max(1, span.device_end_ns - span.device_start_ns)
         if measured_ns <= (ready_ns - launched_ns) * _FASTEST_CLOCK + _CLOCK_ERROR_NS:
