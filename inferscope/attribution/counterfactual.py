@@ -122,10 +122,10 @@ def _class_ns(
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    prefills = is_prefill.nonzero()[0]
-    tokens = int(np.add.reduce(team.tokens[prefills]))
-    rows = int(np.add.reduce(team.sampled[prefills]))
-    own = float(np.add.reduce(own_ns[prefills]))
+    prefills = is_prefill.nonzero()[0].tolist()
+    tokens = sum([team.tokens.item(at) for at in prefills])
+    rows = sum([team.sampled.item(at) for at in prefills])
+    own = sum([own_ns.item(at) for at in prefills])
     others_own = max(0.0, float(np.add.reduce(own_ns)) - own)
     others = team.num_tokens - tokens
     return (

@@ -534,7 +534,7 @@ class EngineFold:
             )
         self.lives.clock = executed[0].clock
         rows = contexts = None
-        if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
+        if slices is not None and all([s.digest in (0, slices.digest) for s in spans.values()]):
             try:
                 rows = self._rows_of(self.rings[pending.ring], slices)
                 contexts = rows.contexts(slices)
@@ -558,7 +558,7 @@ class EngineFold:
         wait_ns = rank_wait_ns(executed)
         split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
         prefill_ns = self._book(rows, contexts, split, executed)
-        is_cold = any(s.cold for s in spans.values())
+        is_cold = any([s.cold for s in spans.values()])
         self._timeline.push(
             start_ns, self._begin, start_ns, end_ns, split, executed, is_cold, prefill_ns
         )
@@ -659,8 +659,9 @@ class EngineFold:
         amounts = bucket.amounts
         prefill_ns = 0
         if num_prefill:
-            at = rows.prefills
-            of_ranks_ns = [int(np.add.reduce(shares[at])) for shares in split.shares_ns]
+            of_ranks_ns = [
+                sum([shares.item(at) for at in rows.prefills]) for shares in split.shares_ns
+            ]
             prefill_ns = sum(of_ranks_ns)
             amounts["prefill_tokens"] += prefill_tokens
             amounts["prefill_ns"] += prefill_ns

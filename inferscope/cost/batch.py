@@ -105,13 +105,14 @@ class Batch:
         self.visible: Ints = context + team.tokens
         self.single_visible = int(np.add.reduce(self.visible))
         chunks = team.chunks
+        self.chunk_pairs: list[int] = []
+        self.chunk_visible: list[int] = []
+        of_singles = self.visible
         if len(chunks):
-            self.chunk_pairs: Ints = pairs(team.tokens[chunks], context[chunks])
-            self.chunk_visible: Ints = self.visible[chunks]
-            self.single_visible -= int(np.add.reduce(self.chunk_visible))
             of_singles = self.visible.copy()
-            of_singles[chunks] = 0
-        else:
-            self.chunk_pairs = self.chunk_visible = chunks
-            of_singles = self.visible
+            for at in chunks.tolist():
+                self.chunk_pairs.append(pairs(team.tokens.item(at), context.item(at)))
+                self.chunk_visible.append(of_singles.item(at))
+                of_singles[at] = 0
+            self.single_visible -= sum(self.chunk_visible)
         self.longest_single = int(np.maximum.reduce(of_singles))

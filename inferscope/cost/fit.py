@@ -47,7 +47,6 @@ def features(batch: Batch) -> list[float]:
     """Return a step's observation."""
     team = batch.team
     total = team.num_tokens
-    has_chunks = len(team.chunks) > 0
     return [
         1.0,
         total,
@@ -57,8 +56,8 @@ def features(batch: Batch) -> list[float]:
         batch.single_visible,
         team.num_single * batch.longest_single,
         len(team.chunks),
-        int(np.add.reduce(batch.chunk_pairs)) if has_chunks else 0,
-        int(np.add.reduce(batch.chunk_visible)) if has_chunks else 0,
+        sum(batch.chunk_pairs),
+        sum(batch.chunk_visible),
     ]
 
 

@@ -63,13 +63,12 @@ class StepModel:
         own: Floats = np.multiply(batch.visible, self.single_ns)
         if self.padded_ns:
             own += self.padded_ns * batch.longest_single
-        chunks = batch.team.chunks
-        if len(chunks):
-            own[chunks] = (
-                self.chunk_ns
-                + self.pair_ns * batch.chunk_pairs
-                + self.context_ns * batch.chunk_visible
-            )
+        if batch.chunk_pairs:
+            at = batch.team.chunks.tolist()
+            for chunk, pairs, visible in zip(
+                at, batch.chunk_pairs, batch.chunk_visible, strict=True
+            ):
+                own[chunk] = self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
         return own
 
     def alone_ns(self, batch: Batch, own_ns: Floats) -> Floats:
