@@ -308,8 +308,7 @@ class Ledger:
             start_ns: of the step.
         """
         self._scatter()
-        knows = everybody is not None and not self._open
-        running = everybody if knows else self._bystanders()
+        running = self._bystanders() if everybody is None or self._open else everybody
         column = _NOT_SCHEDULED if self._open else _CPU_GAP
         waited_ns = start_ns - self._mark_ns[running]
         np.maximum(waited_ns, 0, out=waited_ns)

@@ -62,9 +62,11 @@ def _shared(model: StepModel, team: Team) -> float | Floats:
         of_f = model.f(num_single) / num_single
         if team.num_rows == num_single and np.minimum.reduce(team.sampled) == 1:
             return of_f + per_row
-        return of_f + team.sampled * per_row
+        of_rows: Floats = np.multiply(team.sampled, per_row)
+        return of_rows + of_f
     of_chunks, of_single = _split_f(model, team.tokens[chunks].tolist(), num_single)
-    parts: Floats = team.sampled * per_row + of_single
+    parts: Floats = np.multiply(team.sampled, per_row)
+    parts += of_single
     parts[chunks] += np.asarray(of_chunks) - of_single
     return parts
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
-from inferscope.collector.clocks import DeviceClock
+from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime
-from inferscope.collector.finals import DeviceTime, FinalStep, Sink
+from inferscope.collector.finals import DeviceTime, Sink
 from inferscope.collector.lives import Lives, Transition
-from inferscope.collector.requests import Request, SlotMap
-from inferscope.collector.rows import KeptRows, Rows
+from inferscope.collector.requests import Request
+from inferscope.collector.rings import RingState
+from inferscope.collector.rows import Rows
 from inferscope.collector.steps import (
     PendingStep,
     RankSpan,
@@ -33,16 +34,14 @@ from inferscope.collector.steps import (
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.batch import Singles
 from inferscope.cost.book import CostBook
-from inferscope.cost.shape import FlopRates, flop_rates
+from inferscope.cost.shape import flop_rates
 from inferscope.records import (
     ADMITTED,
-    CLOSED,
     COLUMNS,
     FAILED,
     FINISHED,
     LAST_BYTE,
     OFF,
-    ON,
     PREEMPTED,
     QUEUED,
     RESUMED,
@@ -62,66 +61,9 @@ from inferscope.records import (
 
 Ints = NDArray[np.int64]
 
-SILENT_NS = 5_000_000_000
-"""A ring with requests in flight and no record for this long has lost its process."""
-GONE_NS = 15_000_000_000
-"""A ring restates itself every 10 s, idle or not."""
 MAX_PENDING_STEPS = 256
-PAST_NS = 500_000_000
-"""A process that is complete up to this long after a step was last spoken of adds nothing to it."""
 _KEPT_JOINED = 512
 _MOST_INDEX = 0xFFFFFFFE
-
-
-class RingState:
-    """What the fold knows of one ring."""
-
-    def __init__(self, opened: RingOpened) -> None:
-        self.opened = opened
-        self.slots = SlotMap(opened.role, opened.rank)
-        self.clock = DeviceClock()
-        self.info: EngineInfo | None = None
-        self.dp_rank = 0
-        """Which of the engine's replicas it belongs to; each counts its own steps."""
-        self.last_ns = opened.t_ns
-        self.health: ProbeHealth | None = None
-        self.state = ON
-        self.cost_ns = 0
-        self.has_spans = False
-        self.is_worker = opened.role not in ("core", "frontend")
-        """Its spans are waited for even before the first."""
-        self.is_out = False
-        """Nobody waits for it any more."""
-        self.has_lost_frames = False
-        self.is_lost = False
-        self.listed: set[int] | None = None
-        """Requests that the keyframe being read has named; None outside of one."""
-        self.unlisted: set[int] = set()
-        """Requests that the last keyframe did not name."""
-        self.kept_rows = KeptRows()
-
-    @property
-    def is_front_end(self) -> bool:
-        """Tell whether it is a front end's, whose times are those the client sees."""
-        return self.opened.role == "frontend"
-
-    @property
-    def is_closed(self) -> bool:
-        """Tell whether its process has said goodbye."""
-        return self.state == CLOSED
-
-    def is_silent(self, now_ns: int) -> bool:
-        """Tell whether it has said goodbye, or nothing for long although it is switched on."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
-
-    def is_gone(self, now_ns: int) -> bool:
-        """Tell whether its process has said goodbye, or nothing for too long."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
-
-    def is_past(self, at_ns: int) -> bool:
-        """Tell whether it has told all it will tell of a step last spoken of at this time."""
-        through_ns = 0 if self.health is None else self.health.complete_through_ns
-        return self.is_out or through_ns > at_ns + PAST_NS
 
 
 class EngineFold:
@@ -150,8 +92,6 @@ class EngineFold:
         self.rings: dict[int, RingState] = {}
         self.info: EngineInfo | None = None
         self.book = CostBook()
-        self._rates: FlopRates | None = None
-        """Of the model's shape."""
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
@@ -161,10 +101,8 @@ class EngineFold:
         """By data-parallel rank and step."""
         self._joined: dict[tuple[int, int], int] = {}
         """When the last ones that were split had ended."""
-        self._ranks: dict[int, RankTime] = {}
-        """By ring."""
         self._timeline = Timeline()
-        self._last_rows: Rows | None = None
+        self._bookings = Bookings(engine_id, self.lives, sinks, mix)
 
     # --- the fold -----------------------------------------------------------------------------
 
@@ -181,7 +119,7 @@ class EngineFold:
         ring.last_ns = self.now_ns
         ring.is_lost = False
         if self.first_ns is None:
-            self.first_ns = record.t_ns
+            self.first_ns = self._bookings.first_ns = record.t_ns
             self.lives.table.ledger.pass_idle(record.t_ns)
         kind = type(record)
         handler = _HANDLERS.get(kind)
@@ -225,7 +163,7 @@ class EngineFold:
     def device_times(self) -> list[DeviceTime]:
         """Return where each rank's device's wall time went since the fold began."""
         ledger, first_ns = self.lives.table.ledger, self.first_ns or 0
-        ranks = self._ranks or {-1: RankTime(first_ns)}
+        ranks = self._bookings.ranks or {-1: RankTime(first_ns)}
         until_ns = max(rank.until_ns for rank in ranks.values())
         wall_ns = max(until_ns, ledger.explained_ns or 0) - first_ns
         times = []
@@ -264,7 +202,7 @@ class EngineFold:
         if self.info is None or info.shape != self.info.shape:
             self.book.describe(info)
             self.lives.has_shape = info.shape is not None
-            self._rates = None if info.shape is None else flop_rates(info.shape)
+            self._bookings.rates = None if info.shape is None else flop_rates(info.shape)
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
@@ -534,7 +472,8 @@ class EngineFold:
             )
         self.lives.clock = executed[0].clock
         rows = contexts = None
-        if slices is not None and all([s.digest in (0, slices.digest) for s in spans.values()]):
+        begin = self._bookings.begin
+        if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
             try:
                 rows = self._rows_of(self.rings[pending.ring], slices)
                 contexts = rows.contexts(slices)
@@ -546,50 +485,31 @@ class EngineFold:
             split = _split_among_none(executed)
             rows, contexts = _NO_ROWS, _NO_ROWS.contexts(_NO_SLICES)
             nothing = [0] * len(executed)
-            self._timeline.push(
-                start_ns, self._begin, start_ns, end_ns, split, executed, False, nothing
-            )
+            self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, False, nothing)
             amounts = self.lives.windows.at(end_ns).amounts
             amounts["unattributed_ns"] += sum(split.unattributed_ns)
             amounts["steps"] += 1
             if self._sinks and is_empty:
-                self._hand_on(rows, contexts, split, executed, span)
+                self._bookings.hand_on(
+                    rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
+                )
             return
         wait_ns = rank_wait_ns(executed)
         split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
-        prefill_ns = self._book(rows, contexts, split, executed)
-        is_cold = any([s.cold for s in spans.values()])
-        self._timeline.push(
-            start_ns, self._begin, start_ns, end_ns, split, executed, is_cold, prefill_ns
-        )
+        prefill_ns = self._bookings.book(rows, contexts, split, executed)
+        is_cold = any(s.cold for s in spans.values())
+        self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, is_cold, prefill_ns)
         if wait_ns:
             self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
         if self._sinks:
-            self._hand_on(rows, contexts, split, executed, span)
+            self._bookings.hand_on(
+                rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
+            )
 
     def _executed(self, number: int, span: StepSpan) -> RankSpan:
         ring = self.rings[number]
         stage = ring.info.ranks[1] if ring.info is not None else 0
         return rank_span(span, ring.clock, ring=number, rank=ring.opened.rank, stage=stage)
-
-    def _begin(
-        self,
-        start_ns: int,
-        end_ns: int,
-        split: SplitStep,
-        executed: list[RankSpan],
-        is_cold: bool,
-        prefill_ns: list[int],
-    ) -> None:
-        """Open a step in the ledgers, and book it with the devices that executed it."""
-        for at, run in enumerate(executed):
-            rank = self._ranks.get(run.ring)
-            if rank is None:
-                rank = self._ranks[run.ring] = RankTime(self.first_ns or 0)
-            rest = (split.padding_ns[at], split.unattributed_ns[at])
-            decode_ns = run.measured_ns - prefill_ns[at] - sum(rest)
-            rank.book(run.start_ns, run.end_ns, [prefill_ns[at], decode_ns, *rest])
-        self.lives.open_step(start_ns, end_ns, split, is_cold)
 
     def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
         """Read a step's rows, or take the last step's, where only contexts have changed."""
@@ -624,115 +544,6 @@ class EngineFold:
             slots[at] = slot
         return slots
 
-    def _book(
-        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]
-    ) -> list[int]:
-        """Add a split step to its requests, the windows and the digest.
-
-        Returns:
-            each rank's prefill time.
-        """
-        table, slots = self.lives.table, rows.slots
-        for shares_ns in split.shares_ns:
-            self._mix(rows.slot_bytes + shares_ns.tobytes())
-        if rows.is_simple:
-            self._book_singles(rows, contexts, split)
-        else:
-            self._book_rows(rows, contexts, split)
-        if rows is not self._last_rows:
-            self._last_rows = rows
-            table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
-            if len(split.slots) > 1:
-                table.is_shared[split.slots] = True
-        self.lives.fit_id = split.fit_id
-
-        num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
-        of_ranks_ns = [0] * len(executed)
-        end_ns, longest_ns = executed[0].end_ns, executed[0].measured_ns
-        measured_ns, rest_ns = longest_ns, split.padding_ns[0] + split.unattributed_ns[0]
-        if len(executed) > 1:
-            end_ns = max(run.end_ns for run in executed)
-            longest_ns = max(run.measured_ns for run in executed)
-            measured_ns = sum(run.measured_ns for run in executed)
-            rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
-        bucket = self.lives.windows.at(end_ns)
-        amounts = bucket.amounts
-        prefill_ns = 0
-        if num_prefill:
-            of_ranks_ns = [
-                sum([shares.item(at) for at in rows.prefills]) for shares in split.shares_ns
-            ]
-            prefill_ns = sum(of_ranks_ns)
-            amounts["prefill_tokens"] += prefill_tokens
-            amounts["prefill_ns"] += prefill_ns
-            amounts["mixed_steps"] += num_prefill < len(slots)
-        amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
-        amounts["decode_ns"] += measured_ns - prefill_ns - rest_ns
-        if rest_ns:
-            amounts["padding_ns"] += sum(split.padding_ns)
-            amounts["unattributed_ns"] += sum(split.unattributed_ns)
-        amounts["steps"] += 1
-        bucket.durations["step"].add(longest_ns, 1)
-        return of_ranks_ns
-
-    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
-        """Book a step of decodes that have one token each, and a few prefills."""
-        table, rates = self.lives.table, self._rates
-        table.decoded_together(rows.slots, split.shares_ns, contexts, rates)
-        for at in rows.prefills:
-            flops = instead = 0
-            if rates is not None:
-                context = contexts.item(at)
-                flops = rates.of_slices(rows.tokens.item(at), context, rows.sampled.item(at))
-                instead = rates.of_singles(1, context)
-            shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
-            table.prefilled_instead(rows.slots.item(at), shares, flops, instead)
-
-    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
-        """Book a step row by row."""
-        table, is_once = self.lives.table, rows.member_of_row is None
-        cells = 2 * rows.slots + 1
-        if rows.prefill_rows is not None:
-            cells -= rows.prefill_rows
-        for shares_ns in split.shares_ns:
-            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
-        if self._rates is not None:
-            flops = self._rates.of_slices(rows.tokens, contexts, rows.sampled)
-            _add(table.flops, cells, flops, is_once=is_once)
-
-    def _hand_on(
-        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan], span: StepSpan
-    ) -> None:
-        """Give the sinks a step, once for each rank."""
-        by_slot = self.lives.table.by_slot
-        requests = (by_slot[slot] for slot in rows.slots.tolist())
-        ids = tuple("?" if request is None else request.request_id for request in requests)
-        for at, run in enumerate(executed):
-            final = FinalStep(
-                engine_id=self.engine_id,
-                dp_rank=self.rings[run.ring].dp_rank,
-                rank=run.rank,
-                step=span.step,
-                start_ns=run.start_ns,
-                end_ns=run.end_ns,
-                measured_ns=run.measured_ns,
-                clock=run.clock,
-                mode=span.mode,
-                is_cold=span.cold,
-                fit_id=split.fit_id,
-                request_ids=ids,
-                phases=rows.phases,
-                tokens=rows.tokens,
-                contexts=contexts,
-                flags=rows.flags,
-                shares_ns=split.shares_ns[at],
-                padding_ns=split.padding_ns[at],
-                unattributed_ns=split.unattributed_ns[at],
-                model_residual=split.residual,
-            )
-            for sink in self._sinks:
-                sink.step(final)
-
 
 def _split_among_none(executed: list[RankSpan]) -> SplitStep:
     """Return the split of a step that worked for no request, or for nobody knows whom."""
@@ -747,15 +558,6 @@ def _split_among_none(executed: list[RankSpan]) -> SplitStep:
         is_prefill=None,
         delay=Delay(none, None, none, 0, 0, 0),
     )
-
-
-def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
-    """Add amounts to cells of a [slots, phases] table; a cell may be named more than once."""
-    flat = table.reshape(-1)
-    if is_once:
-        flat[cells] += amounts
-    else:
-        np.add.at(flat, cells, amounts)
 
 
 _NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")

@@ -63,8 +63,8 @@ class Rows:
         """
         self.key = _key(slices)
         num = len(slots)
-        self.phases: Bytes = _column(slices.phases, "phases", num)
-        self.flags: Bytes = _column(slices.flags, "flags", num)
+        self.phases: Bytes = _column(slices.phases, "phases", num).astype(np.uint8, copy=False)
+        self.flags: Bytes = _column(slices.flags, "flags", num).astype(np.uint8, copy=False)
         self.slots = slots
         self.slot_bytes = slots.tobytes()
         self.members, self.member_of_row = slots, None
@@ -82,11 +82,12 @@ class Rows:
             and PREFILL not in slices.phases
         ):
             self.team = singles.team(num)
-            self.tokens, self.sampled = self.team.tokens, self.team.sampled
+            self.tokens: Ints = self.team.tokens
+            self.sampled: Ints = self.team.sampled
             self.is_simple = True
             return
-        self.tokens: Ints = _column(slices.tokens, "tokens", num).astype(np.int64)
-        self.sampled: Ints = _column(slices.sampled, "sampled", num).astype(np.int64)
+        self.tokens = _column(slices.tokens, "tokens", num).astype(np.int64)
+        self.sampled = _column(slices.sampled, "sampled", num).astype(np.int64)
         tokens = self._by_member(self.tokens)
         if num and not np.minimum.reduce(tokens):
             tokens = np.maximum(tokens, 1)
@@ -110,7 +111,7 @@ class Rows:
         if len(self.prefills) > _FEW:
             return False
         others = (self.tokens != 1) | (self.sampled != 1)
-        return all([at in self.prefills for at in others.nonzero()[0].tolist()])
+        return set(others.nonzero()[0].tolist()) <= set(self.prefills)
 
     def contexts(self, slices: StepSlices) -> Ints:
         """Return the contexts, by row.

@@ -61,7 +61,7 @@ class Team:
 
 
 class Singles:
-    """Teams of requests with one token and one sampled row each, told apart by their number only."""
+    """Teams of requests with one token and one sampled row each, told apart by number."""
 
     def __init__(self) -> None:
         self._by_num: dict[int, Team] = {}

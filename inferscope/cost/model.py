@@ -81,7 +81,7 @@ class StepModel:
         if not self.padded_ns:
             return own_ns
         if not len(batch.team.chunks):
-            unpadded: Floats = batch.visible * (self.single_ns + self.padded_ns)
+            unpadded: Floats = np.multiply(batch.visible, self.single_ns + self.padded_ns)
             return unpadded
         beyond = batch.longest_single - batch.visible
         beyond[batch.team.chunks] = 0
