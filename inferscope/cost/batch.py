@@ -30,7 +30,7 @@ class Team:
         num_rows: sampled rows in all.
         chunks: positions of the requests with more than one token.
         num_single: requests with one token.
-        num_observed: steps in which it was seen.
+        features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
         alone: what `attribution.counterfactual` has.
     """
@@ -38,7 +38,7 @@ class Team:
     __slots__ = (
         "alone",
         "chunks",
-        "num_observed",
+        "features",
         "num_rows",
         "num_single",
         "num_tokens",
@@ -55,7 +55,7 @@ class Team:
         has_chunks = self.num_tokens > len(tokens)
         self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
         self.num_single = len(tokens) - len(self.chunks)
-        self.num_observed = 0
+        self.features: tuple[float, ...] | None = None
         self.shared: tuple[object, float | Floats] | None = None
         self.alone: tuple[object, float | Floats] | None = None
 

@@ -22,8 +22,6 @@ from inferscope.records import EngineInfo
 _RATIOS = 256
 _RATIOS_AGAIN = 16
 _ENOUGH_RATIOS = 8
-_DECODES_AGAIN = 4
-"""Of the decode steps of one make-up, every fourth is news enough to a fit that there is."""
 _SLOW = 1.5
 """Steps above this multiple of a healthy step do not enter the fit."""
 
@@ -90,16 +88,9 @@ class CostBook:
         ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
         entry.ratios.append(ratio)
         entry.seen += 1
-        batch.team.num_observed += 1
         if entry.seen % _RATIOS_AGAIN == 0 or entry.seen == _ENOUGH_RATIOS:
             entry.weigh()
         if entry.has_learned and entry.healthy is not None and ratio > _SLOW * entry.healthy:
-            return
-        if (
-            entry.has_learned
-            and not len(batch.team.chunks)
-            and batch.team.num_observed % _DECODES_AGAIN
-        ):
             return
         if measured_ns > 0 and entry.fit.observe(features(batch), measured_ns):
             model = entry.fit.solve()

@@ -46,13 +46,17 @@ def _f_features(num_tokens: Floats) -> list[Floats]:
 def features(batch: Batch) -> list[float]:
     """Return a step's observation."""
     team = batch.team
-    total = team.num_tokens
+    if team.features is None:
+        total = team.num_tokens
+        team.features = (
+            1.0,
+            total,
+            *[min(total, cap) for cap in _CAPS],
+            *[max(total - hinge, 0) for hinge in _HINGES],
+            team.num_rows,
+        )
     return [
-        1.0,
-        total,
-        *[min(total, cap) for cap in _CAPS],
-        *[max(total - hinge, 0) for hinge in _HINGES],
-        team.num_rows,
+        *team.features,
         batch.single_visible,
         team.num_single * batch.longest_single,
         len(team.chunks),
