@@ -287,10 +287,12 @@ class RequestTable:
             flops: that it computed.
             decode_flops: that it would have computed as a decode.
         """
-        share_ns = sum(shares_ns)
-        self._compute_ns[slot] += (share_ns, -share_ns)
+        share_ns, cells = sum(shares_ns), self._compute_ns
+        cells[slot, 0] += share_ns
+        cells[slot, 1] -= share_ns
         if flops:
-            self._flops[slot] += (flops, -decode_flops)
+            self._flops[slot, 0] += flops
+            self._flops[slot, 1] -= decode_flops
 
     def _tell_emissions(self) -> None:
         emissions = self._emissions

@@ -10,6 +10,8 @@ co-tenant's bad second is not learned as normal.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +43,13 @@ def _f_features(num_tokens: Floats) -> list[Floats]:
         *(np.minimum(num_tokens, cap) for cap in _CAPS),
         *(np.maximum(num_tokens - hinge, 0.0) for hinge in _HINGES),
     ]
+
+
+@lru_cache(maxsize=1)
+def _grid() -> tuple[Floats, list[Floats]]:
+    """Return all numbers of tokens that a table holds, and their features."""
+    n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+    return n, _f_features(n)
 
 
 def features(batch: Batch) -> list[float]:
@@ -127,9 +136,9 @@ class OnlineFit:
         return ratios
 
     def _model(self, coefficients: Floats) -> StepModel:
-        n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+        n, columns = _grid()
         f = np.zeros_like(n)
-        for weight, column in zip(coefficients, _f_features(n), strict=False):
+        for weight, column in zip(coefficients, columns, strict=False):
             f += weight * column
         per_row, *of_attention = coefficients[_NUM_F:].tolist()
         return StepModel(f"{self._name}-{self._seen}", "fit", f, per_row * n, *of_attention)
