@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
+from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
@@ -70,22 +70,21 @@ def explain(
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    f_one, g_one = model.f(1), model.g(1)
-    alone = model.alone_ns(batch, own_ns) + (f_one + g_one)
-    for at in team.chunks.tolist():
-        alone[at] += model.f(team.tokens.item(at)) - f_one
-    if team.num_rows != len(alone):
-        alone += model.g_ns[team.sampled.clip(max=len(model.g_ns) - 1)] - g_one
-    own = (alone * scale).astype(np.int64)
+    if team.alone is None or team.alone[0] is not model.key:
+        team.alone = (model.key, _alone(model, team))
+    alone = model.alone_ns(batch, own_ns) + team.alone[1]
+    alone *= scale
+    own = alone.astype(np.int64)
     prefill_ns = decode_ns = explained_ns
     if is_prefill is None:
         np.minimum(own, decode_ns, out=own)
         co_batched: Ints = decode_ns - own
     else:
-        prefill_ns, decode_ns = (
-            min(explained_ns, round(ns * scale)) if ns else explained_ns
-            for ns in _class_ns(model, batch, own_ns, is_prefill)
-        )
+        of_prefills, of_decodes = _class_ns(model, batch, own_ns, is_prefill)
+        if of_prefills:
+            prefill_ns = min(explained_ns, round(of_prefills * scale))
+        if of_decodes:
+            decode_ns = min(explained_ns, round(of_decodes * scale))
         of_class = np.full(len(own), decode_ns)
         of_class[is_prefill] = prefill_ns
         np.minimum(own, of_class, out=own)
@@ -104,16 +103,30 @@ def explain(
     )
 
 
+def _alone(model: StepModel, team: Team) -> float | Floats:
+    """Return each member's f and g by itself; one number where all have the same."""
+    f_one, g_one = model.f(1), model.g(1)
+    has_plain_rows = team.num_rows == len(team.tokens)
+    if has_plain_rows and not len(team.chunks):
+        return f_one + g_one
+    alone = np.full(len(team.tokens), f_one + g_one)
+    for at in team.chunks.tolist():
+        alone[at] += model.f(team.tokens.item(at)) - f_one
+    if not has_plain_rows:
+        alone += model.g_ns[team.sampled.clip(max=len(model.g_ns) - 1)] - g_one
+    return alone
+
+
 def _class_ns(
     model: StepModel, batch: Batch, own_ns: Floats, is_prefill: Flags
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    prefills = is_prefill.nonzero()[0]
-    tokens = int(np.add.reduce(team.tokens[prefills]))
-    rows = int(np.add.reduce(team.sampled[prefills]))
-    own = float(np.add.reduce(own_ns[prefills]))
-    others_own = float(np.add.reduce(own_ns[~is_prefill]))
+    prefills = is_prefill.nonzero()[0].tolist()
+    tokens = sum([team.tokens.item(at) for at in prefills])
+    rows = sum([team.sampled.item(at) for at in prefills])
+    own = sum([own_ns.item(at) for at in prefills])
+    others_own = max(0.0, float(np.add.reduce(own_ns)) - own)
     others = team.num_tokens - tokens
     return (
         model.f(tokens) + model.g(rows) + own,

@@ -14,7 +14,9 @@ two steps that overlap, the earlier has its members first.
     received   queued              admitted  open  close     emitted            finished
 
 Rows are integers in columns of one matrix, a request being a slot: no object per slice or token.
-Slot 0 is nobody: members that leave an open step are replaced by it.
+Slot 0 is nobody: members that leave an open step are replaced by it. While a whole batch steps and
+emits together, what it is booked is kept as sums (see `together`); whoever asks for `rows` or
+`mark_ns` gets them written first.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.open_step import OpenStep, scaled
+from inferscope.attribution.together import Together
 from inferscope.records import CAUSES
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Ints16 = NDArray[np.int16]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
@@ -47,8 +51,6 @@ class Ledger:
     """Books the time of one engine's requests. All times are host nanoseconds.
 
     Attributes:
-        rows: [slots, causes], booked so far.
-        mark_ns: [slots], up to where.
         state: [slots].
         busy_ns: time in which a step was being executed.
         idle_host_gap_ns: idle time while a request was waiting or running.
@@ -57,17 +59,18 @@ class Ledger:
 
     def __init__(self, num_slots: int = 256) -> None:
         """Start with room for this many requests; `grow` makes more."""
-        self.rows = np.zeros((num_slots, len(CAUSES)), dtype=np.int64)
-        self.mark_ns = np.zeros(num_slots, dtype=np.int64)
+        self._rows = np.zeros((num_slots, len(CAUSES)), dtype=np.int64)
+        self._mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.state = np.zeros(num_slots, dtype=np.int8)
-        self._in_step = np.zeros(num_slots, dtype=np.int16)
+        self._num_in_step = np.zeros(num_slots, dtype=np.int16)
         self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
         self._open: list[OpenStep] = []
         self._past: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_STEPS)
         self._num_in_flight = 0
         self._num_changes = 0
-        self._together: tuple[Ints, int, int] | None = None
-        """A whole team that stands at one mark, its mark, and `_num_changes` when that was so."""
+        """Of who runs."""
+        self._together: Together | None = None
+        """A whole team that stands at one mark, if `_num_changes` is what it was."""
         self._num_running = 0
         self._idle_mark_ns: int | None = None
         """Up to where the device's time is explained."""
@@ -80,11 +83,34 @@ class Ledger:
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
         more = num_slots - len(self.state)
-        self.rows = np.vstack([self.rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
-        self.mark_ns = np.concatenate([self.mark_ns, np.zeros(more, dtype=np.int64)])
+        self._rows = np.vstack([self._rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
+        self._mark_ns = np.concatenate([self._mark_ns, np.zeros(more, dtype=np.int64)])
         self.state = np.concatenate([self.state, np.zeros(more, dtype=np.int8)])
-        self._in_step = np.concatenate([self._in_step, np.zeros(more, dtype=np.int16)])
+        self._num_in_step = np.concatenate([self._num_in_step, np.zeros(more, dtype=np.int16)])
         self._busy_mark_ns = np.concatenate([self._busy_mark_ns, np.zeros(more, dtype=np.int64)])
+
+    @property
+    def rows(self) -> Ints:
+        """Return what is booked so far: [slots, causes]."""
+        if self._together is not None:
+            self._together.write(self._rows, self._mark_ns)
+        return self._rows
+
+    @property
+    def mark_ns(self) -> Ints:
+        """Return up to where that is: [slots]."""
+        if self._together is not None:
+            self._together.write(self._rows, self._mark_ns)
+        return self._mark_ns
+
+    @property
+    def _in_step(self) -> Ints16:
+        """Return in how many open steps each slot is."""
+        for step in self._open:
+            if not step.is_counted:
+                step.is_counted = True
+                self._num_in_step[step.slots] += 1
+        return self._num_in_step
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -157,16 +183,15 @@ class Ledger:
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
-        mark_ns = self._common_mark(slots)
-        if mark_ns is not None:
-            if at_ns > mark_ns:
-                self.rows[slots, _OUTPUT] += at_ns - mark_ns
-                self._stand(slots, at_ns)
+        team = self._standing(slots)
+        if team is not None:
+            if at_ns > team.mark_ns:
+                team.emit(at_ns)
             return
         running = slots[(self.state[slots] == RUNNING) & (self.mark_ns[slots] < at_ns)]
         if not len(running):
             return
-        self._together = None
+        self._scatter()
         for step in self._open:
             for member in np.flatnonzero(np.isin(step.slots, running)).tolist():
                 self._cut(step, member, at_ns)
@@ -198,17 +223,19 @@ class Ledger:
             is_cold: the step was the first of its shape.
         """
         self.close_steps(start_ns)
-        mark_ns = self._common_mark(slots)
+        together = self._standing(slots)
         whole_at = -1
-        if mark_ns is not None and mark_ns <= start_ns and self._num_running == len(slots):
-            self.rows[slots, _CPU_GAP] += start_ns - mark_ns
-            self._stand(slots, start_ns)
+        if together is not None and (
+            together.mark_ns <= start_ns and self._num_running == len(slots)
+        ):
+            together.wait(start_ns)
             whole_at = self._num_changes
         else:
             team = slots
             slots = self._gather(team, start_ns)
             if slots is team and self._num_running == len(slots):
                 whole_at = self._num_changes
+            together = self._standing(slots)
         self._take_back_idle(start_ns)
         self.pass_idle(start_ns)
         step = OpenStep(
@@ -220,13 +247,12 @@ class Ledger:
             excess_column=_C["cold_start"] if is_cold else _C["slowdown"],
             whole_at=whole_at,
         )
-        if self._common_mark(slots) is None:
+        if together is None:
             taken_ns = self._taken_until(slots)
             for member in np.flatnonzero(taken_ns > start_ns).tolist():
                 # Its life is explained beyond the start, or will be: book only the rest.
                 kept_ns = max(0, end_ns - int(taken_ns[member]))
                 step.rows()[member] = scaled(step.rows()[member], kept_ns)
-        self._in_step[slots] += 1
         self._open.append(step)
         if len(self._open) > 1:
             self._open.sort(key=lambda step: step.end_ns)
@@ -242,30 +268,37 @@ class Ledger:
     def _gather(self, slots: Ints, start_ns: int) -> Ints:
         """Bring all members into the batch and those running to the start; return the members."""
         is_running = self.state[slots] == RUNNING
-        if not is_running.all():
+        if np.count_nonzero(is_running) < len(slots):
             for slot in slots[~is_running].tolist():
                 self.admitted(slot, start_ns)
             is_running = self.state[slots] == RUNNING
-            if not is_running.all():
+            if np.count_nonzero(is_running) < len(slots):
                 slots = np.where(is_running, slots, NOBODY)  # some have ended
                 self._book_gap(None, start_ns)
                 return slots
         self._book_gap(slots if self._num_running == len(slots) else None, start_ns)
-        if not self._open and (self.mark_ns[slots] == start_ns).all():
-            self._stand(slots, start_ns)
+        if not self._open and np.maximum.reduce(self._mark_ns[slots], initial=0) == start_ns:
+            self._stand(slots, start_ns)  # none of those running stands before it now
         return slots
 
-    def _common_mark(self, slots: Ints) -> int | None:
-        """Return the mark at which a whole team stands, None in a step or if it is not known."""
+    def _standing(self, slots: Ints) -> Together | None:
+        """Return a team that stands at one mark, None in a step or if that is not known."""
         together = self._together
-        if together is None or together[0] is not slots or together[2] != self._num_changes:
+        if together is None or together.slots is not slots or self._open:
             return None
-        return None if self._open else together[1]
+        return together if together.changes == self._num_changes else None
 
     def _stand(self, slots: Ints, mark_ns: int) -> None:
         """Put a team to one mark."""
-        self.mark_ns[slots] = mark_ns
-        self._together = (slots, mark_ns, self._num_changes)
+        if self._together is not None:
+            self._together.write(self._rows, self._mark_ns)
+        self._together = Together(slots, mark_ns, self._num_changes)
+
+    def _scatter(self) -> None:
+        """Note that somebody will stand elsewhere than the team."""
+        if self._together is not None:
+            self._together.write(self._rows, self._mark_ns)
+            self._together = None
 
     def _book_gap(self, everybody: Ints | None, start_ns: int) -> None:
         """Book what lies between the marks of those running and the start of a step.
@@ -274,12 +307,13 @@ class Ledger:
             everybody: the slots that are running, if known.
             start_ns: of the step.
         """
-        self._together = None
-        knows = everybody is not None and not self._open
-        running = everybody if knows else self._bystanders()
-        waited_ns = np.maximum(start_ns - self.mark_ns[running], 0)
-        self.rows[running, _NOT_SCHEDULED if self._open else _CPU_GAP] += waited_ns
-        self.mark_ns[running] += waited_ns
+        self._scatter()
+        running = self._bystanders() if everybody is None or self._open else everybody
+        column = _NOT_SCHEDULED if self._open else _CPU_GAP
+        waited_ns = start_ns - self._mark_ns[running]
+        np.maximum(waited_ns, 0, out=waited_ns)
+        self._rows.reshape(-1)[running * len(CAUSES) + column] += waited_ns
+        self._mark_ns[running] += waited_ns
 
     def close_steps(self, until_ns: int) -> None:
         """Book the steps that end by then."""
@@ -287,12 +321,19 @@ class Ledger:
             self._close(self._open.pop(0))
 
     def _close(self, step: OpenStep) -> None:
-        slots, end_ns, parts = step.slots, step.end_ns, step.parts
-        self._in_step[slots] -= 1
+        slots, end_ns, parts, together = step.slots, step.end_ns, step.parts, self._together
+        if step.is_counted:
+            self._num_in_step[slots] -= 1
         if parts is not None:
-            np.add.at(self.rows, slots, parts)
-            np.add.at(self.mark_ns, slots, parts.sum(axis=1))
-            self._together = None
+            self._scatter()
+            np.add.at(self._rows, slots, parts)
+            np.add.at(self._mark_ns, slots, parts.sum(axis=1))
+        elif together is not None and (
+            together.slots is slots and together.changes == self._num_changes
+        ):
+            if not together.book(step, self._rows):
+                step.book(self.rows)
+                together.stand(end_ns)
         else:
             # The members stood at its start, and what it books is all of its time.
             step.book(self.rows)
@@ -316,7 +357,7 @@ class Ledger:
         spent_ns = at_ns - max(step.start_ns, int(self.mark_ns[slot]))
         if spent_ns <= 0 or slot == NOBODY:
             return
-        self._together = None
+        self._scatter()
         rest = step.rows()[member]
         part = scaled(rest, spent_ns)
         self.rows[slot] += part
@@ -339,7 +380,8 @@ class Ledger:
     def _book(self, slot: int, until_ns: int, column: int) -> None:
         spent = until_ns - int(self.mark_ns[slot])
         if spent > 0:
-            self._together = None
+            if self.state[slot] == RUNNING:
+                self._scatter()
             self.rows[slot, column] += spent
             self.mark_ns[slot] = until_ns
 
@@ -373,8 +415,8 @@ class Ledger:
             self.pass_idle(at_ns)
             self._num_in_flight += 1 if will else -1
         self._num_running += (state == RUNNING) - (before == RUNNING)
+        self._num_changes += RUNNING in (before, state)
         self.state[slot] = state
-        self._num_changes += 1
         if state == WAITING:
             self._busy_mark_ns[slot] = self._busy_until(at_ns)
 

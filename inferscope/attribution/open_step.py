@@ -29,6 +29,7 @@ class OpenStep:
         "delay",
         "end_ns",
         "excess_column",
+        "is_counted",
         "is_prefill",
         "parts",
         "slots",
@@ -55,6 +56,8 @@ class OpenStep:
         self.excess_column = excess_column
         self.whole_at = whole_at
         """The ledger's number of changes if all that run are members, else -1."""
+        self.is_counted = False
+        """The ledger has counted it in its members' numbers of open steps."""
         self.parts: Ints | None = None
         """[members, causes], made when a single member's rows must change before the end."""
 

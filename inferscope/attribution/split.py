@@ -25,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
+from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
@@ -47,19 +47,27 @@ def fair(model: StepModel, batch: Batch, own_ns: Floats) -> Floats:
         [requests], summing to the model's T(S) (to rounding; with seven or more chunks too, where
         single parts are approximate).
     """
-    team = batch.team
+    shared = batch.team.shared
+    if shared is None or shared[0] is not model.key:
+        shared = batch.team.shared = (model.key, _shared(model, batch.team))
+    parts: Floats = own_ns + shared[1]
+    return parts
+
+
+def _shared(model: StepModel, team: Team) -> float | Floats:
+    """Return each request's part of f and g; one number where all have the same."""
     chunks, num_single = team.chunks, team.num_single
     per_row = model.g(team.num_rows) / team.num_rows if team.num_rows else 0.0
     if not len(chunks):
-        parts = own_ns + model.f(num_single) / num_single
-    else:
-        of_chunks, of_single = _split_f(model, team.tokens[chunks].tolist(), num_single)
-        parts = own_ns + of_single
-        parts[chunks] += np.asarray(of_chunks) - of_single
-    if team.num_rows == len(parts) == num_single:
-        parts += per_row
-    elif team.num_rows:
-        parts += team.sampled * per_row
+        of_f = model.f(num_single) / num_single
+        if team.num_rows == num_single and np.minimum.reduce(team.sampled) == 1:
+            return of_f + per_row
+        of_rows: Floats = np.multiply(team.sampled, per_row)
+        return of_rows + of_f
+    of_chunks, of_single = _split_f(model, team.tokens[chunks].tolist(), num_single)
+    parts: Floats = np.multiply(team.sampled, per_row)
+    parts += of_single
+    parts[chunks] += np.asarray(of_chunks) - of_single
     return parts
 
 
@@ -81,8 +89,7 @@ def _split_f(model: StepModel, chunks: list[int], num_single: int) -> tuple[list
 
 def _one_chunk(f_sum: Floats, chunk: int, num_single: int) -> float:
     alone = num_single + 1
-    grown, without, with_none = f_sum[[chunk + alone, chunk, alone]].tolist()
-    part: float = (grown - without - with_none) / alone
+    part: float = (f_sum.item(chunk + alone) - f_sum.item(chunk) - f_sum.item(alone)) / alone
     return max(0.0, part)
 
 

@@ -16,32 +16,32 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
-from inferscope.collector.clocks import DeviceClock
+from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime
-from inferscope.collector.finals import DeviceTime, FinalStep, Sink
+from inferscope.collector.finals import DeviceTime, Sink
 from inferscope.collector.lives import Lives, Transition
-from inferscope.collector.requests import Request, SlotMap
+from inferscope.collector.requests import Request
+from inferscope.collector.rings import RingState
+from inferscope.collector.rows import Rows
 from inferscope.collector.steps import (
     PendingStep,
     RankSpan,
-    Rows,
     SplitStep,
     rank_span,
     rank_wait_ns,
     split_step,
 )
 from inferscope.collector.timeline import Timeline
+from inferscope.cost.batch import Singles
 from inferscope.cost.book import CostBook
-from inferscope.cost.shape import slice_flops
+from inferscope.cost.shape import flop_rates
 from inferscope.records import (
     ADMITTED,
-    CLOSED,
     COLUMNS,
     FAILED,
     FINISHED,
     LAST_BYTE,
     OFF,
-    ON,
     PREEMPTED,
     QUEUED,
     RESUMED,
@@ -61,70 +61,9 @@ from inferscope.records import (
 
 Ints = NDArray[np.int64]
 
-SILENT_NS = 5_000_000_000
-"""A ring with requests in flight and no record for this long has lost its process."""
-GONE_NS = 15_000_000_000
-"""A ring restates itself every 10 s, idle or not."""
 MAX_PENDING_STEPS = 256
-PAST_NS = 500_000_000
-"""A process that is complete up to this long after a step was last spoken of adds nothing to it."""
 _KEPT_JOINED = 512
 _MOST_INDEX = 0xFFFFFFFE
-
-
-class RingState:
-    """What the fold knows of one ring."""
-
-    def __init__(self, opened: RingOpened) -> None:
-        self.opened = opened
-        self.slots = SlotMap(opened.role, opened.rank)
-        self.clock = DeviceClock()
-        self.info: EngineInfo | None = None
-        self.last_ns = opened.t_ns
-        self.health: ProbeHealth | None = None
-        self.state = ON
-        self.cost_ns = 0
-        self.has_spans = False
-        self.is_worker = opened.role not in ("core", "frontend")
-        """Its spans are waited for even before the first."""
-        self.is_out = False
-        """Nobody waits for it any more."""
-        self.has_lost_frames = False
-        self.is_lost = False
-        self.listed: set[int] | None = None
-        """Requests that the keyframe being read has named; None outside of one."""
-        self.unlisted: set[int] = set()
-        """Requests that the last keyframe did not name."""
-        self.rows: tuple[int, Rows] | None = None
-        """Of its last step; valid while `slots.num_dropped` is the number."""
-
-    @property
-    def is_front_end(self) -> bool:
-        """Tell whether it is a front end's, whose times are those the client sees."""
-        return self.opened.role == "frontend"
-
-    @property
-    def dp_rank(self) -> int:
-        """Return which of the engine's replicas it belongs to; each counts its own steps."""
-        return self.info.ranks[2] if self.info is not None else 0
-
-    @property
-    def is_closed(self) -> bool:
-        """Tell whether its process has said goodbye."""
-        return self.state == CLOSED
-
-    def is_silent(self, now_ns: int) -> bool:
-        """Tell whether it has said goodbye, or nothing for long although it is switched on."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
-
-    def is_gone(self, now_ns: int) -> bool:
-        """Tell whether its process has said goodbye, or nothing for too long."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
-
-    def is_past(self, at_ns: int) -> bool:
-        """Tell whether it has told all it will tell of a step last spoken of at this time."""
-        through_ns = 0 if self.health is None else self.health.complete_through_ns
-        return self.is_out or through_ns > at_ns + PAST_NS
 
 
 class EngineFold:
@@ -162,9 +101,8 @@ class EngineFold:
         """By data-parallel rank and step."""
         self._joined: dict[tuple[int, int], int] = {}
         """When the last ones that were split had ended."""
-        self._ranks: dict[int, RankTime] = {}
-        """By ring."""
         self._timeline = Timeline()
+        self._bookings = Bookings(engine_id, self.lives, sinks, mix)
 
     # --- the fold -----------------------------------------------------------------------------
 
@@ -175,16 +113,19 @@ class EngineFold:
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of this engine's rings."""
-        ring = self.rings[number]
-        ring.last_ns = self.now_ns = max(self.now_ns, record.t_ns)
+        ring, t_ns = self.rings[number], record.t_ns
+        if t_ns > self.now_ns:
+            self.now_ns = t_ns
+        ring.last_ns = self.now_ns
         ring.is_lost = False
         if self.first_ns is None:
-            self.first_ns = record.t_ns
+            self.first_ns = self._bookings.first_ns = record.t_ns
             self.lives.table.ledger.pass_idle(record.t_ns)
-        handler = _HANDLERS.get(type(record))
+        kind = type(record)
+        handler = _HANDLERS.get(kind)
         if handler is not None:
             handler(self, ring, record)
-            if isinstance(record, _SWEEPING):
+            if kind in _SWEEPING:
                 self._sweep()
 
     def tick(self, now_ns: int) -> None:
@@ -222,7 +163,7 @@ class EngineFold:
     def device_times(self) -> list[DeviceTime]:
         """Return where each rank's device's wall time went since the fold began."""
         ledger, first_ns = self.lives.table.ledger, self.first_ns or 0
-        ranks = self._ranks or {-1: RankTime(first_ns)}
+        ranks = self._bookings.ranks or {-1: RankTime(first_ns)}
         until_ns = max(rank.until_ns for rank in ranks.values())
         wall_ns = max(until_ns, ledger.explained_ns or 0) - first_ns
         times = []
@@ -255,12 +196,13 @@ class EngineFold:
     # --- rings --------------------------------------------------------------------------------
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
-        ring.info = info
+        ring.info, ring.dp_rank = info, info.ranks[2]
         if ring.is_front_end and self.info is not None:
             return
         if self.info is None or info.shape != self.info.shape:
             self.book.describe(info)
             self.lives.has_shape = info.shape is not None
+            self._bookings.rates = None if info.shape is None else flop_rates(info.shape)
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
@@ -419,10 +361,8 @@ class EngineFold:
 
     def _team_of(self, ring: RingState, requests: bytes) -> Ints | None:
         """Return the slots of the ring's last step, if it was made up of just these requests."""
-        if ring.rows is not None and ring.rows[0] == ring.slots.num_dropped:
-            rows = ring.rows[1]
-            if rows.requests == requests and rows.member_of_row is None:
-                return rows.slots
+        if ring.kept_rows.num_dropped == ring.slots.num_dropped:
+            return ring.kept_rows.slots_of(requests, is_each_once=True)
         return None
 
     # --- steps --------------------------------------------------------------------------------
@@ -465,14 +405,16 @@ class EngineFold:
 
     def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
         key = (ring.dp_rank, step)
-        start_ns = min(max(start_ns, 0), t_ns)
+        if not 0 <= start_ns <= t_ns:
+            start_ns = min(max(start_ns, 0), t_ns)
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = PendingStep(*key, start_ns)
             if len(self._pending) > MAX_PENDING_STEPS:
                 oldest = self._pending.pop(next(iter(self._pending)))
                 self.num_unjoined += bool(oldest.spans or oldest.slices)
-        pending.start_ns = min(pending.start_ns, start_ns)
+        elif start_ns < pending.start_ns:
+            pending.start_ns = start_ns
         pending.seen_ns = t_ns
         return pending
 
@@ -493,14 +435,16 @@ class EngineFold:
             return not (told and all(span.dummy for span in told.values()))
         if not told and not past:
             return True
-        return any(
-            (ring.has_spans or ring.is_worker)
-            and not ring.is_out
-            and number not in told
-            and number not in past
-            and ring.dp_rank == pending.dp_rank
-            for number, ring in self.rings.items()
-        )
+        for number, ring in self.rings.items():
+            if (
+                number not in told
+                and number not in past
+                and (ring.has_spans or ring.is_worker)
+                and not ring.is_out
+                and ring.dp_rank == pending.dp_rank
+            ):
+                return True
+        return False
 
     def _join(self, pending: PendingStep) -> None:
         """Split the step if all its records are in, or the rest will not come."""
@@ -513,18 +457,22 @@ class EngineFold:
             self.num_unjoined += slices is not None
             return
         executed = [self._executed(number, span) for number, span in spans.items()]
-        executed.sort(key=lambda run: (run.rank, run.ring))
+        start_ns, end_ns = executed[0].start_ns, executed[0].end_ns
+        if len(executed) > 1:
+            executed.sort(key=lambda run: (run.rank, run.ring))
+            start_ns = min(run.start_ns for run in executed)
+            end_ns = max(run.end_ns for run in executed)
         span = spans[executed[0].ring]
-        start_ns = min(run.start_ns for run in executed)
-        end_ns = max(run.end_ns for run in executed)
         self._joined[key] = end_ns
         if len(self._joined) > _KEPT_JOINED:
             del self._joined[next(iter(self._joined))]
-        self.num_partial += any(
-            self.rings[number].has_spans and number not in spans for number in pending.past
-        )
+        if pending.past:
+            self.num_partial += any(
+                self.rings[number].has_spans and number not in spans for number in pending.past
+            )
         self.lives.clock = executed[0].clock
         rows = contexts = None
+        begin = self._bookings.begin
         if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
             try:
                 rows = self._rows_of(self.rings[pending.ring], slices)
@@ -537,58 +485,43 @@ class EngineFold:
             split = _split_among_none(executed)
             rows, contexts = _NO_ROWS, _NO_ROWS.contexts(_NO_SLICES)
             nothing = [0] * len(executed)
-            self._timeline.push(
-                start_ns, self._begin, start_ns, end_ns, split, executed, False, nothing
-            )
+            self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, False, nothing)
             amounts = self.lives.windows.at(end_ns).amounts
             amounts["unattributed_ns"] += sum(split.unattributed_ns)
             amounts["steps"] += 1
             if self._sinks and is_empty:
-                self._hand_on(rows, contexts, split, executed, span)
+                self._bookings.hand_on(
+                    rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
+                )
             return
         wait_ns = rank_wait_ns(executed)
         split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
-        prefill_ns = self._book(rows, contexts, split, executed)
+        prefill_ns = self._bookings.book(rows, contexts, split, executed)
         is_cold = any(s.cold for s in spans.values())
-        self._timeline.push(
-            start_ns, self._begin, start_ns, end_ns, split, executed, is_cold, prefill_ns
-        )
+        self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, is_cold, prefill_ns)
         if wait_ns:
             self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
         if self._sinks:
-            self._hand_on(rows, contexts, split, executed, span)
+            self._bookings.hand_on(
+                rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
+            )
 
     def _executed(self, number: int, span: StepSpan) -> RankSpan:
         ring = self.rings[number]
         stage = ring.info.ranks[1] if ring.info is not None else 0
         return rank_span(span, ring.clock, ring=number, rank=ring.opened.rank, stage=stage)
 
-    def _begin(
-        self,
-        start_ns: int,
-        end_ns: int,
-        split: SplitStep,
-        executed: list[RankSpan],
-        is_cold: bool,
-        prefill_ns: list[int],
-    ) -> None:
-        """Open a step in the ledgers, and book it with the devices that executed it."""
-        for at, run in enumerate(executed):
-            rank = self._ranks.get(run.ring)
-            if rank is None:
-                rank = self._ranks[run.ring] = RankTime(self.first_ns or 0)
-            rest = (split.padding_ns[at], split.unattributed_ns[at])
-            decode_ns = run.measured_ns - prefill_ns[at] - sum(rest)
-            rank.book(run.start_ns, run.end_ns, [prefill_ns[at], decode_ns, *rest])
-        self.lives.open_step(start_ns, end_ns, split, is_cold)
-
     def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
         """Read a step's rows, or take the last step's, where only contexts have changed."""
-        valid = ring.slots.num_dropped
-        if ring.rows is not None and ring.rows[0] == valid and ring.rows[1].fits(slices):
-            return ring.rows[1]
-        rows = Rows(slices, lambda indices: self._slots_of(ring, indices, slices.t_ns))
-        ring.rows = (valid, rows) if rows.slots.all() else None
+        kept = ring.kept_rows
+        rows = kept.rows_of(slices, ring.slots.num_dropped)
+        if rows is None:
+            slots = kept.slots_of(slices.requests)
+            if slots is None:
+                indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+                slots = self._slots_of(ring, indices, slices.t_ns)
+            rows = Rows(slices, slots, kept.singles)
+            kept.keep(rows, ring.slots.num_dropped)
         return rows
 
     def _slots_of(self, ring: RingState, indices: NDArray[np.uint32], t_ns: int) -> Ints:
@@ -597,7 +530,7 @@ class EngineFold:
         A request that is final already has none.
         """
         slots = ring.slots.slots(indices)
-        if slots.all():
+        if len(slots) and np.minimum.reduce(slots):
             return slots
         for at in np.flatnonzero(slots == 0).tolist():
             index = int(indices[at])
@@ -610,87 +543,6 @@ class EngineFold:
                 slot = request.slot
             slots[at] = slot
         return slots
-
-    def _book(
-        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]
-    ) -> list[int]:
-        """Add a split step to its requests, the windows and the digest.
-
-        Returns:
-            each rank's prefill time.
-        """
-        table, slots, prefills = self.lives.table, rows.slots, rows.prefill_rows
-        is_once = rows.member_of_row is None
-        cells = 2 * slots + 1
-        if prefills is not None:
-            cells -= prefills
-        for shares_ns in split.shares_ns:
-            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
-            self._mix(slots.tobytes() + shares_ns.tobytes())
-        if self.info is not None and self.info.shape is not None:
-            flops = slice_flops(self.info.shape, rows.tokens, contexts, rows.sampled)
-            _add(table.flops, cells, flops, is_once=is_once)
-        table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
-        if len(split.slots) > 1:
-            table.is_shared[split.slots] = True
-        self.lives.fit_id = split.fit_id
-
-        num_prefill = prefill_tokens = 0
-        of_ranks_ns = [0] * len(executed)
-        if prefills is not None:
-            at = prefills.nonzero()[0]
-            num_prefill = len(at)
-            of_ranks_ns = [int(np.add.reduce(shares[at])) for shares in split.shares_ns]
-            prefill_tokens = int(np.add.reduce(rows.tokens[at]))
-        prefill_ns = sum(of_ranks_ns)
-        padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
-        measured_ns = sum(run.measured_ns for run in executed)
-        decode_ns = measured_ns - prefill_ns - padding_ns - unattributed_ns
-        bucket = self.lives.windows.at(max(run.end_ns for run in executed))
-        amounts = bucket.amounts
-        amounts["prefill_tokens"] += prefill_tokens
-        amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
-        amounts["prefill_ns"] += prefill_ns
-        amounts["decode_ns"] += decode_ns
-        amounts["padding_ns"] += padding_ns
-        amounts["unattributed_ns"] += unattributed_ns
-        amounts["steps"] += 1
-        amounts["mixed_steps"] += 0 < num_prefill < len(slots)
-        bucket.durations["step"].add(max(run.measured_ns for run in executed), 1)
-        return of_ranks_ns
-
-    def _hand_on(
-        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan], span: StepSpan
-    ) -> None:
-        """Give the sinks a step, once for each rank."""
-        by_slot = self.lives.table.by_slot
-        requests = (by_slot[slot] for slot in rows.slots.tolist())
-        ids = tuple("?" if request is None else request.request_id for request in requests)
-        for at, run in enumerate(executed):
-            final = FinalStep(
-                engine_id=self.engine_id,
-                dp_rank=self.rings[run.ring].dp_rank,
-                rank=run.rank,
-                step=span.step,
-                start_ns=run.start_ns,
-                end_ns=run.end_ns,
-                measured_ns=run.measured_ns,
-                clock=run.clock,
-                mode=span.mode,
-                is_cold=span.cold,
-                fit_id=split.fit_id,
-                request_ids=ids,
-                phases=rows.phases,
-                tokens=rows.tokens,
-                contexts=contexts,
-                flags=rows.flags,
-                shares_ns=split.shares_ns[at],
-                padding_ns=split.padding_ns[at],
-                unattributed_ns=split.unattributed_ns[at],
-                model_residual=split.residual,
-            )
-            for sink in self._sinks:
-                sink.step(final)
 
 
 def _split_among_none(executed: list[RankSpan]) -> SplitStep:
@@ -708,17 +560,8 @@ def _split_among_none(executed: list[RankSpan]) -> SplitStep:
     )
 
 
-def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
-    """Add amounts to cells of a [slots, phases] table; a cell may be named more than once."""
-    flat = table.reshape(-1)
-    if is_once:
-        flat[cells] += amounts
-    else:
-        np.add.at(flat, cells, amounts)
-
-
 _NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
-_NO_ROWS = Rows(_NO_SLICES, lambda indices: indices.astype(np.int64))
+_NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64), Singles())
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _SWEEPING = (Emitted, ProbeHealth)

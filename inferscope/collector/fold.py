@@ -18,6 +18,7 @@ from inferscope.records import Missed, Record, RingOpened, Tick
 READER = 0
 """The ring number of records that readers write."""
 _END_OF_TIME_NS = 1 << 62
+_OF_READERS = (Tick, RingOpened, Missed)
 
 
 class Collector:
@@ -49,34 +50,31 @@ class Collector:
             ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
             record: what it says.
         """
-        if isinstance(record, Tick):
+        engine = self._engine_of.get(ring) if type(record) not in _OF_READERS else None
+        if engine is not None:
+            if not 0 <= record.t_ns < _END_OF_TIME_NS:
+                self.num_unknown += 1
+                return
+            self.num_records += 1
+            if record.t_ns < self.now_ns:
+                self.num_late += 1
+            else:
+                self.now_ns = record.t_ns
+            engine.fold(ring, record)
+        elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:
                 return
             self.now_ns = max(self.now_ns, record.t_ns)
             self.real_offset_ns = record.real_ns - record.t_ns
-            for engine in self.engines.values():
-                engine.tick(record.t_ns)
-            return
-        if isinstance(record, RingOpened):
+            for each in self.engines.values():
+                each.tick(record.t_ns)
+        elif isinstance(record, RingOpened):
             self._open(record)
-            return
-        if isinstance(record, Missed):
+        elif isinstance(record, Missed):
             self.num_lost += record.num_frames
             owner = self._engine_of.get(record.ring)
             if owner is not None:
                 owner.missed(record.ring)
-            return
-        if ring == READER or ring not in self._engine_of:
-            return
-        if not 0 <= record.t_ns < _END_OF_TIME_NS:
-            self.num_unknown += 1
-            return
-        self.num_records += 1
-        if record.t_ns < self.now_ns:
-            self.num_late += 1
-        else:
-            self.now_ns = record.t_ns
-        self._engine_of[ring].fold(ring, record)
 
     def unknown(self) -> None:
         """Count a frame of a type that this version does not know."""

@@ -114,10 +114,15 @@ class Lives:
         table = self.table
         table.ledger.emitted(slots, at_ns)
         if slots is not self._last_slots:
+            # The team of the last emission has its first tokens behind it.
             for slot in slots[table.engine_ns[slots] == 0].tolist():
                 request = table.by_slot[slot]
                 if request is not None and request.ttft_row is None:
                     request.ttft_row = table.ledger.rows[slot].copy()
+        if not self.num_front_ends and counts is None:
+            if len(slots):
+                self.edge_emitted(slots, None, at_ns, is_in_engine=True)
+            return
         table.engine_ns[slots] = at_ns
         if self.num_front_ends:
             at_edge = ~table.has_front_end[slots]
@@ -135,25 +140,33 @@ class Lives:
         if len(slots):
             self.edge_emitted(slots, counts, at_ns)
 
-    def edge_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens reach the edge that the client sees, or the last one that we see."""
+    def edge_emitted(
+        self, slots: Ints, counts: Counts | None, at_ns: int, *, is_in_engine: bool = False
+    ) -> None:
+        """Tokens reach the edge that the client sees, or the last one that we see.
+
+        Args:
+            slots: [requests].
+            counts: as in `core_emitted`.
+            at_ns: when.
+            is_in_engine: the engine's edge is that edge, and has not been told yet.
+        """
         table = self.table
+        firsts: list[int] = []
         if slots is self._last_slots:
             # The same team as before: all waited equally long.
             gap_ns = at_ns - self._last_edge_ns
             self.windows.at(at_ns).durations["tbt"].add(gap_ns, len(slots))
-            firsts: list[int] = []
         else:
             before = table.edge_ns[slots]
-            self.windows.observe("tbt", at_ns - before[before > 0], at_ns)
-            firsts = slots[before == 0].tolist()
-        table.edge_ns[slots] = at_ns
+            if not np.minimum.reduce(before):
+                firsts = slots[before == 0].tolist()
+                before = before[before > 0]
+            self.windows.observe("tbt", at_ns - before, at_ns)
         if counts is None:
-            table.output_tokens[slots] += 1
-            times_ns = table.token_times_ns
-            for slot in slots.tolist():
-                times_ns[slot].append(at_ns)
+            table.emitted_together(slots, at_ns, is_in_engine=is_in_engine)
         else:
+            table.edge_ns[slots] = at_ns
             table.output_tokens[slots] += counts
             for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
                 table.emitted_several(slot, at_ns, count)
@@ -377,4 +390,4 @@ def by_cause(row: Ints | None) -> dict[str, int]:
     """Return a ledger's row by name, without the causes that took no time."""
     if row is None:
         return {}
-    return {CAUSES[at]: int(row[at]) for at in np.flatnonzero(row).tolist()}
+    return {cause: ns for cause, ns in zip(CAUSES, row.tolist(), strict=True) if ns}

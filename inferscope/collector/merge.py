@@ -60,7 +60,8 @@ class Merger:
         for item in due:
             if isinstance(item.record, Clock):
                 self._real_offset_ns = item.record.real_ns - item.record.t_ns
-            self._tick_until(item.t_ns, out)
+            if self._next_tick_ns is None or self._next_tick_ns <= item.t_ns:
+                self._tick_until(item.t_ns, out)
             out.append(item)
         if until_ns is not None:
             self._tick_until(until_ns, out)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import NOBODY, Ledger
+from inferscope.collector.teamwork import Emissions, Work
+from inferscope.cost.shape import FlopRates
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -77,7 +79,10 @@ class SlotMap:
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
         """Return the slots of a column of indices, NOBODY where one is not known."""
         at = indices & np.uint32(len(self._owner) - 1)
-        found: Ints = np.where(self._owner[at] == indices, self._slot[at], NOBODY)
+        found: Ints = self._slot.take(at)
+        is_other = self._owner.take(at) != indices
+        if np.logical_or.reduce(is_other):
+            found[is_other] = NOBODY
         if self._stragglers:
             for at_row in np.flatnonzero(found == NOBODY).tolist():
                 found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
@@ -179,34 +184,122 @@ class RequestTable:
         ledger: their latency ledgers, by slot.
         by_id: the engine's own id → request.
         by_slot: slot → request, None for free slots.
-        compute_ns: [slots, 2], attributed prefill and decode time.
-        flops: [slots, 2], modelled prefill and decode FLOPs.
-        output_tokens: [slots], tokens emitted at the request's edge.
-        edge_ns: [slots], when the last of them was, 0 before the first.
-        engine_ns: [slots], the same at the engine's edge.
         has_front_end: [slots], a front end is seen, so its times count.
         in_prefill: [slots], its last step computed prompt tokens.
         is_shared: [slots], it shared a step with another request.
-        token_times_ns: by slot, the emission events at the request's edge.
     """
 
     def __init__(self, num_slots: int = 256) -> None:
         self.ledger = Ledger(num_slots)
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
-        self.compute_ns = np.zeros((num_slots, 2), dtype=np.int64)
-        self.flops = np.zeros((num_slots, 2), dtype=np.int64)
-        self.output_tokens = np.zeros(num_slots, dtype=np.int64)
-        self.edge_ns = np.zeros(num_slots, dtype=np.int64)
-        self.engine_ns = np.zeros(num_slots, dtype=np.int64)
+        self._compute_ns = np.zeros((num_slots, 2), dtype=np.int64)
+        self._flops = np.zeros((num_slots, 2), dtype=np.int64)
+        self._output_tokens = np.zeros(num_slots, dtype=np.int64)
+        self._edge_ns = np.zeros(num_slots, dtype=np.int64)
+        self._engine_ns = np.zeros(num_slots, dtype=np.int64)
         self.has_front_end: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.in_prefill: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
-        self.token_times_ns = [array("q") for _ in range(num_slots)]
+        self._token_times_ns = [array("q") for _ in range(num_slots)]
         self._token_counts: dict[int, array[int]] = {}
         """Tokens per event, by slot, for requests whose events do not all bring one."""
         self._free = deque(range(NOBODY + 1, num_slots))
         """The one that is free for longest goes first: late words on its last owner hit nobody."""
+        self._emissions = Emissions()
+        self._work = Work(np.zeros(0, dtype=np.int64), None)
+
+    @property
+    def compute_ns(self) -> Ints:
+        """Return the attributed prefill and decode time: [slots, 2]."""
+        self._work.tell(self._compute_ns, self._flops)
+        return self._compute_ns
+
+    @property
+    def flops(self) -> Ints:
+        """Return the modelled prefill and decode FLOPs: [slots, 2]."""
+        self._work.tell(self._compute_ns, self._flops)
+        return self._flops
+
+    @property
+    def output_tokens(self) -> Ints:
+        """Return the tokens emitted at the requests' edges: [slots]."""
+        self._tell_emissions()
+        return self._output_tokens
+
+    @property
+    def edge_ns(self) -> Ints:
+        """Return when the last of them was, 0 before the first: [slots]."""
+        self._tell_emissions()
+        return self._edge_ns
+
+    @property
+    def engine_ns(self) -> Ints:
+        """Return the same at the engine's edge: [slots]."""
+        if self._emissions.is_in_engine:
+            self._tell_emissions()
+        return self._engine_ns
+
+    @property
+    def token_times_ns(self) -> list[array[int]]:
+        """Return, by slot, the emission events at the requests' edges."""
+        self._tell_emissions()
+        return self._token_times_ns
+
+    def emitted_together(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
+        """Note an emission event that brings each of these requests one token.
+
+        Args:
+            slots: [requests]; the same array says that it is the same requests.
+            at_ns: when.
+            is_in_engine: the engine's edge is the requests' edge.
+        """
+        emissions = self._emissions
+        if not emissions.takes(slots, is_in_engine=is_in_engine):
+            self._tell_emissions()
+            emissions.slots, emissions.is_in_engine = slots, is_in_engine
+        emissions.times_ns.append(at_ns)
+
+    def decoded_together(
+        self, slots: Ints, shares_ns: list[Ints], contexts: Ints, rates: FlopRates | None
+    ) -> None:
+        """Book a step in which each of these requests decodes one token.
+
+        Args:
+            slots: [requests]; the same array says that it is the same requests.
+            shares_ns: for each rank, [requests].
+            contexts: [requests].
+            rates: of the model's shape, None where it is not known.
+        """
+        if not self._work.takes(slots, rates):
+            self._work.tell(self._compute_ns, self._flops)
+            self._work = Work(slots, rates)
+        self._work.add(shares_ns, contexts)
+
+    def prefilled_instead(
+        self, slot: int, shares_ns: list[int], flops: int, decode_flops: int
+    ) -> None:
+        """Book a prefill whose step is booked as if it had been a decode.
+
+        Args:
+            slot: the request's.
+            shares_ns: its share on each rank.
+            flops: that it computed.
+            decode_flops: that it would have computed as a decode.
+        """
+        share_ns, cells = sum(shares_ns), self._compute_ns
+        cells[slot, 0] += share_ns
+        cells[slot, 1] -= share_ns
+        if flops:
+            self._flops[slot, 0] += flops
+            self._flops[slot, 1] -= decode_flops
+
+    def _tell_emissions(self) -> None:
+        emissions = self._emissions
+        if emissions.times_ns:
+            if emissions.is_in_engine:
+                self._engine_ns[emissions.slots] = emissions.times_ns[-1]
+            emissions.tell(self._output_tokens, self._edge_ns, self._token_times_ns)
 
     def add(self, request_id: str, arrived_ns: int, *, is_front_end: bool, state: int) -> Request:
         """Give a new request a slot and start its ledger."""
@@ -219,7 +312,7 @@ class RequestTable:
         self.by_slot[slot] = request
         for name in _COLUMNS:
             getattr(self, name)[slot] = 0
-        self.token_times_ns[slot] = array("q")
+        self._token_times_ns[slot] = array("q")
         self._token_counts.pop(slot, None)
         self.has_front_end[slot] = is_front_end
         self.in_prefill[slot] = True
@@ -230,6 +323,8 @@ class RequestTable:
         """Forget a request: its slot is given back, its rings no longer know it."""
         for slots, index in request.bindings:
             slots.drop(index)
+        self._tell_emissions()
+        self._work.tell(self._compute_ns, self._flops)
         self.ledger.free(request.slot)
         self.by_slot[request.slot] = None
         # Its final record keeps the old array: late words must not grow it.
@@ -268,7 +363,7 @@ class RequestTable:
         was = len(self.by_slot)
         self.ledger.grow(2 * was)
         self.by_slot += [None] * was
-        self.token_times_ns += [array("q") for _ in range(was)]
+        self._token_times_ns += [array("q") for _ in range(was)]
         for name in _COLUMNS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
@@ -276,11 +371,11 @@ class RequestTable:
 
 
 _COLUMNS = (
-    "compute_ns",
-    "flops",
-    "output_tokens",
-    "edge_ns",
-    "engine_ns",
+    "_compute_ns",
+    "_flops",
+    "_output_tokens",
+    "_edge_ns",
+    "_engine_ns",
     "has_front_end",
     "in_prefill",
     "is_shared",

@@ -7,7 +7,6 @@ are computed once, with the fit then in force, and never revised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,11 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.split import fair, to_whole_ns
 from inferscope.collector.clocks import DeviceClock
-from inferscope.cost.batch import Batch, Team
+from inferscope.collector.rows import Rows
 from inferscope.cost.book import CostBook
-from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices, StepSpan
+from inferscope.records import StepSlices, StepSpan
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 
@@ -76,94 +73,6 @@ class RankSpan(NamedTuple):
     clock: str
 
 
-class Rows:
-    """Who is in a step and for what: all of its slices but the contexts.
-
-    One row is one phase of one request; a request may have several. From one decode step to the
-    next nothing of this changes, so it is kept and asked whether it `fits` the next slices.
-
-    Attributes:
-        requests: the column of requests as recorded.
-        indices: [rows], as the ring numbers requests.
-        slots: [rows].
-        phases: [rows].
-        tokens: [rows].
-        flags: [rows].
-        sampled: [rows].
-        members: [requests], the slots, each once.
-        member_of_row: [rows], positions in `members`; None where rows and requests are the same.
-        team: what each request computes.
-        prefill_rows: [rows]; None where there is no prefill. So the following.
-        is_prefill: [requests].
-        recomputed: [requests], tokens lost to a preemption; None where there are none.
-    """
-
-    def __init__(self, slices: StepSlices, slots_of: Callable[[NDArray[np.uint32]], Ints]) -> None:
-        """Read the columns.
-
-        Raises:
-            ValueError: they do not fit together.
-        """
-        self._key = _key(slices)
-        self.requests = slices.requests
-        self.indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
-        num = len(self.indices)
-        self.phases: Bytes = _column(slices.phases, "phases", num).astype(np.uint8, copy=False)
-        self.tokens: Ints = _column(slices.tokens, "tokens", num).astype(np.int64)
-        self.flags: Bytes = _column(slices.flags, "flags", num).astype(np.uint8, copy=False)
-        self.sampled: Ints = _column(slices.sampled, "sampled", num).astype(np.int64)
-        self.slots = slots_of(self.indices)
-        self.members, self.member_of_row = self.slots, None
-        if len(set(self.slots.tolist())) < num:
-            self.members, self.member_of_row = np.unique(self.slots, return_inverse=True)
-        tokens = np.maximum(self._by_member(self.tokens), 1)
-        self.team = Team(tokens, self._by_member(self.sampled))
-        self.prefill_rows: Flags | None = None
-        self.is_prefill: Flags | None = None
-        self.recomputed: Ints | None = None
-        if not self.phases.all():
-            self.prefill_rows = self.phases == PREFILL
-            self.is_prefill = self._by_member(self.prefill_rows) > 0
-            is_again = (self.flags & RECOMPUTED) > 0
-            if is_again.any():
-                again = np.where(self.prefill_rows & is_again, self.tokens, 0)
-                self.recomputed = self._by_member(again) if again.any() else None
-
-    def fits(self, slices: StepSlices) -> bool:
-        """Tell whether the next slices differ in their contexts only."""
-        return self._key == _key(slices)
-
-    def contexts(self, slices: StepSlices) -> Ints:
-        """Return the contexts, by row.
-
-        Raises:
-            ValueError: they are not as many as the rows.
-        """
-        return _column(slices.contexts, "contexts", len(self.indices)).astype(np.int64)
-
-    def batch(self, contexts: Ints) -> Batch:
-        """Return the requests as the cost model sees them."""
-        if self.member_of_row is None:
-            return Batch(self.team, contexts)
-        first = np.full(len(self.members), np.iinfo(np.int64).max)
-        np.minimum.at(first, self.member_of_row, contexts)
-        return Batch(self.team, first)
-
-    def by_row(self, parts: Floats) -> Floats:
-        """Divide the requests' parts over their rows, by tokens."""
-        if self.member_of_row is None:
-            return parts
-        per_token = parts / self.team.tokens
-        divided: Floats = per_token[self.member_of_row] * self.tokens
-        return divided
-
-    def _by_member(self, values: NDArray[np.generic]) -> Ints:
-        if self.member_of_row is None:
-            return values.astype(np.int64, copy=False)
-        sums = np.bincount(self.member_of_row, weights=values, minlength=len(self.members))
-        return sums.astype(np.int64)
-
-
 class SplitStep(NamedTuple):
     """A step with its time divided: what each rank took, and what its members waited for."""
 
@@ -179,19 +88,6 @@ class SplitStep(NamedTuple):
     delay: Delay
 
 
-def _key(slices: StepSlices) -> tuple[bytes, ...]:
-    return (slices.requests, slices.phases, slices.tokens, slices.flags, slices.sampled)
-
-
-def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
-    if not raw:
-        return np.zeros(num_rows, dtype=COLUMNS[name])
-    found = np.frombuffer(raw, dtype=COLUMNS[name])
-    if len(found) != num_rows:
-        raise ValueError(f"column {name} has {len(found)} rows, not {num_rows}")
-    return found
-
-
 def rank_span(
     span: StepSpan, clock: DeviceClock, *, ring: int, rank: int, stage: int = 0
 ) -> RankSpan:
@@ -200,8 +96,10 @@ def rank_span(
     The device cannot have begun before the launch, nor ended after its outputs were found ready:
     this bounds whatever error the anchors have.
     """
-    launched_ns = min(max(span.launch_start_ns, 0), span.t_ns)
-    ready_ns = max(min(span.ready_ns, span.t_ns), launched_ns + 1)
+    launched_ns, ready_ns = span.launch_start_ns, span.ready_ns
+    if not 0 <= launched_ns < ready_ns <= span.t_ns:
+        launched_ns = min(max(launched_ns, 0), span.t_ns)
+        ready_ns = max(min(ready_ns, span.t_ns), launched_ns + 1)
     if span.device_start_ns is not None and span.device_end_ns is not None:
         measured_ns = max(1, span.device_end_ns - span.device_start_ns)
         if measured_ns <= (ready_ns - launched_ns) * _FASTEST_CLOCK + _CLOCK_ERROR_NS:
@@ -267,7 +165,10 @@ def split_step(
         paddings.append(0 if span.dummy else padding_ns)
         unattributed.append(executed.measured_ns if span.dummy else 0)
 
-    measured_ns = max(executed.measured_ns for executed in spans)
+    measured_ns, delay_ns = spans[0].measured_ns, spans[0].end_ns - spans[0].start_ns
+    if len(spans) > 1:
+        measured_ns = max(run.measured_ns for run in spans)
+        delay_ns = max(run.end_ns for run in spans) - min(run.start_ns for run in spans) - wait_ns
     ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
     delay = explain(
         model,
@@ -276,7 +177,7 @@ def split_step(
         modelled_ns=modelled_ns,
         is_prefill=rows.is_prefill,
         recomputed=rows.recomputed,
-        delay_ns=max(s.end_ns for s in spans) - min(s.start_ns for s in spans) - wait_ns,
+        delay_ns=delay_ns,
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
     )
     if wait_ns:

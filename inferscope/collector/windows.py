@@ -127,7 +127,8 @@ class Windows:
             return
         distribution = self.at(at_ns).durations[name]
         first_ns = int(durations_ns[0])
-        if (durations_ns == first_ns).all():  # a batch's tokens mostly come together
+        num_same = np.count_nonzero(durations_ns == first_ns)
+        if num_same == len(durations_ns):  # a batch's tokens mostly come together
             distribution.add(first_ns, len(durations_ns))
             return
         for duration_ns, num in Counter(durations_ns.tolist()).items():

@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_MOST_SINGLES = 1024
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -29,9 +30,22 @@ class Team:
         num_rows: sampled rows in all.
         chunks: positions of the requests with more than one token.
         num_single: requests with one token.
+        features: what `cost.fit` has worked out for it.
+        shared: what `attribution.split` has worked out for it, and the key of the model.
+        alone: what `attribution.counterfactual` has.
     """
 
-    __slots__ = ("chunks", "num_rows", "num_single", "num_tokens", "sampled", "tokens")
+    __slots__ = (
+        "alone",
+        "chunks",
+        "features",
+        "num_rows",
+        "num_single",
+        "num_tokens",
+        "sampled",
+        "shared",
+        "tokens",
+    )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
         self.tokens = tokens
@@ -41,6 +55,25 @@ class Team:
         has_chunks = self.num_tokens > len(tokens)
         self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
         self.num_single = len(tokens) - len(self.chunks)
+        self.features: tuple[float, ...] | None = None
+        self.shared: tuple[object, float | Floats] | None = None
+        self.alone: tuple[object, float | Floats] | None = None
+
+
+class Singles:
+    """Teams of requests with one token and one sampled row each, told apart by number."""
+
+    def __init__(self) -> None:
+        self._by_num: dict[int, Team] = {}
+
+    def team(self, num: int) -> Team:
+        """Return the team of so many."""
+        found = self._by_num.get(num)
+        if found is None:
+            if len(self._by_num) >= _MOST_SINGLES:
+                self._by_num.clear()
+            found = self._by_num[num] = Team(np.ones(num, np.int64), np.ones(num, np.int64))
+        return found
 
 
 class Batch:
@@ -72,13 +105,14 @@ class Batch:
         self.visible: Ints = context + team.tokens
         self.single_visible = int(np.add.reduce(self.visible))
         chunks = team.chunks
+        self.chunk_pairs: list[int] = []
+        self.chunk_visible: list[int] = []
+        of_singles = self.visible
         if len(chunks):
-            self.chunk_pairs: Ints = pairs(team.tokens[chunks], context[chunks])
-            self.chunk_visible: Ints = self.visible[chunks]
-            self.single_visible -= int(np.add.reduce(self.chunk_visible))
             of_singles = self.visible.copy()
-            of_singles[chunks] = 0
-        else:
-            self.chunk_pairs = self.chunk_visible = chunks
-            of_singles = self.visible
+            for at in chunks.tolist():
+                self.chunk_pairs.append(pairs(team.tokens.item(at), context.item(at)))
+                self.chunk_visible.append(of_singles.item(at))
+                of_singles[at] = 0
+            self.single_visible -= sum(self.chunk_visible)
         self.longest_single = int(np.maximum.reduce(of_singles))

@@ -10,6 +10,8 @@ co-tenant's bad second is not learned as normal.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,22 +45,32 @@ def _f_features(num_tokens: Floats) -> list[Floats]:
     ]
 
 
+@lru_cache(maxsize=1)
+def _grid() -> tuple[Floats, list[Floats]]:
+    """Return all numbers of tokens that a table holds, and their features."""
+    n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+    return n, _f_features(n)
+
+
 def features(batch: Batch) -> list[float]:
     """Return a step's observation."""
     team = batch.team
-    total = team.num_tokens
-    has_chunks = len(team.chunks) > 0
+    if team.features is None:
+        total = team.num_tokens
+        team.features = (
+            1.0,
+            total,
+            *[min(total, cap) for cap in _CAPS],
+            *[max(total - hinge, 0) for hinge in _HINGES],
+            team.num_rows,
+        )
     return [
-        1.0,
-        total,
-        *(min(total, cap) for cap in _CAPS),
-        *(max(total - hinge, 0) for hinge in _HINGES),
-        team.num_rows,
+        *team.features,
         batch.single_visible,
         team.num_single * batch.longest_single,
         len(team.chunks),
-        int(batch.chunk_pairs.sum()) if has_chunks else 0,
-        int(batch.chunk_visible.sum()) if has_chunks else 0,
+        sum(batch.chunk_pairs),
+        sum(batch.chunk_visible),
     ]
 
 
@@ -124,9 +136,9 @@ class OnlineFit:
         return ratios
 
     def _model(self, coefficients: Floats) -> StepModel:
-        n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+        n, columns = _grid()
         f = np.zeros_like(n)
-        for weight, column in zip(coefficients, _f_features(n), strict=False):
+        for weight, column in zip(coefficients, columns, strict=False):
             f += weight * column
         per_row, *of_attention = coefficients[_NUM_F:].tolist()
         return StepModel(f"{self._name}-{self._seen}", "fit", f, per_row * n, *of_attention)

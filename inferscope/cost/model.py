@@ -52,6 +52,8 @@ class StepModel:
     context_ns: float
     f_sum: Floats = field(init=False, repr=False)
     """[MAX_TOKENS + 2], Σ f(y) for y < x."""
+    key: object = field(init=False, repr=False, compare=False, default_factory=object)
+    """Names this model where something worked out with it is kept, without keeping its tables."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "f_sum", np.concatenate([[0.0], np.cumsum(self.f_ns)]))
@@ -64,13 +66,12 @@ class StepModel:
             longest = batch.team.num_single * batch.longest_single
             per_visible += self.padded_ns * longest / batch.single_visible
         own: Floats = np.multiply(batch.visible, per_visible)
-        chunks = batch.team.chunks
-        if len(chunks):
-            own[chunks] = (
-                self.chunk_ns
-                + self.pair_ns * batch.chunk_pairs
-                + self.context_ns * batch.chunk_visible
-            )
+        if batch.chunk_pairs:
+            at = batch.team.chunks.tolist()
+            for chunk, pairs, visible in zip(
+                at, batch.chunk_pairs, batch.chunk_visible, strict=True
+            ):
+                own[chunk] = self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
         return own
 
     def alone_ns(self, batch: Batch, own_ns: Floats) -> Floats:
@@ -83,7 +84,8 @@ class StepModel:
         if not self.padded_ns:
             return own_ns
         alone: Floats = np.multiply(batch.visible, self.single_ns + self.padded_ns)
-        alone[batch.team.chunks] = own_ns[batch.team.chunks]
+        if len(batch.team.chunks):
+            alone[batch.team.chunks] = own_ns[batch.team.chunks]
         return alone
 
     def f(self, num_tokens: int) -> float:
@@ -97,10 +99,11 @@ class StepModel:
 
 def _look_up(table: Floats, n: int) -> float:
     last = len(table) - 1
-    found: float = table.item(min(n, last))
-    if n > last:
-        found += (n - last) * (found - table.item(last - 1))
-    return found
+    if n <= last:
+        inside: float = table.item(n)
+        return inside
+    found: float = table.item(last)
+    return found + (n - last) * (found - table.item(last - 1))
 
 
 def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:

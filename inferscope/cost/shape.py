@@ -7,7 +7,7 @@ query and key, not tokens·(context + tokens). KV is billed by KV heads, logits 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,15 +50,38 @@ def kv_bytes_per_token(shape: Shape) -> int:
     return shape.num_layers * per_layer
 
 
+class FlopRates(NamedTuple):
+    """What a shape's slices compute, as coefficients."""
+
+    per_token: int
+    half_pair: int
+    """Half the FLOPs of a query-key pair: pairs are counted twice, for halving arrays is slow."""
+    per_row: int
+    """Of logits."""
+
+    def of_slices(self, tokens: Count, context: Count, sampled: Count) -> Count:
+        """Return the FLOPs of slices."""
+        pairs_twice = 2 * context + tokens
+        return tokens * (self.per_token + self.half_pair * pairs_twice) + self.per_row * sampled
+
+    def of_singles(self, num: int, contexts: Count) -> Count:
+        """Return the FLOPs of `num` slices of one token, each sampled, from their contexts' sum."""
+        each = self.per_token + self.half_pair + self.per_row
+        return num * each + 2 * self.half_pair * contexts
+
+
+def flop_rates(shape: Shape) -> FlopRates:
+    """Return a shape's coefficients."""
+    half_pair = 2 * shape.num_heads * shape.head_dim * shape.num_layers
+    return FlopRates(
+        2 * linear_parameters(shape) + half_pair, half_pair, 2 * shape.hidden * shape.vocab
+    )
+
+
 def slice_flops(shape: Shape, tokens: Count, context: Count, sampled: Count) -> Count:
     """Return the FLOPs of slices: projections, attention and sampled logits.
 
     A multiply-add is two. Norms, rotary embeddings and activations are left out, as they are from
     torch's FlopCounterMode, which this equals on the reference engine's matmuls.
     """
-    half_pair = 2 * shape.num_heads * shape.head_dim * shape.num_layers
-    per_token = 2 * linear_parameters(shape) + half_pair
-    # Attention is half_pair · 2 · pairs: written out, because dividing arrays by 2 is slow.
-    return tokens * (per_token + half_pair * (2 * context + tokens)) + (
-        2 * shape.hidden * shape.vocab * sampled
-    )
+    return flop_rates(shape).of_slices(tokens, context, sampled)

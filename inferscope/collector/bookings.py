@@ -1,0 +1,184 @@
+"""Where a final step goes: its requests' cells, the devices, the windows, the digest, the sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.collector.devices import RankTime
+from inferscope.collector.finals import FinalStep, Sink
+from inferscope.collector.lives import Lives
+from inferscope.collector.rows import Rows
+from inferscope.collector.steps import RankSpan, SplitStep
+from inferscope.cost.shape import FlopRates
+from inferscope.records import StepSpan
+
+Ints = NDArray[np.int64]
+
+
+class Bookings:
+    """Books the split steps of one engine; every nanosecond of a step goes to one place in each.
+
+    Attributes:
+        ranks: the devices' time, by ring.
+        first_ns: where it starts.
+        rates: of the model's shape, None where it is not known.
+    """
+
+    def __init__(
+        self, engine_id: str, lives: Lives, sinks: list[Sink], mix: Callable[[bytes], None]
+    ) -> None:
+        self._engine_id = engine_id
+        self._lives = lives
+        self._sinks = sinks
+        self._mix = mix
+        self.ranks: dict[int, RankTime] = {}
+        self.first_ns = 0
+        self.rates: FlopRates | None = None
+        self._last_rows: Rows | None = None
+
+    def begin(
+        self,
+        start_ns: int,
+        end_ns: int,
+        split: SplitStep,
+        executed: list[RankSpan],
+        is_cold: bool,
+        prefill_ns: list[int],
+    ) -> None:
+        """Open a step in the ledgers, and book it with the devices that executed it."""
+        for at, run in enumerate(executed):
+            rank = self.ranks.get(run.ring)
+            if rank is None:
+                rank = self.ranks[run.ring] = RankTime(self.first_ns)
+            rest = (split.padding_ns[at], split.unattributed_ns[at])
+            decode_ns = run.measured_ns - prefill_ns[at] - sum(rest)
+            rank.book(run.start_ns, run.end_ns, [prefill_ns[at], decode_ns, *rest])
+        self._lives.open_step(start_ns, end_ns, split, is_cold)
+
+    def book(
+        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]
+    ) -> list[int]:
+        """Add a split step to its requests, the windows and the digest.
+
+        Returns:
+            each rank's prefill time.
+        """
+        table, slots = self._lives.table, rows.slots
+        for shares_ns in split.shares_ns:
+            self._mix(rows.slot_bytes + shares_ns.tobytes())
+        if rows.is_simple:
+            self._book_singles(rows, contexts, split)
+        else:
+            self._book_rows(rows, contexts, split)
+        if rows is not self._last_rows:
+            self._last_rows = rows
+            table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
+            if len(split.slots) > 1:
+                table.is_shared[split.slots] = True
+        self._lives.fit_id = split.fit_id
+
+        num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
+        of_ranks_ns = [0] * len(executed)
+        end_ns, longest_ns = executed[0].end_ns, executed[0].measured_ns
+        measured_ns, rest_ns = longest_ns, split.padding_ns[0] + split.unattributed_ns[0]
+        if len(executed) > 1:
+            end_ns = max(run.end_ns for run in executed)
+            longest_ns = max(run.measured_ns for run in executed)
+            measured_ns = sum(run.measured_ns for run in executed)
+            rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
+        bucket = self._lives.windows.at(end_ns)
+        amounts = bucket.amounts
+        prefill_ns = 0
+        if num_prefill:
+            of_ranks_ns = [
+                sum([shares.item(at) for at in rows.prefills]) for shares in split.shares_ns
+            ]
+            prefill_ns = sum(of_ranks_ns)
+            amounts["prefill_tokens"] += prefill_tokens
+            amounts["prefill_ns"] += prefill_ns
+            amounts["mixed_steps"] += num_prefill < len(slots)
+        amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
+        amounts["decode_ns"] += measured_ns - prefill_ns - rest_ns
+        if rest_ns:
+            amounts["padding_ns"] += sum(split.padding_ns)
+            amounts["unattributed_ns"] += sum(split.unattributed_ns)
+        amounts["steps"] += 1
+        bucket.durations["step"].add(longest_ns, 1)
+        return of_ranks_ns
+
+    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+        """Book a step of decodes that have one token each, and a few prefills."""
+        table, rates = self._lives.table, self.rates
+        table.decoded_together(rows.slots, split.shares_ns, contexts, rates)
+        for at in rows.prefills:
+            flops = instead = 0
+            if rates is not None:
+                context = contexts.item(at)
+                flops = rates.of_slices(rows.tokens.item(at), context, rows.sampled.item(at))
+                instead = rates.of_singles(1, context)
+            shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
+            table.prefilled_instead(rows.slots.item(at), shares, flops, instead)
+
+    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+        """Book a step row by row."""
+        table, is_once = self._lives.table, rows.member_of_row is None
+        cells = 2 * rows.slots + 1
+        if rows.prefill_rows is not None:
+            cells -= rows.prefill_rows
+        for shares_ns in split.shares_ns:
+            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
+        if self.rates is not None:
+            flops = self.rates.of_slices(rows.tokens, contexts, rows.sampled)
+            _add(table.flops, cells, flops, is_once=is_once)
+
+    def hand_on(
+        self,
+        rows: Rows,
+        contexts: Ints,
+        split: SplitStep,
+        executed: list[RankSpan],
+        *,
+        span: StepSpan,
+        dp_rank: int,
+    ) -> None:
+        """Give the sinks a step, once for each rank."""
+        by_slot = self._lives.table.by_slot
+        requests = (by_slot[slot] for slot in rows.slots.tolist())
+        ids = tuple("?" if request is None else request.request_id for request in requests)
+        for at, run in enumerate(executed):
+            final = FinalStep(
+                engine_id=self._engine_id,
+                dp_rank=dp_rank,
+                rank=run.rank,
+                step=span.step,
+                start_ns=run.start_ns,
+                end_ns=run.end_ns,
+                measured_ns=run.measured_ns,
+                clock=run.clock,
+                mode=span.mode,
+                is_cold=span.cold,
+                fit_id=split.fit_id,
+                request_ids=ids,
+                phases=rows.phases,
+                tokens=rows.tokens,
+                contexts=contexts,
+                flags=rows.flags,
+                shares_ns=split.shares_ns[at],
+                padding_ns=split.padding_ns[at],
+                unattributed_ns=split.unattributed_ns[at],
+                model_residual=split.residual,
+            )
+            for sink in self._sinks:
+                sink.step(final)
+
+
+def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
+    """Add amounts to cells of a [slots, phases] table; a cell may be named more than once."""
+    flat = table.reshape(-1)
+    if is_once:
+        flat[cells] += amounts
+    else:
+        np.add.at(flat, cells, amounts)

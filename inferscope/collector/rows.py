@@ -1,0 +1,200 @@
+"""Who is in a step and for what, read from its slices: made once, kept while nobody comes or goes.
+
+A decode step differs from the last one in its contexts only, and a team that takes a prompt in does
+so in a few kinds of steps. So the last kinds are kept, and all of them name their requests by the
+same array of slots: who holds two such arrays can tell by identity that it is the same requests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.cost.batch import Batch, Singles, Team
+from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+_FEW = 4
+"""Prefills that are cheaper told one by one than by column."""
+_MOST_KINDS = 8
+_ONE_TOKEN, _ONE_ROW = b"\1\0\0\0", b"\1\0"
+"""One, as the columns have it."""
+
+
+class Rows:
+    """Who is in a step and for what: all of its slices but the contexts.
+
+    One row is one phase of one request; a request may have several.
+
+    Attributes:
+        key: all columns but the contexts, as recorded.
+        slots: [rows].
+        slot_bytes: the same, for the digest.
+        phases: [rows].
+        tokens: [rows].
+        flags: [rows].
+        sampled: [rows].
+        members: [requests], the slots, each once.
+        member_of_row: [rows], positions in `members`; None where rows and requests are the same.
+        team: what each request computes.
+        prefills: positions of the rows that are prefills.
+        num_prefill_tokens: of these.
+        prefill_rows: [rows]; None where there is no prefill. So the following.
+        is_prefill: [requests].
+        recomputed: [requests], tokens lost to a preemption; None where there are none.
+        is_simple: a few prefills at most, all others decode and sample one token each, one row for
+            each request.
+    """
+
+    def __init__(self, slices: StepSlices, slots: Ints, singles: Singles) -> None:
+        """Read the columns.
+
+        Args:
+            slices: the step's.
+            slots: [rows].
+            singles: teams of plain decodes.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        self.key = _key(slices)
+        num = len(slots)
+        self.phases: Bytes = _column(slices.phases, "phases", num).astype(np.uint8, copy=False)
+        self.flags: Bytes = _column(slices.flags, "flags", num).astype(np.uint8, copy=False)
+        self.slots = slots
+        self.slot_bytes = slots.tobytes()
+        self.members, self.member_of_row = slots, None
+        if len(set(slots.tolist())) < num:
+            self.members, self.member_of_row = np.unique(slots, return_inverse=True)
+        self.prefills: list[int] = []
+        self.num_prefill_tokens = 0
+        self.prefill_rows: Flags | None = None
+        self.is_prefill: Flags | None = None
+        self.recomputed: Ints | None = None
+        if (
+            self.member_of_row is None
+            and slices.tokens == _ONE_TOKEN * num
+            and slices.sampled == _ONE_ROW * num
+            and PREFILL not in slices.phases
+        ):
+            self.team = singles.team(num)
+            self.tokens: Ints = self.team.tokens
+            self.sampled: Ints = self.team.sampled
+            self.is_simple = True
+            return
+        self.tokens = _column(slices.tokens, "tokens", num).astype(np.int64)
+        self.sampled = _column(slices.sampled, "sampled", num).astype(np.int64)
+        tokens = self._by_member(self.tokens)
+        if num and not np.minimum.reduce(tokens):
+            tokens = np.maximum(tokens, 1)
+        self.team = Team(tokens, self._by_member(self.sampled))
+        if PREFILL in slices.phases or len(slices.phases) < num:
+            self._read_prefills(slices)
+        self.is_simple = self.member_of_row is None and self._has_plain_decodes()
+
+    def _read_prefills(self, slices: StepSlices) -> None:
+        self.prefill_rows = self.phases == PREFILL
+        self.prefills = self.prefill_rows.nonzero()[0].tolist()
+        self.num_prefill_tokens = int(np.add.reduce(self.tokens[self.prefills]))
+        self.is_prefill = self.prefill_rows
+        if self.member_of_row is not None:
+            self.is_prefill = self._by_member(self.prefill_rows) > 0
+        if any(slices.flags):
+            again = np.where(self.prefill_rows & ((self.flags & RECOMPUTED) > 0), self.tokens, 0)
+            self.recomputed = self._by_member(again) if again.any() else None
+
+    def _has_plain_decodes(self) -> bool:
+        if len(self.prefills) > _FEW:
+            return False
+        others = (self.tokens != 1) | (self.sampled != 1)
+        return set(others.nonzero()[0].tolist()) <= set(self.prefills)
+
+    def contexts(self, slices: StepSlices) -> Ints:
+        """Return the contexts, by row.
+
+        Raises:
+            ValueError: they are not as many as the rows.
+        """
+        return _column(slices.contexts, "contexts", len(self.slots)).astype(np.int64)
+
+    def batch(self, contexts: Ints) -> Batch:
+        """Return the requests as the cost model sees them."""
+        if self.member_of_row is None:
+            return Batch(self.team, contexts)
+        first = np.full(len(self.members), np.iinfo(np.int64).max)
+        np.minimum.at(first, self.member_of_row, contexts)
+        return Batch(self.team, first)
+
+    def by_row(self, parts: Floats) -> Floats:
+        """Divide the requests' parts over their rows, by tokens."""
+        if self.member_of_row is None:
+            return parts
+        per_token = parts / self.team.tokens
+        divided: Floats = per_token[self.member_of_row] * self.tokens
+        return divided
+
+    def _by_member(self, values: NDArray[np.generic]) -> Ints:
+        if self.member_of_row is None:
+            return values.astype(np.int64, copy=False)
+        sums = np.bincount(self.member_of_row, weights=values, minlength=len(self.members))
+        return sums.astype(np.int64)
+
+
+class KeptRows:
+    """The last kinds of steps of one ring's team.
+
+    Attributes:
+        num_dropped: the ring's, for which the slots hold.
+        singles: teams of plain decodes.
+    """
+
+    def __init__(self) -> None:
+        self.num_dropped = -1
+        self.singles = Singles()
+        self._by_key: dict[tuple[bytes, ...], Rows] = {}
+        self._last: Rows | None = None
+
+    def rows_of(self, slices: StepSlices, num_dropped: int) -> Rows | None:
+        """Return the rows of slices that differ from kept ones in their contexts only."""
+        if num_dropped != self.num_dropped:
+            self._by_key.clear()
+            self._last = None
+            self.num_dropped = num_dropped
+            return None
+        rows = self._by_key.get(_key(slices))
+        if rows is not None:
+            self._last = rows
+        return rows
+
+    def slots_of(self, requests: bytes, *, is_each_once: bool = False) -> Ints | None:
+        """Return the slots of the last step, if it was made up of just these requests."""
+        last = self._last
+        if last is None or last.key[0] != requests:
+            return None
+        return None if is_each_once and last.member_of_row is not None else last.slots
+
+    def keep(self, rows: Rows, num_dropped: int) -> None:
+        """Keep rows, if all of their requests are known."""
+        holds = num_dropped == self.num_dropped and len(rows.slots) > 0
+        self._last = rows if holds and np.minimum.reduce(rows.slots) else None
+        if self._last is None or len(self._by_key) >= _MOST_KINDS:
+            self._by_key.clear()
+        if self._last is not None:
+            self._by_key[rows.key] = rows
+
+
+def _key(slices: StepSlices) -> tuple[bytes, ...]:
+    return (slices.requests, slices.phases, slices.tokens, slices.flags, slices.sampled)
+
+
+def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
+    if not raw:
+        return np.zeros(num_rows, dtype=COLUMNS[name])
+    found = np.frombuffer(raw, dtype=COLUMNS[name])
+    if len(found) != num_rows:
+        raise ValueError(f"column {name} has {len(found)} rows, not {num_rows}")
+    return found
