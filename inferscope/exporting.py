@@ -7,6 +7,7 @@ fold order, and closed once.
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Protocol
@@ -58,13 +59,14 @@ def load_exporter(name: str) -> type[Exporter]:
 
 
 def private_file(path: Path) -> IO[bytes]:
-    """Create a file that only its owner can read.
+    """Create a file, or empty it, so that only its owner can read it.
 
     Raises:
         BadInput: it cannot be created, with the reason.
     """
     try:
-        path.touch(mode=0o600)
-        return path.open("wb")
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fchmod(handle, 0o600)  # it may have been there, open to others
+        return os.fdopen(handle, "wb")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror}. Choose another place.") from error

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from inferscope.cli.numbers import above_zero
 from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, open_source
@@ -26,7 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("output")
     how.add_argument("--once", action="store_true", help="print one look as text and leave")
     how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
-    how.add_argument("--window", type=float, default=60.0, help="seconds (default: %(default)s)")
+    how.add_argument(
+        "--window", type=above_zero, default=60.0, help="seconds (default: %(default)s)"
+    )
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope attach                      the only engine that runs here

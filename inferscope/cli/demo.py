@@ -18,6 +18,8 @@ from typing import IO
 import msgspec
 
 from inferscope.cli.demo_link import Ready, Refused, Settings
+from inferscope.cli.numbers import above_zero
+from inferscope.cli.stopping import stoppable
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import BadInput, InferScopeError
@@ -29,6 +31,7 @@ from inferscope.ring.recording import RecordingWriter
 DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
 _GRACE_S = 15.0
+_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +39,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     load.add_argument(
-        "--load", type=float, default=0.7, help="share of the engine's capacity (%(default)s)"
+        "--load", type=above_zero, default=0.7, help="share of the engine's capacity (%(default)s)"
     )
-    load.add_argument("--rate", type=float, help="requests per second, instead of --load")
+    load.add_argument("--rate", type=above_zero, help="requests per second, instead of --load")
     load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
     how = parser.add_argument_group("output")
     how.add_argument("--headless", action="store_true", help="no screen; leave files and a summary")
     how.add_argument(
-        "--duration", type=float, help=f"seconds of load (default: headless {DEFAULT_SECONDS:.0f})"
+        "--duration",
+        type=above_zero,
+        help=f"seconds of load (default: headless {DEFAULT_SECONDS:.0f})",
     )
     how.add_argument("--out", type=Path, default=Path(), help="folder for the files (default: .)")
     how.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -70,9 +75,9 @@ def run(options: argparse.Namespace) -> int:
         rate_s=options.rate,
         client_times=str(options.out / "client.jsonl") if is_headless else None,
     )
-    recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
     folder = ring_directory() / engine_id
     with _Host(settings, engine_id) as host:
+        recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
         source = RingSource(
             lambda: folder.glob("*.ring"),
             name=f"demo, {host.ready.rate_s:.1f} requests/s",
@@ -80,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
         )
         try:
             if is_headless:
-                _watch(source, host)
+                if not _watch(source, host):
+                    return _INTERRUPTED
                 return _leave_files(source, options)
             from inferscope.tui.app import InferScopeApp
 
@@ -106,7 +112,7 @@ class _Host:
             [
                 sys.executable,
                 "-m",
-                "inferscope.cli.demo_host",
+                "inferscope.cli.demo_start",
                 msgspec.json.encode(settings).decode(),
             ],
             stdin=subprocess.PIPE,
@@ -138,6 +144,10 @@ class _Host:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def exit_code(self) -> int:
+        """Wait for the process to end by itself, and return its exit code."""
+        return self._process.wait(_GRACE_S)
+
     def stop(self) -> None:
         """End the process by closing its standard input, and wait for it."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -155,10 +165,6 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.duration is not None and options.duration <= 0:
-        raise BadInput(f"--duration is {options.duration}. Give seconds above 0.")
-    if options.rate is not None and options.rate <= 0:
-        raise BadInput(f"--rate is {options.rate}. Give requests per second above 0.")
     if not 0 < options.load <= 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
     try:
@@ -169,11 +175,23 @@ def _check(options: argparse.Namespace) -> None:
         ) from error
 
 
-def _watch(source: RingSource, host: _Host) -> None:
-    """Fold until the engine's process has ended and all of it is folded."""
-    while not source.has_ended:
-        source.advance()
-        time.sleep(_POLL_S)
+def _watch(source: RingSource, host: _Host) -> bool:
+    """Fold until the engine has ended and all of it is folded; False if somebody stopped it.
+
+    Raises:
+        EngineFailed: the engine's process died, or could not serve.
+    """
+    with stoppable() as stop:
+        while not source.has_ended:
+            if stop.is_asked:
+                return False
+            if not source.advance() and not host.is_running and not source.collector.engines:
+                break
+            time.sleep(_POLL_S)
+    code = host.exit_code()
+    if code:
+        raise EngineFailed(f"the demo's engine died under load (exit code {code}).", 1)
+    return True
 
 
 def _leave_files(source: RingSource, options: argparse.Namespace) -> int:

@@ -55,7 +55,8 @@ def main() -> int:
     try:
         _run(msgspec.json.decode(sys.argv[1], type=Settings))
     except InferScopeError as error:
-        _say(Refused(str(error), error.exit_code))
+        with contextlib.suppress(BrokenPipeError):
+            _say(Refused(str(error), error.exit_code))
         return error.exit_code
     return 0
 
@@ -91,6 +92,8 @@ def _run(settings: Settings) -> None:
     if settings.client_times:
         with private_file(Path(settings.client_times)) as out:
             load.write(out)
+    if load.times and all(times.error for times in load.times):
+        raise InferScopeError(f"no request was served: {load.times[0].error}")
 
 
 async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:
@@ -134,7 +137,3 @@ def _leave_with_parent() -> None:
         while os.read(0, 1):
             pass
     os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

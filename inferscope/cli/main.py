@@ -23,7 +23,13 @@ COMMANDS = {
     "off": "switch an engine's probe off",
 }
 _MODULES = {"on": "switch", "off": "switch"}
-_EXTRAS = {"numpy": "reader", "textual": "tui", "torch": "engine", "tokenizers": "engine"}
+_EXTRAS = {
+    "numpy": "reader",
+    "textual": "tui",
+    "torch": "engine",
+    "tokenizers": "engine",
+    "safetensors": "engine",
+}
 _INTERRUPTED = 130
 
 _EPILOG = """examples:
@@ -46,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = _parser(argv).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
+        options = _parser(argv).parse_args(argv)
         command = importlib.import_module(_module(options.command))
         code: int = command.run(options)
         sys.stdout.flush()
@@ -60,7 +66,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if extra is None:
             raise
         sys.stderr.write(
-            f"inferscope: `{options.command}` needs {error.name}. "
+            f"inferscope: this command needs {error.name}. "
             f'Install it with: pip install "inferscope[{extra}]"\n'
         )
         return 1

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from inferscope.cli.numbers import above_zero
+from inferscope.cli.stopping import stoppable
 from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collector.source import RingSource
 from inferscope.ring.recording import RecordingWriter
@@ -22,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("target", nargs="?", help="pid or engine id (default: the only engine)")
     parser.add_argument("-o", "--out", type=Path, default=Path("run.isr"), help="the file to write")
-    parser.add_argument("--duration", type=float, help="seconds (default: until Ctrl-C)")
+    parser.add_argument("--duration", type=above_zero, help="seconds (default: until Ctrl-C)")
     parser.epilog = """examples:
   inferscope record -o load-test.isr
   inferscope record 41233 --duration 60 -o minute.isr
@@ -38,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
     sys.stderr.write(f"recording {engine.engine_id} into {options.out}; Ctrl-C stops\n")
     end = None if options.duration is None else time.monotonic() + options.duration
     try:
-        while not source.has_ended and (end is None or time.monotonic() < end):
-            source.advance()
-            time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        pass
+        with stoppable() as stop:
+            while not (stop.is_asked or source.has_ended):
+                if end is not None and time.monotonic() >= end:
+                    break
+                source.advance()
+                time.sleep(_POLL_S)
     finally:
         source.close()
     totals = source.collector.totals()

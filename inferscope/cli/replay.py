@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from inferscope.cli.numbers import above_zero
 from inferscope.collector.source import RecordingSource
 from inferscope.errors import BadInput
 
@@ -13,12 +14,12 @@ from inferscope.errors import BadInput
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", type=Path, help="a recording (.isr)")
-    parser.add_argument("--speed", type=float, default=1.0, help="(default: %(default)s)")
+    parser.add_argument("--speed", type=above_zero, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.add_argument("--check", action="store_true", help="only fold it; print the digest")
     picture = parser.add_argument_group("a picture instead of a screen")
     picture.add_argument("--screenshot", type=Path, metavar="FILE", help="write the screen as SVG")
-    picture.add_argument("--at", type=float, metavar="S", help="seconds into the recording")
+    picture.add_argument("--at", type=above_zero, metavar="S", help="seconds into the recording")
     picture.add_argument(
         "--press", nargs="*", default=[], metavar="KEY", help="keys to press first"
     )
@@ -33,12 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Replay the file."""
-    if options.speed <= 0:
-        raise BadInput(f"--speed is {options.speed}. Give a number above 0.")
     if options.check:
         return _check(options.file)
     if options.screenshot is not None:
         return _picture(options)
+    if not sys.stdout.isatty():
+        raise BadInput("replay needs a terminal. For text: inferscope attach FILE --once.")
     source = RecordingSource(options.file, speed=options.speed)
     try:
         from inferscope.tui.app import InferScopeApp
@@ -63,7 +64,7 @@ def _check(file: Path) -> int:
 
 def _picture(options: argparse.Namespace) -> int:
     columns, _, rows = options.size.partition("x")
-    if not (columns.isdigit() and rows.isdigit()):
+    if not (columns.isdigit() and rows.isdigit() and int(columns) and int(rows)):
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
     source = RecordingSource(options.file, until_ns=until_ns)

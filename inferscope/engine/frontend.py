@@ -78,13 +78,13 @@ class FrontEnd:
         request_id = f"fe-{self._number}"
         probe = self._probe
         index = probe.received(request_id, external_id=external_id)
-        tokens = self._tokenizer.encode(prompt)
-        probe.tokenised(index, len(tokens))
         conversation = _Conversation(index, TextStream(self._tokenizer))
         self._conversations[request_id] = conversation
         is_over = False
         try:
             try:
+                tokens = self._tokenizer.encode(prompt)
+                probe.tokenised(index, len(tokens))
                 self._engine.submit(
                     tokens, sampling, request_id=request_id, external_id=external_id
                 )

@@ -61,8 +61,8 @@ class OpenLoop:
                 break
             scheduled_ns = began_ns + round(ask.at_s * 1e9)
             wait_ns = scheduled_ns - time.monotonic_ns()
-            if wait_ns > 0:
-                await asyncio.sleep(wait_ns / 1e9)
+            # Late or not, the others in this event loop get their turn.
+            await asyncio.sleep(max(0, wait_ns) / 1e9)
             task = asyncio.create_task(self._one(ask, scheduled_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -84,15 +84,17 @@ class Workload:
     def _arrivals(self) -> Iterator[tuple[float, str, bool]]:
         """Yield times, kinds, and whether it is a burst's; bursts are part of the mean rate."""
         draw = self._random
-        steady_s = max(0.2 * self._rate_s, self._rate_s - _BURST / _BURST_S)
+        # At most half of all requests come in bursts: a slower stream has them further apart.
+        between_s = max(_BURST_S, 2 * _BURST / self._rate_s)
+        steady_s = self._rate_s - _BURST / between_s
         at_s = 0.0
-        burst_s = draw.uniform(0.5, 1.0) * _BURST_S
+        burst_s = draw.uniform(0.5, 1.0) * between_s
         while True:
             next_s = at_s + draw.expovariate(steady_s)
             while burst_s < next_s:
                 for _ in range(_BURST):
                     yield burst_s, "chat", True
-                burst_s += draw.uniform(0.5, 1.5) * _BURST_S
+                burst_s += draw.uniform(0.5, 1.5) * between_s
             at_s = next_s
             yield at_s, draw.choices(KINDS, _SHARES)[0], False
 

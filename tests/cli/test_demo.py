@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -7,10 +8,15 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import pytest
 
+from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine.frontend import FrontEnd
+from inferscope.engine.load import describe
+from inferscope.probe import Probe
 from inferscope.records import CAUSES
 from tests.cli.running import Run, inferscope
 
@@ -133,14 +139,37 @@ def test_the_trace_opens_as_a_chrome_trace(demo: Run) -> None:
 
 
 def test_files_are_private(demo: Run) -> None:
-    for name in ("demo.isr", "demo.jsonl", "trace.json"):
+    for name in ("demo.isr", "demo.jsonl", "trace.json", "client.jsonl"):
         assert (demo.folder / name).stat().st_mode & 0o077 == 0
 
 
-def test_prompts_are_recorded_nowhere(demo: Run) -> None:
-    canary = b"Where a live LLM request"  # the package's own source is what the demo asks about
-    for path in [*demo.rings.glob("**/*.ring"), demo.folder / "demo.jsonl"]:
-        assert canary not in path.read_bytes()
+def test_prompts_are_recorded_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    canary = "canary-b7e2-in-a-coal-mine"
+    engine = load_engine("builtin", EngineOptions(dtype="float32"))
+    tokenizer = load_tokenizer("builtin")
+    engine.probe = Probe.open(describe(engine, name="builtin"))
+    probe = Probe.open(describe(engine, name="builtin"), role="frontend")
+    front_end = FrontEnd(engine, tokenizer, probe=probe)
+
+    async def ask() -> str:
+        front_end.start()
+        parts = [d.text async for d in front_end.ask(canary, Sampling(max_tokens=12))]
+        front_end.close()
+        return "".join(parts)
+
+    answer = asyncio.run(ask())
+    engine.probe.close()
+    probe.close()
+    assert len(answer) > 3
+    ids = tokenizer.encode(canary)
+    secrets = [canary.encode(), answer.encode(), array("I", ids).tobytes()]
+    rings = list(tmp_path.glob("**/*.ring"))
+    assert len(rings) == 2
+    for ring in rings:
+        content = ring.read_bytes()
+        assert b"fe-1" in content  # the request itself is there
+        assert not any(secret in content for secret in secrets)
 
 
 def _children_of(engine_id: str) -> list[int]:
@@ -187,3 +216,19 @@ def test_killing_the_demo_takes_its_engine_along(tmp_path: Path) -> None:
     while _children_of(f"demo-{process.pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _children_of(f"demo-{process.pid}") == []
+
+
+def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
+    command = ["demo", "--headless", "--rate", "3", "--duration", "60"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferscope", *command, "--out", str(tmp_path / "out")],
+        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(5)
+    for pid in _children_of(f"demo-{process.pid}"):
+        os.kill(pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert b"died under load" in stderr

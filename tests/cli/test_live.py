@@ -31,7 +31,7 @@ class Engine:
             "client_times": None,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "inferscope.cli.demo_host", json.dumps(settings)],
+            [sys.executable, "-m", "inferscope.cli.demo_start", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

@@ -24,6 +24,12 @@ def test_arrivals_come_in_order_at_the_rate_asked_for() -> None:
     assert len(stream) / times[-1] == pytest.approx(20.0, rel=0.1)
 
 
+@pytest.mark.parametrize("rate_s", [0.5, 2.0, 50.0])
+def test_bursts_are_part_of_the_rate(rate_s: float) -> None:
+    stream = asks(1500, rate_s=rate_s)
+    assert len(stream) / stream[-1].at_s == pytest.approx(rate_s, rel=0.15)
+
+
 def test_gaps_vary_as_those_of_independent_arrivals_do() -> None:
     times = [ask.at_s for ask in asks(4000, rate_s=20.0)]
     gaps = [late - early for early, late in itertools.pairwise(times) if late > early]

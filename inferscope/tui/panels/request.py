@@ -67,7 +67,7 @@ def request_detail(row: RequestRow, view: EngineView, width: int, height: int) -
     first = waterfall(
         row.ttft_ledger_ns, inner, num_first, total="first token", note=_first_note(row)
     )
-    whole_ns = row.e2e_ns if is_over else row.age_ns
+    whole_ns = row.age_ns
     whole = waterfall(
         row.ledger_ns, inner, num_whole,
         total="last token" if is_over else "so far", note=_whole_note(row),

@@ -1,0 +1,24 @@
+"""Numbers on the command line: finite, above zero, and named in the error."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+MOST = 1e9
+"""Thirty years of seconds: beyond it somebody meant something else."""
+
+
+def above_zero(text: str) -> float:
+    """Read a number for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or not above zero, or not finite.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
