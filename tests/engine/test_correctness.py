@@ -28,20 +28,25 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def generated(reference: Any, prompt: list[int], num_output: int) -> list[int]:
+    """Return what transformers' own greedy generation gives."""
+    ids = torch.tensor([prompt])
+    output = reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_output,
+        min_new_tokens=num_output,
+        do_sample=False,
+    )
+    return list(output[0, len(prompt) :].tolist())
+
+
 @lru_cache
 def expected_outputs(reference: Any) -> list[list[int]]:
-    outputs = []
-    for prompt, num_output in zip(PROMPTS, NUM_OUTPUT, strict=True):
-        ids = torch.tensor([prompt])
-        generated = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_output,
-            min_new_tokens=num_output,
-            do_sample=False,
-        )
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return outputs
+    return [
+        generated(reference, prompt, num_output)
+        for prompt, num_output in zip(PROMPTS, NUM_OUTPUT, strict=True)
+    ]
 
 
 def assert_greedy(reference: Any, prompt: list[int], output: list[int]) -> None:

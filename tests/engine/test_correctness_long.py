@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
-import torch
 
 from inferscope.engine import EngineOptions, Sampling, load_engine
 from tests.engine.checkpoints import VOCAB, Checkpoint, prompts
-from tests.engine.test_correctness import assert_greedy
+from tests.engine.test_correctness import assert_greedy, generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_ROUNDS = 12
 NUM_PROMPTS = 24
-
-
-def generated(reference: Any, prompt: list[int], num_output: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_output,
-        min_new_tokens=num_output,
-        do_sample=False,
-    )
-    return list(output[0, len(prompt) :].tolist())
 
 
 @pytest.mark.parametrize("seed", range(NUM_ROUNDS))
