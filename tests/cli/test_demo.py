@@ -65,6 +65,13 @@ def test_device_time_sums_to_the_wall(demo: Run) -> None:
     assert sum(device["ns_by"].values()) == device["wall_ns"]
 
 
+def test_host_and_output_take_a_small_part_of_latency(demo: Run) -> None:
+    ledgers = [request["ledger_ns"] for request in demo.of_kind("request")]
+    whole = sum(sum(ledger.values()) for ledger in ledgers)
+    host = sum(ledger.get("output", 0) + ledger.get("cpu_gap", 0) for ledger in ledgers)
+    assert host <= 0.15 * whole
+
+
 def test_nothing_was_lost_late_or_unjoined(demo: Run) -> None:
     (run,) = demo.of_kind("run")
     assert (run["lost"], run["late"], run["unjoined"]) == (0, 0, 0)
