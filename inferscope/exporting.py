@@ -8,6 +8,7 @@ fold order, and closed once.
 from __future__ import annotations
 
 import os
+import stat
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Protocol
@@ -66,7 +67,8 @@ def private_file(path: Path) -> IO[bytes]:
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.fchmod(handle, 0o600)  # it may have been there, open to others
+        if stat.S_ISREG(os.fstat(handle).st_mode):  # never a device: root could change it
+            os.fchmod(handle, 0o600)  # it may have been there, open to others
         return os.fdopen(handle, "wb")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror}. Choose another place.") from error

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collector.snapshot import to_json
-from inferscope.collector.source import RecordingSource, RingSource, open_source
+from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 
-_BEHIND_NS = 1_000_000_000
-"""A live fold stays up to half a second behind; a second is caught up."""
-_PATIENCE_NS = 60_000_000_000
+_PATIENCE_S = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,12 +65,7 @@ def source_of(target: str | None) -> RingSource | RecordingSource:
 
 def _once(source: RingSource | RecordingSource, options: argparse.Namespace) -> int:
     """Catch up with what is there, and print it."""
-    began_ns = time.monotonic_ns()
-    while not source.has_ended and source.collector.now_ns < began_ns - _BEHIND_NS:
-        if not source.advance():
-            time.sleep(0.01)
-        if time.monotonic_ns() - began_ns > _PATIENCE_NS:
-            break
+    catch_up(source, patience_s=_PATIENCE_S)
     snapshot = source.snapshot(round(options.window * 1e9))
     if options.json:
         sys.stdout.write(to_json(snapshot).decode() + "\n")

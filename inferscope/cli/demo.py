@@ -2,7 +2,8 @@
 
 The built-in model answers short chats, long retrieval prompts and growing agent conversations that
 arrive at random. Nothing is downloaded and no GPU is needed. With --headless the same runs without
-a terminal and leaves demo.isr (replay it), trace.json (open it in ui.perfetto.dev) and a summary.
+a terminal and leaves demo.isr (replay it), trace.json (open it in ui.perfetto.dev), demo.jsonl,
+client.jsonl and a summary.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class EngineFailed(InferScopeError):
-    """The engine's process did not start."""
+    """The engine's process did not start, or died."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -165,7 +166,7 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if not 0 < options.load <= 2:
+    if options.load > 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
     try:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The demo's other process: engine, front end and load; it ends when its standard input does.
 
-Started by `inferscope demo` as `python -m inferscope.cli.demo_host SETTINGS`. It prints one line of
-JSON when the load begins. Standard input is a pipe that nobody writes to: when the parent is gone,
+Started by `inferscope demo`, by way of demo_start. It prints one line of JSON when the load begins,
+or when it cannot. Standard input is a pipe that nobody writes to: when the parent is gone,
 in whatever way, the pipe ends and so does this process.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.cli.demo_link import Ready, Refused, Settings
+from inferscope.cli.demo_link import Ready, Refused, Settings, say
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import BUILTIN, describe
@@ -55,15 +55,9 @@ def main() -> int:
     try:
         _run(msgspec.json.decode(sys.argv[1], type=Settings))
     except InferScopeError as error:
-        with contextlib.suppress(BrokenPipeError):
-            _say(Refused(str(error), error.exit_code))
+        say(Refused(str(error), error.exit_code))
         return error.exit_code
     return 0
-
-
-def _say(word: Ready | Refused) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
-    sys.stdout.flush()
 
 
 def _run(settings: Settings) -> None:
@@ -98,7 +92,7 @@ def _run(settings: Settings) -> None:
 
 async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:
     front_end.start()
-    _say(Ready(rate_s))
+    say(Ready(rate_s))
     with contextlib.suppress(asyncio.CancelledError):
         await load.run(settings.duration_s)
     await asyncio.sleep(_SETTLE_S)

@@ -5,6 +5,9 @@ Apart from both, so that the screen's process does not load the engine's torch.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import msgspec
 
 
@@ -36,3 +39,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     message: str
     exit_code: int
+
+
+def say(word: Ready | Refused) -> None:
+    """Write a word to standard output, where the parent reads it; it may be gone."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+        sys.stdout.flush()

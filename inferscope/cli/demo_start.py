@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
-from inferscope.cli.demo_link import Refused
+from inferscope.cli.demo_link import Refused, say
 
 
 def main() -> int:
@@ -15,7 +13,7 @@ def main() -> int:
         from inferscope.cli import demo_host
     except ModuleNotFoundError as error:
         message = f'the demo needs {error.name}. Install it with: pip install "inferscope[engine]"'
-        sys.stdout.buffer.write(msgspec.json.encode(Refused(message, 1)) + b"\n")
+        say(Refused(message, 1))
         return 1
     return demo_host.main()
 

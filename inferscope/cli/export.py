@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from pathlib import Path
 
-from inferscope.collector.source import RecordingSource, RingSource, open_source
+from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import BadInput
 from inferscope.exporting import Exporter, exporter_names, load_exporter, private_file
 
-_POLL_S = 0.02
-_BEHIND_NS = 1_000_000_000
-"""A living fold stays up to half a second behind; a second is caught up."""
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
 
 
@@ -39,18 +35,20 @@ def run(options: argparse.Namespace) -> int:
     open_source(options.file).close()
     if not is_stdout and target.exists() and target.samefile(options.file):
         raise BadInput(f"{target} is what is to be exported. Choose another --out.")
-    # Written beside and put in place when it is whole: a failed export replaces nothing.
-    partial = target.with_name(target.name + ".partial")
+    # Written beside and put in place when it is whole: a failed export replaces nothing. What is
+    # there and no file (a pipe, a device) is written to as it is.
+    has_place = is_stdout or (target.exists() and not target.is_file())
+    written = target if has_place else target.with_name(target.name + ".partial")
     stdout = contextlib.nullcontext(sys.stdout.buffer)
     try:
-        with stdout if is_stdout else private_file(partial) as out:
+        with stdout if is_stdout else private_file(written) as out:
             source = _export(options.file, make(out))
             out.flush()
-        if not is_stdout:
-            partial.replace(target)
+        if not has_place:
+            written.replace(target)
     finally:
-        if not is_stdout:
-            partial.unlink(missing_ok=True)
+        if not has_place:
+            written.unlink(missing_ok=True)
     if isinstance(source, RecordingSource):
         for note in source.notes():
             sys.stderr.write(f"inferscope: {options.file}: {note}\n")
@@ -62,14 +60,8 @@ def run(options: argparse.Namespace) -> int:
 def _export(file: Path, exporter: Exporter) -> RingSource | RecordingSource:
     """Fold a file into an exporter; of a living engine, what there is by now."""
     source = open_source(file, sinks=(exporter,))
-    began_ns = time.monotonic_ns()
     try:
-        while not source.has_ended:
-            is_idle = not source.advance()
-            if is_idle and source.collector.now_ns >= began_ns - _BEHIND_NS:
-                break
-            if is_idle:
-                time.sleep(_POLL_S)
+        catch_up(source)
     finally:
         source.close()
     exporter.close(source.collector.devices(), source.collector.totals())

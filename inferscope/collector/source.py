@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from inferscope.records import Missed, Record, Tick, UnknownRecord, decode
 from inferscope.ring.discovery import find_rings
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
+
+_POLL_S = 0.01
+_BEHIND_NS = 1_000_000_000
+"""A living fold stays up to half a second behind; a second is caught up."""
 
 
 class RingSource:
@@ -228,3 +233,22 @@ def open_source(path: Path, *, sinks: tuple[Sink, ...] = ()) -> RingSource | Rec
         RingReader(path).close()
         return RingSource(lambda: [path], name=path.name, sinks=sinks)
     return RecordingSource(path, sinks=sinks)
+
+
+def catch_up(source: RingSource | RecordingSource, *, patience_s: float | None = None) -> None:
+    """Fold all there is by now: a file to its end, a living engine up to the present.
+
+    Args:
+        source: what to fold.
+        patience_s: give up after this; with an engine that writes faster than it can be folded
+            nobody ever catches up. None: only when all is folded.
+    """
+    began_ns = time.monotonic_ns()
+    while not source.has_ended:
+        is_idle = not source.advance()
+        if is_idle and source.collector.now_ns >= began_ns - _BEHIND_NS:
+            return
+        if patience_s is not None and time.monotonic_ns() - began_ns > patience_s * 1e9:
+            return
+        if is_idle:
+            time.sleep(_POLL_S)

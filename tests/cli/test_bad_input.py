@@ -117,6 +117,16 @@ def test_an_export_onto_itself_is_refused(tmp_path: Path, demo: Run) -> None:
     assert copy.read_bytes() == (demo.folder / "demo.isr").read_bytes()
 
 
+def test_an_export_into_a_device_leaves_the_device_in_its_place(tmp_path: Path, demo: Run) -> None:
+    link = tmp_path / "nowhere"
+    link.symlink_to("/dev/null")
+    done = inferscope("export", str(demo.folder / "demo.isr"), "-o", str(link), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert link.is_char_device()
+    assert link.stat().st_mode & 0o777 == 0o666
+
+
 def test_an_export_closes_a_file_that_was_open_to_others(tmp_path: Path, demo: Run) -> None:
     target = tmp_path / "out.jsonl"
     target.touch(mode=0o644)
