@@ -21,35 +21,56 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Team
+from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class Delay(NamedTuple):
     """A step's delay, by member; every member's parts sum to the whole delay."""
 
     own_ns: Ints
+    """[members], recomputed tokens left out."""
     recompute_ns: Ints | None
-    """None where nothing is recomputed."""
-    co_batched_ns: Ints
-    prefill_interference_ns: int
-    """To each prefill, by the decodes."""
-    decode_interference_ns: int
-    """To each decode, by the prefills."""
+    """[members]; None where nothing is recomputed."""
+    prefills: list[int]
+    """Positions of the members that prefill; the others decode."""
+    prefill_class_ns: int
+    """What the step would have taken with the prefills only; likewise the decodes."""
+    decode_class_ns: int
+    explained_ns: int
+    """What the model of a healthy step explains of it."""
     excess_ns: int
+    """The rest."""
+
+    @property
+    def prefill_interference_ns(self) -> int:
+        """Return what each prefill waits for the decodes."""
+        return self.explained_ns - self.prefill_class_ns
+
+    @property
+    def decode_interference_ns(self) -> int:
+        """Return what each decode waits for the prefills."""
+        return self.explained_ns - self.decode_class_ns
+
+    def co_batched_ns(self) -> Ints:
+        """Return what each member waits for the others of its class: [members]."""
+        co_batched: Ints = self.decode_class_ns - self.own_ns
+        if self.prefills:
+            co_batched[self.prefills] += self.prefill_class_ns - self.decode_class_ns
+        if self.recompute_ns is not None:
+            co_batched -= self.recompute_ns
+        return co_batched
 
 
 def explain(
     model: StepModel,
     batch: Batch,
-    own_ns: Floats,
+    own: Line,
     *,
     modelled_ns: float,
-    is_prefill: Flags | None,
+    prefills: list[int],
     recomputed: Ints | None,
     delay_ns: int,
     healthy_ratio: float,
@@ -59,76 +80,73 @@ def explain(
     Args:
         model: the cost model of the mode in which the step ran.
         batch: the members.
-        own_ns: [members], as `model.own_ns` gives it.
+        own: their attention, as `model.own` gives it.
         modelled_ns: T(S), unscaled.
-        is_prefill: [members]; None where all are decodes.
+        prefills: positions of the members that prefill.
         recomputed: [members], tokens lost to a preemption; None where there are none.
         delay_ns: from the earliest start to the latest end over all ranks.
         healthy_ratio: measured over modelled time of a healthy step in this mode.
     """
-    team = batch.team
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    if team.alone is None or team.alone[0] is not model.key:
-        team.alone = (model.key, _alone(model, team))
-    alone = model.alone_ns(batch, own_ns) + team.alone[1]
-    alone *= scale
-    own = alone.astype(np.int64)
+    own_ns = _alone(model, batch, own).values(batch, scale).astype(np.int64)
     prefill_ns = decode_ns = explained_ns
-    if is_prefill is None:
-        np.minimum(own, decode_ns, out=own)
-        co_batched: Ints = decode_ns - own
-    else:
-        of_prefills, of_decodes = _class_ns(model, batch, own_ns, is_prefill)
-        if of_prefills:
-            prefill_ns = min(explained_ns, round(of_prefills * scale))
-        if of_decodes:
-            decode_ns = min(explained_ns, round(of_decodes * scale))
-        of_class = np.full(len(own), decode_ns)
-        of_class[is_prefill] = prefill_ns
-        np.minimum(own, of_class, out=own)
-        co_batched = of_class - own
+    if not prefills:
+        np.minimum(own_ns, decode_ns, out=own_ns)
+        return Delay(
+            own_ns, None, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
+        )
+    of_prefills, of_decodes = _class_ns(model, batch, own, prefills)
+    if of_prefills:
+        prefill_ns = min(explained_ns, round(of_prefills * scale))
+    if of_decodes:
+        decode_ns = min(explained_ns, round(of_decodes * scale))
+    of_them = np.minimum(own_ns[prefills], prefill_ns)
+    np.minimum(own_ns, decode_ns, out=own_ns)
+    own_ns[prefills] = of_them
     again: Ints | None = None
     if recomputed is not None:
-        again = (own * (recomputed / team.tokens)).astype(np.int64)
-        own = own - again
+        again = (own_ns * (recomputed / batch.team.tokens)).astype(np.int64)
+        own_ns -= again
     return Delay(
-        own,
-        again,
-        co_batched,
-        explained_ns - prefill_ns,
-        explained_ns - decode_ns,
-        delay_ns - explained_ns,
+        own_ns, again, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
     )
 
 
-def _alone(model: StepModel, team: Team) -> float | Floats:
-    """Return each member's f and g by itself; one number where all have the same."""
+def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
+    """Return what each member would take by itself: with nobody to be padded to."""
+    team = batch.team
+    if team.alone is None or team.alone[0] is not model.key:
+        team.alone = (model.key, _alone_without_attention(model, team))
+    _, level, of_chunks = team.alone[1]
+    chunks = [mine + rest for mine, rest in zip(own.chunks, of_chunks, strict=True)]
+    return Line(model.single_ns + model.padded_ns, level, chunks)
+
+
+def _alone_without_attention(model: StepModel, team: Team) -> Line:
+    """Return each member's f and g by itself."""
     f_one, g_one = model.f(1), model.g(1)
-    has_plain_rows = team.num_rows == len(team.tokens)
-    if has_plain_rows and not len(team.chunks):
-        return f_one + g_one
-    alone = np.full(len(team.tokens), f_one + g_one)
-    for at in team.chunks.tolist():
-        alone[at] += model.f(team.tokens.item(at)) - f_one
-    if not has_plain_rows:
-        alone += model.g_ns[team.sampled.clip(max=len(model.g_ns) - 1)] - g_one
-    return alone
+    chunks = [
+        model.f(tokens) + model.g(rows)
+        for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
+    ]
+    if team.rows is None:
+        return Line(0.0, f_one + g_one, chunks)
+    return Line(0.0, f_one + model.g_ns[team.rows.clip(max=len(model.g_ns) - 1)], chunks)
 
 
 def _class_ns(
-    model: StepModel, batch: Batch, own_ns: Floats, is_prefill: Flags
+    model: StepModel, batch: Batch, own: Line, prefills: list[int]
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    prefills = is_prefill.nonzero()[0].tolist()
     tokens = sum([team.tokens.item(at) for at in prefills])
-    rows = sum([team.sampled.item(at) for at in prefills])
-    own = sum([own_ns.item(at) for at in prefills])
-    others_own = max(0.0, float(np.add.reduce(own_ns)) - own)
+    rows = sum([team.rows_of(at) for at in prefills])
+    of_prefills = sum([own.one(batch, at) for at in prefills])
+    of_decodes = max(0.0, own.total(batch) - of_prefills)
     others = team.num_tokens - tokens
     return (
-        model.f(tokens) + model.g(rows) + own,
-        model.f(others) + model.g(team.num_rows - rows) + others_own if others else 0.0,
+        model.f(tokens) + model.g(rows) + of_prefills,
+        model.f(others) + model.g(team.num_rows - rows) + of_decodes if others else 0.0,
     )

@@ -31,7 +31,6 @@ from inferscope.attribution.open_step import OpenStep, scaled
 from inferscope.attribution.together import Together
 from inferscope.records import CAUSES
 
-Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Ints16 = NDArray[np.int16]
 
@@ -205,7 +204,6 @@ class Ledger:
     def open_step(
         self,
         slots: Ints,
-        is_prefill: Flags | None,
         delay: Delay,
         *,
         start_ns: int,
@@ -216,7 +214,6 @@ class Ledger:
 
         Args:
             slots: [members], each request once.
-            is_prefill: [members]; None where all are decodes.
             delay: what each member waits for.
             start_ns: on the earliest rank.
             end_ns: on the latest.
@@ -240,7 +237,6 @@ class Ledger:
         self.pass_idle(start_ns)
         step = OpenStep(
             slots,
-            is_prefill,
             delay,
             start_ns=start_ns,
             end_ns=end_ns,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay
 from inferscope.records import CAUSES
 
-Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 NUM_CAUSES = len(CAUSES)
@@ -30,7 +29,6 @@ class OpenStep:
         "end_ns",
         "excess_column",
         "is_counted",
-        "is_prefill",
         "parts",
         "slots",
         "start_ns",
@@ -40,7 +38,6 @@ class OpenStep:
     def __init__(
         self,
         slots: Ints,
-        is_prefill: Flags | None,
         delay: Delay,
         *,
         start_ns: int,
@@ -49,7 +46,6 @@ class OpenStep:
         whole_at: int,
     ) -> None:
         self.slots = slots
-        self.is_prefill = is_prefill
         self.delay = delay
         self.start_ns = start_ns
         self.end_ns = end_ns
@@ -66,14 +62,14 @@ class OpenStep:
         if self.parts is None:
             delay, num = self.delay, len(self.slots)
             parts = np.zeros((num, NUM_CAUSES), dtype=np.int64)
-            is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
-            own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
+            own = np.full(num, _DECODE_OWN)
+            interference = np.full(num, delay.decode_interference_ns)
+            own[delay.prefills] = _PREFILL_OWN
+            interference[delay.prefills] = delay.prefill_interference_ns
             member = np.arange(num)
             parts[member, own] = delay.own_ns
-            parts[member, own + 1] = delay.co_batched_ns
-            parts[member, own + 2] = np.where(
-                is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns
-            )
+            parts[member, own + 1] = delay.co_batched_ns()
+            parts[member, own + 2] = interference
             if delay.recompute_ns is not None:
                 parts[:, _RECOMPUTE] = delay.recompute_ns
             parts[:, self.excess_column] += delay.excess_ns
@@ -85,19 +81,17 @@ class OpenStep:
         slots, delay = self.slots, self.delay
         cells = ledger_rows.reshape(-1)
         first = slots * NUM_CAUSES
-        if self.is_prefill is None:
-            own = first + _DECODE_OWN
-            if delay.decode_interference_ns:
-                cells[own + 2] += delay.decode_interference_ns
-        else:
-            own = first + _DECODE_OWN
-            own[self.is_prefill] += _PREFILL_OWN - _DECODE_OWN
+        own = first + _DECODE_OWN
+        if delay.prefills:
+            own[delay.prefills] += _PREFILL_OWN - _DECODE_OWN
             interference = np.full(len(own), delay.decode_interference_ns)
-            interference[self.is_prefill] = delay.prefill_interference_ns
+            interference[delay.prefills] = delay.prefill_interference_ns
             cells[own + 2] += interference
+        elif delay.decode_interference_ns:
+            cells[own + 2] += delay.decode_interference_ns
         cells[own] += delay.own_ns
         own += 1
-        cells[own] += delay.co_batched_ns
+        cells[own] += delay.co_batched_ns()
         if delay.recompute_ns is not None:
             cells[first + _RECOMPUTE] += delay.recompute_ns
         if delay.excess_ns:

@@ -25,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Team
+from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
@@ -35,46 +35,44 @@ _FEW = 6
 """Chunks whose subsets are all weighed; with more, the exact sum is too slow."""
 
 
-def fair(model: StepModel, batch: Batch, own_ns: Floats) -> Floats:
-    """Return each request's fair part of the modelled step time, in nanoseconds.
+def fair(model: StepModel, batch: Batch, own: Line) -> Line:
+    """Return each request's fair part of the modelled step time.
 
     Args:
         model: the cost model in force.
         batch: the requests of the step.
-        own_ns: [requests], the slices' own cost, as `model.own_ns` gives it.
+        own: the slices' own cost, as `model.own` gives it.
 
     Returns:
-        [requests], summing to the model's T(S) (to rounding; with seven or more chunks too, where
-        single parts are approximate).
+        nanoseconds by request, summing to the model's T(S) (to rounding; with seven or more chunks
+        too, where single parts are approximate).
     """
     shared = batch.team.shared
     if shared is None or shared[0] is not model.key:
         shared = batch.team.shared = (model.key, _shared(model, batch.team))
-    parts: Floats = own_ns + shared[1]
-    return parts
+    _, level, of_chunks = shared[1]
+    chunks = [mine + part for mine, part in zip(own.chunks, of_chunks, strict=True)]
+    return Line(own.slope, own.level + level, chunks)
 
 
-def _shared(model: StepModel, team: Team) -> float | Floats:
-    """Return each request's part of f and g; one number where all have the same."""
-    chunks, num_single = team.chunks, team.num_single
+def _shared(model: StepModel, team: Team) -> Line:
+    """Return each request's part of f and g."""
     per_row = model.g(team.num_rows) / team.num_rows if team.num_rows else 0.0
-    if not len(chunks):
-        of_f = model.f(num_single) / num_single
-        if team.num_rows == num_single and np.minimum.reduce(team.sampled) == 1:
-            return of_f + per_row
-        of_rows: Floats = np.multiply(team.sampled, per_row)
-        return of_rows + of_f
-    of_chunks, of_single = _split_f(model, team.tokens[chunks].tolist(), num_single)
-    parts: Floats = np.multiply(team.sampled, per_row)
-    parts += of_single
-    parts[chunks] += np.asarray(of_chunks) - of_single
-    return parts
+    of_chunks, of_single = _split_f(model, team.chunk_tokens, team.num_single)
+    chunks = [part + per_row * rows for part, rows in zip(of_chunks, team.chunk_rows, strict=True)]
+    if team.rows is None:
+        return Line(0.0, of_single + per_row, chunks)
+    levels: Floats = np.multiply(team.rows, per_row)
+    levels += of_single
+    return Line(0.0, levels, chunks)
 
 
 def _split_f(model: StepModel, chunks: list[int], num_single: int) -> tuple[list[float], float]:
     """Split f(N) over the chunks and, equally, over the single tokens."""
     total = sum(chunks) + num_single
     whole = model.f(total)
+    if not chunks:
+        return [], whole / num_single
     if num_single == 0 and len(chunks) == 1:
         return [whole], 0.0
     if len(chunks) > _FEW or total >= len(model.f_ns):
@@ -166,23 +164,33 @@ def _split_by_quadrature(
     return parts.tolist(), 0.0
 
 
-def to_whole_ns(parts: Floats, total_ns: int, *, weight: float | None = None) -> Ints:
+def to_whole_ns(parts: Floats, total_ns: int) -> Ints:
     """Scale parts to a total and round them to integers that sum to it exactly.
-
-    The largest remainders are rounded up; equal remainders in order of position.
 
     Args:
         parts: [n], none negative, n at least 1.
         total_ns: what they must sum to.
-        weight: what they do sum to, where that is known.
     """
-    if weight is None:
-        weight = float(np.add.reduce(parts))
-    if not _NOTHING_NS < weight < math.inf:
+    weight = float(np.add.reduce(parts))
+    if not NOTHING_NS < weight < math.inf:
         parts, weight = np.ones(len(parts)), float(len(parts))
-    exact = parts * (total_ns / weight)
+    return round_ns(parts * (total_ns / weight), total_ns)
+
+
+def round_ns(exact: Floats, total_ns: int) -> Ints:
+    """Round parts of a total to integers that sum to it exactly.
+
+    The largest remainders are rounded up; equal remainders in order of position.
+
+    Args:
+        exact: [n], none negative, summing to the total but for the floats' own rounding.
+        total_ns: what they must sum to.
+    """
     whole = exact.astype(np.int64)
     missing = total_ns - int(np.add.reduce(whole))
+    if missing > len(whole):  # parts that fell short of the total
+        whole += missing // len(whole)
+        missing %= len(whole)
     if missing:
         order = (whole - exact).argsort(kind="stable")
         step = 1
@@ -192,5 +200,5 @@ def to_whole_ns(parts: Floats, total_ns: int, *, weight: float | None = None) ->
     return whole
 
 
-_NOTHING_NS = 1e-6
+NOTHING_NS = 1e-6
 """Parts that sum to less than this are all alike."""

@@ -93,25 +93,20 @@ class Together:
         Returns:
             False where it has to be booked by member.
         """
-        delay, is_prefill = step.delay, step.is_prefill
-        delay_ns = step.end_ns - step.start_ns
-        if is_prefill is not None:
-            prefills = is_prefill.nonzero()[0].tolist()
-            if len(prefills) > _MOST_PREFILLS or delay.recompute_ns is not None:
-                return False
-            of_decode_ns = delay_ns - delay.excess_ns - delay.decode_interference_ns
-            for at in prefills:
-                own_ns = delay.own_ns.item(at)
-                rows[self.slots.item(at), _PHASES] += (
-                    own_ns,
-                    delay.co_batched_ns.item(at),
-                    delay.prefill_interference_ns,
-                    -own_ns,
-                    own_ns - of_decode_ns,
-                    -delay.decode_interference_ns,
-                )
-        elif delay.recompute_ns is not None:
+        delay, prefills = step.delay, step.delay.prefills
+        if len(prefills) > _MOST_PREFILLS or delay.recompute_ns is not None:
             return False
+        for at in prefills:
+            own_ns = delay.own_ns.item(at)
+            rows[self.slots.item(at), _PHASES] += (
+                own_ns,
+                delay.prefill_class_ns - own_ns,
+                delay.prefill_interference_ns,
+                -own_ns,
+                own_ns - delay.decode_class_ns,
+                -delay.decode_interference_ns,
+            )
+        delay_ns = step.end_ns - step.start_ns
         if self._own_ns is None:
             self._own_ns = delay.own_ns.copy()
         else:

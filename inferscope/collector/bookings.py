@@ -75,7 +75,8 @@ class Bookings:
             self._book_rows(rows, contexts, split)
         if rows is not self._last_rows:
             self._last_rows = rows
-            table.in_prefill[split.slots] = False if split.is_prefill is None else split.is_prefill
+            table.in_prefill[split.slots] = False
+            table.in_prefill[split.slots[split.delay.prefills]] = True
             if len(split.slots) > 1:
                 table.is_shared[split.slots] = True
         self._lives.fit_id = split.fit_id
@@ -117,7 +118,7 @@ class Bookings:
             flops = instead = 0
             if rates is not None:
                 context = contexts.item(at)
-                flops = rates.of_slices(rows.tokens.item(at), context, rows.sampled.item(at))
+                flops = rates.of_slices(rows.tokens.item(at), context, rows.team.rows_of(at))
                 instead = rates.of_singles(1, context)
             shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
             table.prefilled_instead(rows.slots.item(at), shares, flops, instead)
@@ -126,8 +127,7 @@ class Bookings:
         """Book a step row by row."""
         table, is_once = self._lives.table, rows.member_of_row is None
         cells = 2 * rows.slots + 1
-        if rows.prefill_rows is not None:
-            cells -= rows.prefill_rows
+        cells[rows.prefills] -= 1
         for shares_ns in split.shares_ns:
             _add(table.compute_ns, cells, shares_ns, is_once=is_once)
         if self.rates is not None:

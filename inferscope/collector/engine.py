@@ -119,14 +119,11 @@ class EngineFold:
         ring.last_ns = self.now_ns
         ring.is_lost = False
         if self.first_ns is None:
-            self.first_ns = self._bookings.first_ns = record.t_ns
-            self.lives.table.ledger.pass_idle(record.t_ns)
-        kind = type(record)
-        handler = _HANDLERS.get(kind)
+            self.first_ns = self._bookings.first_ns = t_ns
+            self.lives.table.ledger.pass_idle(t_ns)
+        handler = _HANDLERS.get(type(record))
         if handler is not None:
             handler(self, ring, record)
-            if kind in _SWEEPING:
-                self._sweep()
 
     def tick(self, now_ns: int) -> None:
         """Move the fold's clock: decide on processes that went silent."""
@@ -226,6 +223,7 @@ class EngineFold:
         ring.state = health.state
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
+        self._sweep()
 
     def _on_live(self, ring: RingState, live: Live) -> None:
         """Take in requests that were under way before the records that we have."""
@@ -358,6 +356,7 @@ class EngineFold:
         lives = self.lives
         action = lives.front_emitted if ring.is_front_end else lives.core_emitted
         self._timeline.push(emitted.t_ns, action, slots, counts, emitted.t_ns)
+        self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
 
     def _team_of(self, ring: RingState, requests: bytes) -> Ints | None:
         """Return the slots of the ring's last step, if it was made up of just these requests."""
@@ -386,7 +385,8 @@ class EngineFold:
                 if other.step < slices.step and other.dp_rank == pending.dp_rank:
                     other.is_unsliced = other.slices is None
                     self._join(other)
-        self._join(pending)
+        if pending.spans or pending.past:
+            self._join(pending)
 
     def _on_span(self, ring: RingState, span: StepSpan) -> None:
         ring.has_spans, ring.is_out = True, False
@@ -457,12 +457,15 @@ class EngineFold:
             self.num_unjoined += slices is not None
             return
         executed = [self._executed(number, span) for number, span in spans.items()]
-        start_ns, end_ns = executed[0].start_ns, executed[0].end_ns
+        first = executed[0]
+        start_ns, end_ns, wait_ns = first.start_ns, first.end_ns, 0
         if len(executed) > 1:
             executed.sort(key=lambda run: (run.rank, run.ring))
+            first = executed[0]
             start_ns = min(run.start_ns for run in executed)
             end_ns = max(run.end_ns for run in executed)
-        span = spans[executed[0].ring]
+            wait_ns = rank_wait_ns(executed)
+        span = spans[first.ring]
         self._joined[key] = end_ns
         if len(self._joined) > _KEPT_JOINED:
             del self._joined[next(iter(self._joined))]
@@ -470,46 +473,61 @@ class EngineFold:
             self.num_partial += any(
                 self.rings[number].has_spans and number not in spans for number in pending.past
             )
-        self.lives.clock = executed[0].clock
-        rows = contexts = None
-        begin = self._bookings.begin
+        self.lives.clock = first.clock
+        read = None
         if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
-            try:
-                rows = self._rows_of(self.rings[pending.ring], slices)
-                contexts = rows.contexts(slices)
-            except ValueError:
-                rows = None
-        if rows is None or contexts is None or not len(rows.slots):
-            is_empty = rows is not None or all(s.dummy for s in spans.values())
+            read = self._read(self.rings[pending.ring], slices)
+        if read is None or not len(read[0].slots):
+            is_empty = read is not None or all(s.dummy for s in spans.values())
+            self._book_for_nobody(executed, start_ns, end_ns)
             self.num_unjoined += not is_empty
-            split = _split_among_none(executed)
-            rows, contexts = _NO_ROWS, _NO_ROWS.contexts(_NO_SLICES)
-            nothing = [0] * len(executed)
-            self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, False, nothing)
-            amounts = self.lives.windows.at(end_ns).amounts
-            amounts["unattributed_ns"] += sum(split.unattributed_ns)
-            amounts["steps"] += 1
-            if self._sinks and is_empty:
-                self._bookings.hand_on(
-                    rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
-                )
-            return
-        wait_ns = rank_wait_ns(executed)
-        split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
-        prefill_ns = self._bookings.book(rows, contexts, split, executed)
-        is_cold = any(s.cold for s in spans.values())
-        self._timeline.push(start_ns, begin, start_ns, end_ns, split, executed, is_cold, prefill_ns)
-        if wait_ns:
-            self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
+            if not self._sinks or not is_empty:
+                return
+            split, (rows, contexts) = _split_among_none(executed), _NOTHING
+        else:
+            rows, contexts = read
+            split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
+            prefill_ns = self._bookings.book(rows, contexts, split, executed)
+            is_cold = any(s.cold for s in spans.values())
+            self._timeline.push(
+                start_ns,
+                self._bookings.begin,
+                start_ns,
+                end_ns,
+                split,
+                executed,
+                is_cold,
+                prefill_ns,
+            )
+            if wait_ns:
+                self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
         if self._sinks:
             self._bookings.hand_on(
                 rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
             )
 
+    def _book_for_nobody(self, executed: list[RankSpan], start_ns: int, end_ns: int) -> None:
+        """Book a step of no request, or of nobody knows whom."""
+        split, nothing = _split_among_none(executed), [0] * len(executed)
+        self._timeline.push(
+            start_ns, self._bookings.begin, start_ns, end_ns, split, executed, False, nothing
+        )
+        amounts = self.lives.windows.at(end_ns).amounts
+        amounts["unattributed_ns"] += sum(split.unattributed_ns)
+        amounts["steps"] += 1
+
     def _executed(self, number: int, span: StepSpan) -> RankSpan:
         ring = self.rings[number]
         stage = ring.info.ranks[1] if ring.info is not None else 0
         return rank_span(span, ring.clock, ring=number, rank=ring.opened.rank, stage=stage)
+
+    def _read(self, ring: RingState, slices: StepSlices) -> tuple[Rows, Ints] | None:
+        """Return a step's rows and their contexts, None if its columns do not fit together."""
+        try:
+            rows = self._rows_of(ring, slices)
+            return rows, rows.contexts(slices)
+        except ValueError:
+            return None
 
     def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
         """Read a step's rows, or take the last step's, where only contexts have changed."""
@@ -555,17 +573,15 @@ def _split_among_none(executed: list[RankSpan]) -> SplitStep:
         residual=0.0,
         fit_id="",
         slots=none,
-        is_prefill=None,
-        delay=Delay(none, None, none, 0, 0, 0),
+        delay=Delay(none, None, [], 0, 0, 0, 0),
     )
 
 
 _NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
 _NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64), Singles())
+_NOTHING = (_NO_ROWS, _NO_ROWS.contexts(_NO_SLICES))
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
-_SWEEPING = (Emitted, ProbeHealth)
-"""Records after which the timeline is swept; with the Ticks, often enough and once a step."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)
 _HANDLERS: dict[type[Record], Callable[[EngineFold, RingState, Any], None]] = {
     EngineInfo: EngineFold._on_info,

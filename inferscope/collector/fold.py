@@ -18,7 +18,7 @@ from inferscope.records import Missed, Record, RingOpened, Tick
 READER = 0
 """The ring number of records that readers write."""
 _END_OF_TIME_NS = 1 << 62
-_OF_READERS = (Tick, RingOpened, Missed)
+_OF_READERS = frozenset((Tick, RingOpened, Missed))
 
 
 class Collector:
@@ -50,16 +50,17 @@ class Collector:
             ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
             record: what it says.
         """
-        engine = self._engine_of.get(ring) if type(record) not in _OF_READERS else None
-        if engine is not None:
-            if not 0 <= record.t_ns < _END_OF_TIME_NS:
+        engine = self._engine_of.get(ring)
+        if engine is not None and type(record) not in _OF_READERS:
+            t_ns = record.t_ns
+            if not 0 <= t_ns < _END_OF_TIME_NS:
                 self.num_unknown += 1
                 return
             self.num_records += 1
-            if record.t_ns < self.now_ns:
+            if t_ns < self.now_ns:
                 self.num_late += 1
             else:
-                self.now_ns = record.t_ns
+                self.now_ns = t_ns
             engine.fold(ring, record)
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:

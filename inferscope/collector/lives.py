@@ -72,7 +72,6 @@ class Lives:
         ledger = self.table.ledger
         ledger.open_step(
             split.slots,
-            split.is_prefill,
             split.delay,
             start_ns=start_ns,
             end_ns=end_ns,

@@ -16,7 +16,6 @@ from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
-Flags = NDArray[np.bool_]
 
 _FEW = 4
 """Prefills that are cheaper told one by one than by column."""
@@ -34,17 +33,13 @@ class Rows:
         key: all columns but the contexts, as recorded.
         slots: [rows].
         slot_bytes: the same, for the digest.
-        phases: [rows].
         tokens: [rows].
-        flags: [rows].
-        sampled: [rows].
         members: [requests], the slots, each once.
         member_of_row: [rows], positions in `members`; None where rows and requests are the same.
         team: what each request computes.
         prefills: positions of the rows that are prefills.
         num_prefill_tokens: of these.
-        prefill_rows: [rows]; None where there is no prefill. So the following.
-        is_prefill: [requests].
+        member_prefills: positions of the requests that have one.
         recomputed: [requests], tokens lost to a preemption; None where there are none.
         is_simple: a few prefills at most, all others decode and sample one token each, one row for
             each request.
@@ -62,56 +57,68 @@ class Rows:
             ValueError: they do not fit together.
         """
         self.key = _key(slices)
+        self._slices = slices
         num = len(slots)
-        self.phases: Bytes = _column(slices.phases, "phases", num).astype(np.uint8, copy=False)
-        self.flags: Bytes = _column(slices.flags, "flags", num).astype(np.uint8, copy=False)
+        for column, width in ((slices.phases, 1), (slices.flags, 1), (slices.sampled, 2)):
+            if len(column) not in (0, width * num):
+                raise ValueError(f"a column has {len(column)} bytes for {num} rows")
         self.slots = slots
         self.slot_bytes = slots.tobytes()
         self.members, self.member_of_row = slots, None
         if len(set(slots.tolist())) < num:
             self.members, self.member_of_row = np.unique(slots, return_inverse=True)
-        self.prefills: list[int] = []
+        self.prefills = _positions(slices.phases or bytes(num), PREFILL)
         self.num_prefill_tokens = 0
-        self.prefill_rows: Flags | None = None
-        self.is_prefill: Flags | None = None
+        self.member_prefills = self.prefills
         self.recomputed: Ints | None = None
         if (
-            self.member_of_row is None
+            not self.prefills
+            and self.member_of_row is None
             and slices.tokens == _ONE_TOKEN * num
             and slices.sampled == _ONE_ROW * num
-            and PREFILL not in slices.phases
         ):
             self.team = singles.team(num)
             self.tokens: Ints = self.team.tokens
-            self.sampled: Ints = self.team.sampled
             self.is_simple = True
             return
         self.tokens = _column(slices.tokens, "tokens", num).astype(np.int64)
-        self.sampled = _column(slices.sampled, "sampled", num).astype(np.int64)
         tokens = self._by_member(self.tokens)
         if num and not np.minimum.reduce(tokens):
             tokens = np.maximum(tokens, 1)
         self.team = Team(tokens, self._by_member(self.sampled))
-        if PREFILL in slices.phases or len(slices.phases) < num:
-            self._read_prefills(slices)
+        if self.prefills:
+            self._read_prefills()
         self.is_simple = self.member_of_row is None and self._has_plain_decodes()
 
-    def _read_prefills(self, slices: StepSlices) -> None:
-        self.prefill_rows = self.phases == PREFILL
-        self.prefills = self.prefill_rows.nonzero()[0].tolist()
-        self.num_prefill_tokens = int(np.add.reduce(self.tokens[self.prefills]))
-        self.is_prefill = self.prefill_rows
+    @property
+    def phases(self) -> Bytes:
+        """Return the phases: [rows]."""
+        return _column(self._slices.phases, "phases", len(self.slots)).astype(np.uint8, copy=False)
+
+    @property
+    def flags(self) -> Bytes:
+        """Return the flags: [rows]."""
+        return _column(self._slices.flags, "flags", len(self.slots)).astype(np.uint8, copy=False)
+
+    @property
+    def sampled(self) -> Ints:
+        """Return the sampled rows of logits: [rows]."""
+        return _column(self._slices.sampled, "sampled", len(self.slots)).astype(np.int64)
+
+    def _read_prefills(self) -> None:
+        self.num_prefill_tokens = sum([self.tokens.item(at) for at in self.prefills])
         if self.member_of_row is not None:
-            self.is_prefill = self._by_member(self.prefill_rows) > 0
-        if any(slices.flags):
-            again = np.where(self.prefill_rows & ((self.flags & RECOMPUTED) > 0), self.tokens, 0)
+            self.member_prefills = sorted(set(self.member_of_row[self.prefills].tolist()))
+        if any(self._slices.flags):
+            again = np.zeros(len(self.slots), dtype=np.int64)
+            again[self.prefills] = self.tokens[self.prefills]
+            again *= (self.flags & RECOMPUTED) > 0
             self.recomputed = self._by_member(again) if again.any() else None
 
     def _has_plain_decodes(self) -> bool:
-        if len(self.prefills) > _FEW:
-            return False
-        others = (self.tokens != 1) | (self.sampled != 1)
-        return set(others.nonzero()[0].tolist()) <= set(self.prefills)
+        team = self.team
+        is_plain = team.rows is None and set(team.chunks) <= set(self.prefills)
+        return is_plain and len(self.prefills) <= _FEW
 
     def contexts(self, slices: StepSlices) -> Ints:
         """Return the contexts, by row.
@@ -185,6 +192,15 @@ class KeptRows:
             self._by_key.clear()
         if self._last is not None:
             self._by_key[rows.key] = rows
+
+
+def _positions(column: bytes, value: int) -> list[int]:
+    """Return where a column of bytes holds a value."""
+    found, at = [], column.find(value)
+    while at >= 0:
+        found.append(at)
+        at = column.find(value, at + 1)
+    return found
 
 
 def _key(slices: StepSlices) -> tuple[bytes, ...]:

@@ -7,20 +7,21 @@ are computed once, with the fit then in force, and never revised.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay, explain
-from inferscope.attribution.split import fair, to_whole_ns
+from inferscope.attribution.split import NOTHING_NS, fair, round_ns, to_whole_ns
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
+from inferscope.cost.batch import Batch, Line
 from inferscope.cost.book import CostBook
 from inferscope.records import StepSlices, StepSpan
 
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 _FASTEST_CLOCK = 1.01
@@ -84,7 +85,6 @@ class SplitStep(NamedTuple):
     fit_id: str
     slots: Ints
     """[requests]."""
-    is_prefill: Flags | None
     delay: Delay
 
 
@@ -146,10 +146,9 @@ def split_step(
     price = book.price(span.mode)
     model = price.model
     batch = rows.batch(contexts)
-    own_ns = model.own_ns(batch)
-    parts = fair(model, batch, own_ns)
-    modelled_ns = float(np.add.reduce(parts))
-    weights = rows.by_row(parts)
+    own = model.own(batch)
+    parts = fair(model, batch, own)
+    modelled_ns = parts.total(batch)
 
     shares: list[Ints] = []
     paddings: list[int] = []
@@ -161,7 +160,7 @@ def split_step(
             extra = model.f(span.padded_tokens) - model.f(num_tokens)
             padding_ns = round(executed.measured_ns * extra / (modelled_ns + extra))
         busy_ns = 0 if span.dummy else executed.measured_ns - padding_ns
-        shares.append(to_whole_ns(weights, busy_ns, weight=modelled_ns))
+        shares.append(_shares_ns(rows, batch, parts, modelled_ns, busy_ns))
         paddings.append(0 if span.dummy else padding_ns)
         unattributed.append(executed.measured_ns if span.dummy else 0)
 
@@ -173,9 +172,9 @@ def split_step(
     delay = explain(
         model,
         batch,
-        own_ns,
+        own,
         modelled_ns=modelled_ns,
-        is_prefill=rows.is_prefill,
+        prefills=rows.member_prefills,
         recomputed=rows.recomputed,
         delay_ns=delay_ns,
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
@@ -184,13 +183,12 @@ def split_step(
         delay = delay._replace(excess_ns=delay.excess_ns + wait_ns)
     if not span.cold and not span.dummy:
         book.observe(span.mode, batch, measured_ns=measured_ns, modelled_ns=modelled_ns)
-    return SplitStep(
-        shares,
-        paddings,
-        unattributed,
-        ratio - 1.0,
-        model.fit_id,
-        rows.members,
-        rows.is_prefill,
-        delay,
-    )
+    return SplitStep(shares, paddings, unattributed, ratio - 1.0, model.fit_id, rows.members, delay)
+
+
+def _shares_ns(rows: Rows, batch: Batch, parts: Line, modelled_ns: float, busy_ns: int) -> Ints:
+    """Scale the modelled parts to one rank's time: whole nanoseconds, by row."""
+    if not NOTHING_NS < modelled_ns < math.inf:
+        return to_whole_ns(np.ones(len(rows.slots)), busy_ns)
+    exact = rows.by_row(parts.values(batch, busy_ns / modelled_ns))
+    return round_ns(exact, busy_ns)

@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
 KEPT_SECONDS = 320
+_log = math.log
 _LOWEST_NS = 1e4
 _BINS_PER_E = 100
 
@@ -49,21 +50,25 @@ class _Distribution:
     __slots__ = ("bins", "longest_ns", "num", "sum_ns")
 
     def __init__(self) -> None:
-        self.bins: Counter[int] = Counter()
+        self.bins: dict[int, int] = {}
         self.num = 0
         self.sum_ns = 0
         self.longest_ns = 0
 
     def add(self, duration_ns: int, num: int) -> None:
-        log = math.log(duration_ns / _LOWEST_NS) if duration_ns > _LOWEST_NS else 0.0
-        self.bins[int(log * _BINS_PER_E)] += num
+        number = (
+            int(_log(duration_ns / _LOWEST_NS) * _BINS_PER_E) if duration_ns > _LOWEST_NS else 0
+        )
+        bins = self.bins
+        bins[number] = bins.get(number, 0) + num
         self.num += num
         self.sum_ns += num * duration_ns
         if duration_ns > self.longest_ns:
             self.longest_ns = duration_ns
 
     def merge(self, other: _Distribution) -> None:
-        self.bins.update(other.bins)
+        for number, num in other.bins.items():
+            self.bins[number] = self.bins.get(number, 0) + num
         self.num += other.num
         self.sum_ns += other.sum_ns
         self.longest_ns = max(self.longest_ns, other.longest_ns)

@@ -7,6 +7,8 @@ consecutive decode steps share.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +19,6 @@ Ints = NDArray[np.int64]
 
 
 _MOST_SINGLES = 1024
-_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Team:
@@ -25,11 +26,13 @@ class Team:
 
     Attributes:
         tokens: [requests], scheduled, each at least 1.
-        sampled: [requests], rows of logits.
         num_tokens: their sum.
-        num_rows: sampled rows in all.
+        num_rows: sampled rows of logits, in all.
         chunks: positions of the requests with more than one token.
+        chunk_tokens: [chunks].
+        chunk_rows: [chunks], sampled.
         num_single: requests with one token.
+        rows: [requests], sampled; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
         alone: what `attribution.counterfactual` has.
@@ -37,27 +40,39 @@ class Team:
 
     __slots__ = (
         "alone",
+        "chunk_rows",
+        "chunk_tokens",
         "chunks",
         "features",
         "num_rows",
         "num_single",
         "num_tokens",
-        "sampled",
+        "rows",
         "shared",
         "tokens",
     )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
         self.tokens = tokens
-        self.sampled = sampled
         self.num_tokens = int(np.add.reduce(tokens))
         self.num_rows = int(np.add.reduce(sampled))
-        has_chunks = self.num_tokens > len(tokens)
-        self.chunks: Ints = (tokens != 1).nonzero()[0] if has_chunks else _NONE
+        self.chunks: list[int] = []
+        if self.num_tokens > len(tokens):
+            self.chunks = (tokens != 1).nonzero()[0].tolist()
+        self.chunk_tokens: list[int] = [tokens.item(at) for at in self.chunks]
+        self.chunk_rows: list[int] = [sampled.item(at) for at in self.chunks]
         self.num_single = len(tokens) - len(self.chunks)
+        num_plain = np.count_nonzero(sampled == 1) - self.chunk_rows.count(1)
+        self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
-        self.shared: tuple[object, float | Floats] | None = None
-        self.alone: tuple[object, float | Floats] | None = None
+        self.shared: tuple[object, Line] | None = None
+        self.alone: tuple[object, Line] | None = None
+
+    def rows_of(self, at: int) -> int:
+        """Return how many rows one request samples."""
+        if self.rows is not None:
+            return self.rows.item(at)
+        return self.chunk_rows[self.chunks.index(at)] if at in self.chunks else 1
 
 
 class Singles:
@@ -72,7 +87,8 @@ class Singles:
         if found is None:
             if len(self._by_num) >= _MOST_SINGLES:
                 self._by_num.clear()
-            found = self._by_num[num] = Team(np.ones(num, np.int64), np.ones(num, np.int64))
+            ones = np.ones(num, np.int64)
+            found = self._by_num[num] = Team(ones, ones)
         return found
 
 
@@ -82,8 +98,7 @@ class Batch:
     Attributes:
         team: who computes what.
         context: [requests], cached before.
-        visible: [requests], context and new tokens.
-        single_visible: visible tokens of the requests with one token, in all.
+        single_visible: visible tokens (context and new) of the requests with one token, in all.
         longest_single: the most that one of them has, 0 where there is none.
         chunk_pairs: [chunks], query-key pairs.
         chunk_visible: [chunks].
@@ -96,23 +111,67 @@ class Batch:
         "longest_single",
         "single_visible",
         "team",
-        "visible",
     )
 
     def __init__(self, team: Team, context: Ints) -> None:
         self.team = team
         self.context = context
-        self.visible: Ints = context + team.tokens
-        self.single_visible = int(np.add.reduce(self.visible))
-        chunks = team.chunks
         self.chunk_pairs: list[int] = []
         self.chunk_visible: list[int] = []
-        of_singles = self.visible
-        if len(chunks):
-            of_singles = self.visible.copy()
-            for at in chunks.tolist():
-                self.chunk_pairs.append(pairs(team.tokens.item(at), context.item(at)))
-                self.chunk_visible.append(of_singles.item(at))
-                of_singles[at] = 0
-            self.single_visible -= sum(self.chunk_visible)
-        self.longest_single = int(np.maximum.reduce(of_singles))
+        self.single_visible = int(np.add.reduce(context)) + team.num_single
+        self.longest_single = int(np.maximum.reduce(context)) + 1
+        if not team.chunks:
+            return
+        longest_chunk = 0
+        for at, tokens in zip(team.chunks, team.chunk_tokens, strict=True):
+            cached = context.item(at)
+            self.chunk_pairs.append(pairs(tokens, cached))
+            self.chunk_visible.append(cached + tokens)
+            self.single_visible -= cached
+            longest_chunk = max(longest_chunk, cached + 1)
+        if not team.num_single:
+            self.longest_single = 0
+        elif longest_chunk == self.longest_single:  # perhaps no single's
+            of_singles = context.copy()
+            of_singles[team.chunks] = -1
+            self.longest_single = int(np.maximum.reduce(of_singles)) + 1
+
+
+class Line(NamedTuple):
+    """Nanoseconds by request: a line over visible tokens, and the chunks', one by one.
+
+    What a step's requests with one token pay differs by how much they see and by nothing else, so
+    few numbers stand for all of them until the last moment.
+    """
+
+    slope: float
+    """Per visible token."""
+    level: float | Floats
+    """Of each; [requests] where they differ."""
+    chunks: list[float]
+    """[chunks], in place of the line."""
+
+    def total(self, batch: Batch) -> float:
+        """Return the sum over all requests."""
+        team = batch.team
+        if isinstance(self.level, float):
+            levels = self.level * team.num_single
+        else:
+            levels = float(np.add.reduce(self.level)) - sum(self.level[team.chunks].tolist())
+        return self.slope * batch.single_visible + levels + sum(self.chunks)
+
+    def values(self, batch: Batch, scale: float = 1.0) -> Floats:
+        """Return each request's nanoseconds, scaled: [requests]."""
+        values: Floats = np.multiply(batch.context, self.slope * scale)
+        values += (self.slope + self.level) * scale
+        for at, value in zip(batch.team.chunks, self.chunks, strict=True):
+            values[at] = value * scale
+        return values
+
+    def one(self, batch: Batch, at: int) -> float:
+        """Return one request's nanoseconds."""
+        chunks = batch.team.chunks
+        if at in chunks:
+            return self.chunks[chunks.index(at)]
+        level = self.level if isinstance(self.level, float) else self.level.item(at)
+        return self.slope * (batch.context.item(at) + 1) + level

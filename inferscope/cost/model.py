@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
+from inferscope.cost.batch import Batch, Line
 from inferscope.cost.peaks import Peaks
 from inferscope.cost.shape import kv_bytes_per_token, linear_parameters, resident_parameters
 from inferscope.records import Shape
@@ -58,35 +58,18 @@ class StepModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "f_sum", np.concatenate([[0.0], np.cumsum(self.f_ns)]))
 
-    def own_ns(self, batch: Batch) -> Floats:
+    def own(self, batch: Batch) -> Line:
         """Return each slice's attention."""
         # Padding to the longest slice is paid by what each makes visible: the longest is its cause.
         per_visible = self.single_ns
         if self.padded_ns and batch.single_visible:
             longest = batch.team.num_single * batch.longest_single
             per_visible += self.padded_ns * longest / batch.single_visible
-        own: Floats = np.multiply(batch.visible, per_visible)
-        if batch.chunk_pairs:
-            at = batch.team.chunks.tolist()
-            for chunk, pairs, visible in zip(
-                at, batch.chunk_pairs, batch.chunk_visible, strict=True
-            ):
-                own[chunk] = self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
-        return own
-
-    def alone_ns(self, batch: Batch, own_ns: Floats) -> Floats:
-        """Return what each slice's attention would be by itself: with nobody to be padded to.
-
-        Args:
-            batch: the slices.
-            own_ns: their attention in the batch.
-        """
-        if not self.padded_ns:
-            return own_ns
-        alone: Floats = np.multiply(batch.visible, self.single_ns + self.padded_ns)
-        if len(batch.team.chunks):
-            alone[batch.team.chunks] = own_ns[batch.team.chunks]
-        return alone
+        chunks = [
+            self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
+            for pairs, visible in zip(batch.chunk_pairs, batch.chunk_visible, strict=True)
+        ]
+        return Line(per_visible, 0.0, chunks)
 
     def f(self, num_tokens: int) -> float:
         """Return the cost of N tokens; beyond the table by its last slope."""

@@ -23,20 +23,19 @@ class Case:
         self.model = model
         tokens = np.array([s[0] for s in slices])
         self.batch = Batch(Team(tokens, np.ones_like(tokens)), np.array([s[1] for s in slices]))
-        is_prefill = np.array([s[2] for s in slices])
-        self.is_prefill = is_prefill if is_prefill.any() else None
+        self.prefills = [at for at, s in enumerate(slices) if s[2]]
         recomputed = np.array([s[3] for s in slices])
         self.recomputed = recomputed if recomputed.any() else None
-        self.own_ns = model.own_ns(self.batch)
-        self.modelled_ns = float(fair(model, self.batch, self.own_ns).sum())
+        self.own = model.own(self.batch)
+        self.modelled_ns = fair(model, self.batch, self.own).total(self.batch)
 
     def explain(self, delay_ns: int, healthy_ratio: float = 1.0) -> Delay:
         return explain(
             self.model,
             self.batch,
-            self.own_ns,
+            self.own,
             modelled_ns=self.modelled_ns,
-            is_prefill=self.is_prefill,
+            prefills=self.prefills,
             recomputed=self.recomputed,
             delay_ns=delay_ns,
             healthy_ratio=healthy_ratio,
@@ -45,13 +44,13 @@ class Case:
     def parts(self, delay: Delay) -> np.ndarray:
         """Return the parts of each member, [members, 5]."""
         num = len(delay.own_ns)
-        is_prefill = np.zeros(num, np.bool_) if self.is_prefill is None else self.is_prefill
+        is_prefill = np.isin(np.arange(num), self.prefills)
         again = np.zeros(num, np.int64) if delay.recompute_ns is None else delay.recompute_ns
         return np.stack(
             [
                 delay.own_ns,
                 again,
-                delay.co_batched_ns,
+                delay.co_batched_ns(),
                 np.where(is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns),
                 np.full(num, delay.excess_ns),
             ],
@@ -91,14 +90,14 @@ def test_a_decode_alone_waits_for_nobody() -> None:
     case = Case([(1, 900, False, 0)])
     delay = case.explain(round(case.modelled_ns))
     assert delay.own_ns[0] == pytest.approx(case.modelled_ns, abs=1)
-    assert delay.co_batched_ns[0] <= 1
+    assert delay.co_batched_ns()[0] <= 1
     assert delay.decode_interference_ns == delay.excess_ns == 0
 
 
 def test_decodes_alone_owe_each_other_what_they_add() -> None:
     case = Case([(1, 900, False, 0)] * 8)
     delay = case.explain(round(case.modelled_ns))
-    assert (delay.co_batched_ns > 0).all()
+    assert (delay.co_batched_ns() > 0).all()
     assert delay.decode_interference_ns == 0
 
 
@@ -112,7 +111,7 @@ def test_prefills_alone_are_co_batched_not_interfered_with() -> None:
     case = Case([(1000, 0, True, 0), (500, 0, True, 0)])
     delay = case.explain(round(case.modelled_ns))
     assert delay.prefill_interference_ns == 0
-    assert delay.co_batched_ns[0] < delay.co_batched_ns[1]
+    assert delay.co_batched_ns()[0] < delay.co_batched_ns()[1]
 
 
 def test_recomputed_tokens_take_their_share_of_the_own_part() -> None:

@@ -16,29 +16,29 @@ from inferscope.records import CAUSES
 from tests.attribution import oracle
 
 Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
-def make_delay(draw: random.Random, delay_ns: int, num: int) -> tuple[Flags | None, Delay]:
+def make_delay(draw: random.Random, delay_ns: int, num: int) -> Delay:
     """Return some explanation of a delay: any that adds up."""
-    is_prefill = np.array([draw.random() < 0.3 for _ in range(num)])
+    prefills = [at for at in range(num) if draw.random() < 0.3]
     explained_ns = draw.choice([delay_ns, draw.randint(0, delay_ns)])
-    prefill_ns = draw.randint(0, explained_ns) if is_prefill.any() else explained_ns
-    decode_ns = draw.randint(0, explained_ns) if is_prefill.any() else explained_ns
-    of_class = np.where(is_prefill, prefill_ns, decode_ns)
-    own = np.array([draw.randint(0, int(most)) for most in of_class])
+    prefill_ns = draw.randint(0, explained_ns) if prefills else explained_ns
+    decode_ns = draw.randint(0, explained_ns) if prefills else explained_ns
+    own = np.array(
+        [draw.randint(0, prefill_ns if at in prefills else decode_ns) for at in range(num)]
+    )
     again = None
     if draw.random() < 0.3:
-        again = np.where(is_prefill, own // 3, 0)
-    delay = Delay(
+        again = np.where(np.isin(np.arange(num), prefills), own // 3, 0)
+    return Delay(
         own if again is None else own - again,
         again,
-        of_class - own,
-        explained_ns - prefill_ns,
-        explained_ns - decode_ns,
+        prefills,
+        prefill_ns,
+        decode_ns,
+        explained_ns,
         delay_ns - explained_ns,
     )
-    return is_prefill if is_prefill.any() else None, delay
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -125,11 +125,10 @@ class AnyOrder(RuleBasedStateMachine):
         if not len(slots):
             return
         self.team = slots
-        is_prefill, delay = make_delay(draw, length_ns, len(slots))
+        delay = make_delay(draw, length_ns, len(slots))
         start_ns += self.now_ns
         self.ledger.open_step(
             slots,
-            is_prefill,
             delay,
             start_ns=start_ns,
             end_ns=start_ns + length_ns,
@@ -211,11 +210,10 @@ class Run:
         if members != self.team.tolist():
             self.team = np.array(members, dtype=np.int64)
         start_ns, self.now_ns = self.now_ns, self.now_ns + self.draw.randint(1, 200)
-        is_prefill, delay = make_delay(self.draw, self.now_ns - start_ns, len(members))
+        delay = make_delay(self.draw, self.now_ns - start_ns, len(members))
         is_cold = self.draw.random() < 0.1
         self.ledger.open_step(
             self.team,
-            is_prefill,
             delay,
             start_ns=start_ns,
             end_ns=self.now_ns,
@@ -223,12 +221,13 @@ class Run:
         )
         self.ledger.close_steps(self.now_ns)
         parts = {}
+        co_batched = delay.co_batched_ns()
         for at, slot in enumerate(members):
-            phase = "decode" if is_prefill is None or not is_prefill[at] else "prefill"
+            phase = "prefill" if at in delay.prefills else "decode"
             parts[slot] = {
                 f"{phase}_own": int(delay.own_ns[at]),
-                f"{phase}_co_batched": int(delay.co_batched_ns[at]),
-                f"{phase}_interference": delay[3 if phase == "prefill" else 4],
+                f"{phase}_co_batched": int(co_batched[at]),
+                f"{phase}_interference": getattr(delay, f"{phase}_interference_ns"),
                 "recompute": 0 if delay.recompute_ns is None else int(delay.recompute_ns[at]),
                 "cold_start" if is_cold else "slowdown": delay.excess_ns,
             }
@@ -284,7 +283,7 @@ def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
 
 def plain(delay_ns: int, num: int) -> Delay:
     own = np.full(num, delay_ns // 2)
-    return Delay(own, None, delay_ns - own, 0, 0, 0)
+    return Delay(own, None, [], delay_ns, delay_ns, delay_ns, 0)
 
 
 def ledger_of(ledger: Ledger, slot: int) -> dict[str, int]:
@@ -307,7 +306,7 @@ def test_a_token_that_leaves_inside_the_next_step_cuts_it_and_counts_nothing_twi
     ledger, team = two_running
     for start_ns in (0, 100):
         ledger.open_step(
-            team, None, plain(100, 2), start_ns=start_ns, end_ns=start_ns + 100, is_cold=False
+            team, plain(100, 2), start_ns=start_ns, end_ns=start_ns + 100, is_cold=False
         )
     ledger.emitted(team, 140)
     assert ledger_of(ledger, 1) == {"decode_own": 70, "decode_co_batched": 70}
@@ -320,8 +319,8 @@ def test_of_two_steps_that_overlap_the_earlier_has_its_members_first(
     two_running: tuple[Ledger, Ints],
 ) -> None:
     ledger, team = two_running
-    ledger.open_step(team, None, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
-    ledger.open_step(team, None, plain(100, 2), start_ns=60, end_ns=160, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=60, end_ns=160, is_cold=False)
     ledger.close_steps(200)
     assert ledger.mark_ns[1] == 160
     assert sum(ledger_of(ledger, 1).values()) == ledger.busy_ns == 160
@@ -329,8 +328,8 @@ def test_of_two_steps_that_overlap_the_earlier_has_its_members_first(
 
 def test_a_step_within_a_step_adds_nothing(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
-    ledger.open_step(team, None, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
-    ledger.open_step(team, None, plain(20, 2), start_ns=50, end_ns=70, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
+    ledger.open_step(team, plain(20, 2), start_ns=50, end_ns=70, is_cold=False)
     ledger.close_steps(200)
     assert sum(ledger_of(ledger, 1).values()) == ledger.busy_ns == 100
 
@@ -339,7 +338,7 @@ def test_a_slot_given_back_in_an_open_step_comes_back_clean(
     two_running: tuple[Ledger, Ints],
 ) -> None:
     ledger, team = two_running
-    ledger.open_step(team, None, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
     ledger.free(1)
     ledger.begin(1, 30, WAITING)
     ledger.close_steps(100)
@@ -354,7 +353,7 @@ def test_a_request_that_has_ended_gains_nothing_from_a_step_that_still_names_it(
     ledger, team = two_running
     ledger.finished(1, 10, emitted_ns=0)
     ledger.begin(3, 0, RUNNING)
-    ledger.open_step(team, None, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
     ledger.close_steps(150)
     assert ledger_of(ledger, 1) == {"cpu_gap": 10}
     assert ledger_of(ledger, 3) == {"cpu_gap": 50, "not_scheduled": 100}
@@ -363,7 +362,7 @@ def test_a_request_that_has_ended_gains_nothing_from_a_step_that_still_names_it(
 def test_a_wait_is_a_queue_only_while_the_device_works(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
     ledger.begin(3, 20, WAITING)
-    ledger.open_step(team, None, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
     ledger.admitted(3, 90)
     assert ledger_of(ledger, 3) == {"queue": 40, "queue_idle": 30}
 
@@ -373,6 +372,6 @@ def test_a_step_announced_late_takes_back_the_idle_time_it_was_not(
 ) -> None:
     ledger, team = two_running
     ledger.pass_idle(500)
-    ledger.open_step(team, None, plain(100, 2), start_ns=450, end_ns=550, is_cold=False)
+    ledger.open_step(team, plain(100, 2), start_ns=450, end_ns=550, is_cold=False)
     ledger.close_steps(550)
     assert (ledger.busy_ns, ledger.idle_host_gap_ns, ledger.idle_no_work_ns) == (100, 450, 0)

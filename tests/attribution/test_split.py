@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.split import fair, to_whole_ns
-from inferscope.cost.batch import Batch, Team
+from inferscope.attribution.split import fair, round_ns, to_whole_ns
+from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.records import Shape
@@ -50,15 +50,27 @@ def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batc
     return Batch(Team(np.array(tokens), np.array(sampled)), np.array(contexts))
 
 
+def sampled_of(batch: Batch) -> Ints:
+    return np.array([batch.team.rows_of(at) for at in range(len(batch.context))])
+
+
 def split(model: StepModel, batch: Batch) -> Floats:
-    return fair(model, batch, model.own_ns(batch))
+    return fair(model, batch, model.own(batch)).values(batch)
+
+
+def own_ns(model: StepModel, batch: Batch) -> Floats:
+    return model.own(batch).values(batch)
+
+
+def without_attention(model: StepModel, batch: Batch) -> Floats:
+    return fair(model, batch, Line(0.0, 0.0, [0.0] * len(batch.team.chunks))).values(batch)
 
 
 def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
     """Return T of these members alone."""
-    own = model.own_ns(batch)
+    own = own_ns(model, batch)
     tokens = sum(int(batch.team.tokens[m]) for m in members)
-    rows = sum(int(batch.team.sampled[m]) for m in members)
+    rows = sum(batch.team.rows_of(m) for m in members)
     return model.f(tokens) + model.g(rows) + sum(float(own[m]) for m in members)
 
 
@@ -140,7 +152,7 @@ def test_a_share_does_not_depend_on_the_order_of_the_batch(
 ) -> None:
     at = list(range(len(batch.context)))
     order.shuffle(at)
-    moved = Batch(Team(batch.team.tokens[at], batch.team.sampled[at]), batch.context[at])
+    moved = Batch(Team(batch.team.tokens[at], sampled_of(batch)[at]), batch.context[at])
     np.testing.assert_allclose(split(model, moved), split(model, batch)[at], rtol=1e-9)
 
 
@@ -152,7 +164,7 @@ def test_requests_alike_pay_alike(
     twice = batch_of(
         [*batch.team.tokens.tolist(), tokens, tokens],
         [*batch.context.tolist(), context, context],
-        [*batch.team.sampled.tolist(), 1, 1],
+        [*sampled_of(batch).tolist(), 1, 1],
     )
     parts = split(model, twice)
     assert parts[-1] == pytest.approx(parts[-2], rel=1e-9)
@@ -163,7 +175,7 @@ def test_requests_alike_pay_alike(
 def test_who_adds_nothing_to_any_batch_pays_nothing_but_its_own(batch: Batch) -> None:
     """A flat f and g without cost: only attention is left, and it stays where it is."""
     model = model_of(np.zeros_like(N), single_ns=3.0)
-    np.testing.assert_allclose(split(model, batch), model.own_ns(batch), atol=1e-9)
+    np.testing.assert_allclose(split(model, batch), own_ns(model, batch), rtol=1e-12, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -172,8 +184,8 @@ def test_shares_of_summed_costs_are_sums_of_shares(name: str, batch: Batch) -> N
     model = MODELS[name]
     only_f = model_of(model.f_ns)
     only_g = model_of(np.zeros_like(N), model.g_ns)
-    parts = fair(only_f, batch, np.zeros(len(batch.context)))
-    parts = parts + fair(only_g, batch, np.zeros(len(batch.context))) + model.own_ns(batch)
+    parts = without_attention(only_f, batch) + without_attention(only_g, batch)
+    parts += own_ns(model, batch)
     np.testing.assert_allclose(split(model, batch), parts, rtol=1e-9, atol=1e-3)
 
 
@@ -184,9 +196,8 @@ def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, mor
     chunk = int(batch.team.chunks[0])
     tokens = batch.team.tokens.copy()
     tokens[chunk] += more
-    nothing = np.zeros(len(tokens))
-    longer = Batch(Team(tokens, batch.team.sampled), batch.context)
-    before, after = fair(model, batch, nothing), fair(model, longer, nothing)
+    longer = Batch(Team(tokens, sampled_of(batch)), batch.context)
+    before, after = without_attention(model, batch), without_attention(model, longer)
     assert after[chunk] >= before[chunk] - 1e-9 * before.sum()
 
 
@@ -228,7 +239,7 @@ def test_no_part_is_off_by_more_than_a_nanosecond(parts: Floats, total_ns: int) 
     whole = to_whole_ns(parts, total_ns)
     exact = parts * (total_ns / parts.sum())
     assert np.abs(whole - exact).max() <= 1.0 + 1e-2
-    assert to_whole_ns(parts, total_ns, weight=float(parts.sum())).sum() == total_ns
+    assert round_ns(exact, total_ns).sum() == total_ns
 
 
 def test_the_largest_remainders_are_rounded_up_the_first_of_equals_first() -> None:

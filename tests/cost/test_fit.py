@@ -18,7 +18,7 @@ from tests.cost.truth import SMALL, Truth, traffic
 
 
 def modelled_ns(model: StepModel, batch: Batch) -> float:
-    return float(fair(model, batch, model.own_ns(batch)).sum())
+    return fair(model, batch, model.own(batch)).total(batch)
 
 
 def median_error(model: StepModel, truth: Truth, batches: list[Batch]) -> float:
