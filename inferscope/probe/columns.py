@@ -31,6 +31,41 @@ def column(typecode: str, values: Sequence[int]) -> bytes:
         return array(typecode, [min(max(0, value), largest) for value in values]).tobytes()
 
 
+def slice_columns(
+    requests: Sequence[int],
+    phases: Sequence[int],
+    tokens: Sequence[int],
+    contexts: Sequence[int],
+    flags: Sequence[int],
+    sampled: Sequence[int],
+) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+    """Return a step's columns: all as `column` would, with the packers looked up once."""
+    num = len(requests)
+    if type(requests) is not bytes:
+        try:
+            u32 = _packers["I"].get(num) or _packer("I", num)
+            u8 = _packers["B"].get(num) or _packer("B", num)
+            u16 = _packers["H"].get(num) or _packer("H", num)
+            return (
+                u32(*requests),
+                u8(*phases),
+                u32(*tokens),
+                u32(*contexts),
+                u8(*flags) if len(flags) else b"",
+                u16(*sampled) if len(sampled) else b"",
+            )
+        except struct.error:
+            pass  # one of them is empty, bytes already, or out of range
+    return (
+        column("I", requests),
+        column("B", phases),
+        column("I", tokens),
+        column("I", contexts),
+        column("B", flags),
+        column("H", sampled),
+    )
+
+
 def _packer(typecode: str, num: int) -> Callable[..., bytes]:
     packers = _packers[typecode]
     if len(packers) >= _MOST_PACKERS:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.clock import SystemClock
-from inferscope.probe.columns import column, digest64
+from inferscope.probe.columns import column, digest64, slice_columns
 from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
@@ -317,19 +317,20 @@ class Probe:
             return
         try:
             t_ns = self._now()
-            indices = column("I", requests)
-            counts = column("I", tokens)
+            indices, kinds, counts, cached, marks, rows = slice_columns(
+                requests, phases, tokens, contexts, flags, sampled
+            )
             digest = digest64(indices, counts)
             record = StepSlices(
                 t_ns,
                 step,
                 digest,
                 indices,
-                column("B", phases),
+                kinds,
                 counts,
-                column("I", contexts),
-                column("B", flags),
-                column("H", sampled),
+                cached,
+                marks,
+                rows,
                 column("H", proposed) if len(proposed) else b"",
                 column("H", accepted) if len(accepted) else b"",
             )

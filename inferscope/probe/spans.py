@@ -40,8 +40,9 @@ class Spans:
         """Begin timing a step; positional, for each keyword is to be paid in every step."""
         if self._has_stopped or self._pending_ns:
             self.reap(now_ns)
-        self.timer.start(step, now_ns, mode=mode, cold=cold, dummy=dummy)
-        self._publish_pending(self.timer.pending_ns)
+        timer = self.timer
+        timer.start(step, now_ns, mode, cold, dummy)
+        self._publish_pending(timer.pending_ns)
         self.last_step = step
 
     def stop(self, now_ns: int, padded_tokens: int) -> None:
@@ -58,7 +59,8 @@ class Spans:
         log, timer = self._log, self.timer
         self._has_stopped = False
         spans = timer.reap(now_ns)
-        for anchor in timer.anchors():  # first: they place the spans
+        anchors = timer.anchors()
+        for anchor in anchors:  # first: they place the spans
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:

@@ -42,8 +42,8 @@ class Anchor(NamedTuple):
 class StepTimer(Protocol):
     """What the probe needs of a timer; all calls come from under the probe's lock."""
 
-    def start(self, step: int, now_ns: int, *, mode: str, cold: bool, dummy: bool) -> None:
-        """Begin a step, right before its first launch."""
+    def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
+        """Begin a step, right before its first launch; positional, for it is called every step."""
 
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """End the step begun last."""
@@ -71,18 +71,21 @@ class HostTimer:
 
     Attributes:
         dropped: steps without a span, because the next one began before they were stopped.
+        pending_ns: the start of the step being executed, 0 for none.
     """
 
     def __init__(self) -> None:
         self.dropped = 0
+        self.pending_ns = 0
         self._open: tuple[int, int, str, bool, bool] | None = None
         self._done: list[Span] = []
 
-    def start(self, step: int, now_ns: int, *, mode: str, cold: bool, dummy: bool) -> None:
+    def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin a step."""
         if self._open is not None:
             self.dropped += 1
         self._open = (step, now_ns, mode, cold, dummy)
+        self.pending_ns = now_ns
 
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """End the step: its span is complete at once."""
@@ -90,6 +93,7 @@ class HostTimer:
             return
         step, start_ns, mode, cold, dummy = self._open
         self._open = None
+        self.pending_ns = 0
         self._done.append(
             Span(step, mode, padded_tokens, cold, dummy, start_ns, now_ns, now_ns, None, None)
         )
@@ -109,11 +113,7 @@ class HostTimer:
         """Give up the step being executed, and spans not fetched."""
         self._open = None
         self._done = []
-
-    @property
-    def pending_ns(self) -> int:
-        """Return the start of the step being executed, 0 for none."""
-        return self._open[1] if self._open else 0
+        self.pending_ns = 0
 
 
 class EventSource(Protocol):
@@ -238,7 +238,7 @@ class EventTimer:
         self._anchor_due_ns = 0
         self._anchors: list[Anchor] = []
 
-    def start(self, step: int, now_ns: int, *, mode: str, cold: bool, dummy: bool) -> None:
+    def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Record the start event; without a free event the step goes untimed, and is counted."""
         if self._open is not None:
             self._give_up(self._open)
