@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import IO
@@ -77,7 +78,10 @@ def run(options: argparse.Namespace) -> int:
         client_times=str(options.out / "client.jsonl") if is_headless else None,
     )
     folder = ring_directory() / engine_id
-    with _Host(settings, engine_id) as host:
+    with (
+        tempfile.TemporaryFile() as words,
+        _Host(settings, engine_id, words=None if is_headless else words) as host,
+    ):
         recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
         source = RingSource(
             lambda: folder.glob("*.ring"),
@@ -106,9 +110,13 @@ class EngineFailed(InferScopeError):
 
 
 class _Host:
-    """The engine's process; leaving the context ends it."""
+    """The engine's process; leaving the context ends it.
 
-    def __init__(self, settings: Settings, engine_id: str) -> None:
+    What it writes to standard error would run into the screen: `words` holds it until the end.
+    """
+
+    def __init__(self, settings: Settings, engine_id: str, *, words: IO[bytes] | None) -> None:
+        self._words = words
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -118,6 +126,7 @@ class _Host:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._words,
             env={**os.environ, ENGINE_ID_VARIABLE: engine_id, "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,
         )
@@ -158,6 +167,10 @@ class _Host:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        words, self._words = self._words, None
+        if words is not None:
+            words.seek(0)
+            sys.stderr.write(words.read().decode("utf-8", "replace"))
 
 
 def _close(pipe: IO[bytes] | None) -> None:
