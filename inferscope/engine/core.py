@@ -20,12 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
-import torch
 
-from inferscope.engine.attention import PagedAttention
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.kv import BlockPool
-from inferscope.engine.model import Model
+from inferscope.engine.model import Model, Outline
 from inferscope.engine.request import (
     BadRequest,
     Finish,
@@ -34,16 +32,18 @@ from inferscope.engine.request import (
     Sampling,
     Submission,
 )
-from inferscope.engine.runner import Runner
+from inferscope.engine.runner import (
+    Runner,
+    StepRunner,
+    default_num_blocks,
+    max_model_tokens,
+)
 from inferscope.engine.scheduler import Plan, Scheduler
 from inferscope.engine.segments import rows_of
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
 logger = logging.getLogger(__name__)
-
-_CPU_POOL_BYTES = 1 << 30
-_CUDA_POOL_SHARE = 0.8
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -69,14 +69,27 @@ class _Cancellation(msgspec.Struct, frozen=True, gc=False):
 class Engine:
     """Serves requests on one model."""
 
-    def __init__(self, model: Model, options: EngineOptions, *, probe: Probe | None = None) -> None:
+    def __init__(
+        self,
+        model: Model | Outline,
+        options: EngineOptions,
+        *,
+        probe: Probe | None = None,
+        runner: StepRunner | None = None,
+    ) -> None:
+        """Take the model, or its outline and who runs it elsewhere.
+
+        Args:
+            model: What is run.
+            options: How.
+            probe: Observes the loop; it can be set until the first step.
+            runner: Runs the steps; None runs `model` in this thread.
+        """
         self.model = model
         self.options = options
         self.probe = Probe.disabled() if probe is None else probe
-        num_blocks = options.num_blocks or _default_num_blocks(model, options)
-        pool_tokens = num_blocks * options.block_tokens
-        limit = options.max_model_tokens or model.config.max_positions
-        self.max_model_tokens = min(limit, len(model.cos), pool_tokens)
+        num_blocks = options.num_blocks or default_num_blocks(model, options)
+        self.max_model_tokens = max_model_tokens(model, options, num_blocks)
         self.pool = BlockPool(num_blocks, block_tokens=options.block_tokens)
         self.scheduler = Scheduler(
             self.pool,
@@ -84,20 +97,10 @@ class Engine:
             max_running=options.max_running,
             prefix_cache=options.prefix_cache,
         )
-        self._runner = Runner(
-            model,
-            PagedAttention(
-                model.config,
-                num_blocks=num_blocks,
-                block_tokens=options.block_tokens,
-                dtype=model.dtype,
-                device=model.device,
-            ),
-            token_budget=options.token_budget,
-            max_running=options.max_running,
-            max_blocks=self.pool.blocks_for(self.max_model_tokens),
-            block_tokens=options.block_tokens,
-        )
+        if runner is None:
+            assert isinstance(model, Model), "an outline cannot be run here"
+            runner = Runner.of(model, options, num_blocks=num_blocks)
+        self._runner = runner
         self._requests: dict[str, Request] = {}
         self._step = 0
         self._ids = itertools.count()
@@ -179,6 +182,7 @@ class Engine:
             self._abort("server_abort")
         else:
             self._thread.join()
+        self._runner.close()
 
     # --- from the loop ------------------------------------------------------------------------
 
@@ -311,10 +315,7 @@ class Engine:
 
     def _run(self, plan: Plan) -> list[Output]:
         probe, step = self.probe, self._step
-        batch = self._runner.prepare(plan)
-        probe.start(step, mode="eager", cold=batch.is_cold)
-        tokens = self._runner.execute(batch)
-        probe.stop(step)
+        sampled, tokens = self._runner.run(step, plan, probe)
         if probe.on:
             rows = rows_of(plan.slices)
             probe.slices(
@@ -329,7 +330,7 @@ class Engine:
         for part in plan.slices:
             self.scheduler.advance(part)
         outputs = []
-        for part, token in zip(batch.sampled, tokens, strict=True):
+        for part, token in zip(sampled, tokens, strict=True):
             part.request.tokens.append(token)
             outputs.append(Output(part.request, [token], part.request.finish_after(token)))
         if outputs:
@@ -376,15 +377,3 @@ class Engine:
         with self._wake:
             self._wake.wait_for(lambda: self.has_work or self._is_closing)
             return not self._is_closing
-
-
-def _default_num_blocks(model: Model, options: EngineOptions) -> int:
-    wanted_tokens = options.max_running * min(len(model.cos), model.config.max_positions)
-    if model.device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(model.device)
-        pool_bytes = int(free_bytes * _CUDA_POOL_SHARE)
-    else:
-        pool_bytes = _CPU_POOL_BYTES
-    token_bytes = model.config.kv_token_bytes(model.dtype.itemsize)
-    num_tokens = min(wanted_tokens, pool_bytes // token_bytes)
-    return max(1, num_tokens // options.block_tokens)

@@ -17,7 +17,8 @@ from inferscope import __version__
 from inferscope.engine import shapes
 from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
 from inferscope.engine.core import Engine
-from inferscope.engine.model import Model, build_model
+from inferscope.engine.model import Model, Outline, build_model
+from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
 from inferscope.errors import BadInput
@@ -32,6 +33,7 @@ def load_engine(
     options: EngineOptions | None = None,
     *,
     open_probe: Callable[[EngineInfo], Probe] | None = None,
+    in_worker: bool = False,
 ) -> Engine:
     """Load a model and build an engine around it.
 
@@ -39,13 +41,18 @@ def load_engine(
         model: "builtin", "random:SHAPE", or the path of a checkpoint.
         options: How to run it.
         open_probe: Given what the engine is, returns its probe: `Probe.open` to observe it.
+        in_worker: Load and run the model in a process of its own.
 
     Raises:
         BadInput: If the name is no model, or the model needs what this engine does not compute.
     """
     options = options or EngineOptions()
     torch.set_num_threads(options.num_threads)
-    engine = Engine(load_model(model, options), options)
+    if in_worker:
+        runner = RemoteRunner(model, options)
+        engine = Engine(runner.outline, options, runner=runner)
+    else:
+        engine = Engine(load_model(model, options), options)
     if open_probe is not None:
         engine.probe = open_probe(describe(engine, name=model))
     return engine
@@ -79,7 +86,15 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 def describe(engine: Engine, *, name: str) -> EngineInfo:
     """Return what the probe's records say about an engine."""
-    options, model = engine.options, engine.model
+    return describe_model(
+        engine.model, engine.options, name=name, num_blocks=engine.pool.num_blocks
+    )
+
+
+def describe_model(
+    model: Model | Outline, options: EngineOptions, *, name: str, num_blocks: int
+) -> EngineInfo:
+    """Return what the probe's records say about a model and how it is run."""
     device = model.device
     return EngineInfo(
         0,
@@ -92,7 +107,7 @@ def describe(engine: Engine, *, name: str) -> EngineInfo:
         max_running=options.max_running,
         token_budget=options.token_budget,
         block_tokens=options.block_tokens,
-        num_blocks=engine.pool.num_blocks,
+        num_blocks=num_blocks,
         options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
         num_threads=options.num_threads if device.type == "cpu" else 0,
     )

@@ -24,6 +24,20 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What the step loop must know of a model, wherever its weights are.
+
+    Attributes:
+        num_positions: Longest prompt plus output.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    num_positions: int
+
+
+@dataclass(frozen=True)
 class Model:
     """A model ready to run.
 
@@ -48,6 +62,16 @@ class Model:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.weights.embedding.device
+
+    @property
+    def num_positions(self) -> int:
+        """Longest prompt plus output."""
+        return len(self.cos)
+
+    @property
+    def outline(self) -> Outline:
+        """What remains of it without its weights."""
+        return Outline(self.config, self.dtype, self.device, self.num_positions)
 
 
 def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:

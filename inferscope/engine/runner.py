@@ -7,16 +7,22 @@ kept row by row, and a step writes only the blocks that are new.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from inferscope.engine.attention import PagedAttention, RaggedBatch
-from inferscope.engine.model import Model, forward
+from inferscope.engine.config import EngineOptions
+from inferscope.engine.model import Model, Outline, forward
 from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
 from inferscope.engine.scheduler import Plan, Slice
+from inferscope.probe import Probe
+
+_CPU_POOL_BYTES = 1 << 30
+_CUDA_POOL_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,43 @@ class Batch:
     is_cold: bool
 
 
+Ran: TypeAlias = tuple[list[Slice], list[int]]
+"""A step's sampled slices, and the token chosen for each."""
+
+
+class StepRunner(Protocol):
+    """Runs the steps that the loop has planned."""
+
+    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+        """Run a step and have it timed by whoever sees it begin and end."""
+
+    def close(self) -> None:
+        """Give back what it holds; safe to call twice."""
+
+
 class Runner:
     """Owns the step's buffers and the block table."""
+
+    @classmethod
+    def of(cls, model: Model, options: EngineOptions, *, num_blocks: int) -> Runner:
+        """Make the runner that an engine's options ask for."""
+        width = options.block_tokens
+        longest = max_model_tokens(model, options, num_blocks)
+        attention = PagedAttention(
+            model.config,
+            num_blocks=num_blocks,
+            block_tokens=width,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        return cls(
+            model,
+            attention,
+            token_budget=options.token_budget,
+            max_running=options.max_running,
+            max_blocks=-(-longest // width),
+            block_tokens=width,
+        )
 
     def __init__(
         self,
@@ -63,6 +104,17 @@ class Runner:
         self._table = np.zeros((max_running, max_blocks), dtype=np.int64)
         self._num_tabled = [0] * max_running
         self._seen_buckets: set[tuple[int, bool]] = set()
+
+    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+        """Run a step, timed by the probe."""
+        batch = self.prepare(plan)
+        probe.start(step, mode="eager", cold=batch.is_cold)
+        tokens = self.execute(batch)
+        probe.stop(step)
+        return batch.sampled, tokens
+
+    def close(self) -> None:
+        """Do nothing: the buffers go with the runner."""
 
     def prepare(self, plan: Plan) -> Batch:
         """Write a plan into the buffers; one batch is valid until the next is prepared."""
@@ -148,3 +200,22 @@ def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
     for part in slices[num_singles:]:
         ids += part.request.tokens[part.context : part.context + part.num_tokens]
     return ids
+
+
+def max_model_tokens(model: Model | Outline, options: EngineOptions, num_blocks: int) -> int:
+    """Return the longest prompt plus output that an engine takes."""
+    limit = options.max_model_tokens or model.config.max_positions
+    return min(limit, model.num_positions, num_blocks * options.block_tokens)
+
+
+def default_num_blocks(model: Model | Outline, options: EngineOptions) -> int:
+    """Return how many KV blocks there are room and use for."""
+    wanted_tokens = options.max_running * min(model.num_positions, model.config.max_positions)
+    if model.device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(model.device)
+        pool_bytes = int(free_bytes * _CUDA_POOL_SHARE)
+    else:
+        pool_bytes = _CPU_POOL_BYTES
+    token_bytes = model.config.kv_token_bytes(model.dtype.itemsize)
+    num_tokens = min(wanted_tokens, pool_bytes // token_bytes)
+    return max(1, num_tokens // options.block_tokens)

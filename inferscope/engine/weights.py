@@ -6,7 +6,7 @@ A fused matrix is one product instead of three, which on small batches is most o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from inferscope.engine.config import ModelConfig
+from inferscope.engine.config import DtypeName, ModelConfig
 from inferscope.errors import BadInput
 
 TensorSource: TypeAlias = Callable[[str], Tensor]
 
-DTYPES = MappingProxyType(
+DTYPES: Mapping[DtypeName, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
+
+
+def dtype_name(dtype: torch.dtype) -> DtypeName:
+    """Return a dtype's name among `DTYPES`."""
+    return next(name for name, known in DTYPES.items() if known is dtype)
 
 
 @dataclass(frozen=True)

@@ -345,6 +345,32 @@ class Probe:
         except Exception as error:
             life.fail(error)
 
+    def sign(self, step: int, *, requests: Sequence[int], tokens: Sequence[int]) -> None:
+        """Note what the step stopped last computed, on a rank whose slices the core tells.
+
+        By the digest of these its span and the core's slices recognise each other.
+
+        Args:
+            step: the step's number, the same as the core's.
+            requests: the core's indices, one per row, in the order of its slices.
+            tokens: tokens computed, likewise.
+        """
+        life = self._life
+        if not life.on or step < life.first_step:
+            return
+        try:
+            t_ns = self._now()
+            digest = digest64(column("I", requests), column("I", tokens))
+            log, spans = self._log, self._spans
+            with log.lock:
+                spans.sign(step, digest)
+                spans.reap(t_ns)
+                if t_ns >= log.health_due_ns:
+                    life.report(t_ns)
+            log.cost_ns += self._now() - t_ns
+        except Exception as error:
+            life.fail(error)
+
     def emitted(self, requests: Sequence[int], tokens: Sequence[int], *, step: int = -1) -> None:
         """Note that tokens leave the engine's loop, or (in a front end) were written to clients."""
         if not self._life.on:

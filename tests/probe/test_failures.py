@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "slices": lambda probe, index: probe.slices(
         1, requests=[index], phases=[1], tokens=[1], contexts=[1]
     ),
+    "sign": lambda probe, index: probe.sign(1, requests=[index], tokens=[1]),
     "emitted": lambda probe, index: probe.emitted([index], [1], step=1),
     "on": lambda probe, index: probe.on,
     "path": lambda probe, index: probe.path,
@@ -42,9 +43,12 @@ MADE_OTHERWISE = {"open", "disabled", "clock"}
 SURELY_TOUCHES = {
     *(("clock", call) for call in CALLS.keys() - {"on", "path"}),
     *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"}),
-    *(("timer", call) for call in ("start", "stop", "slices", "close", "the thread beside")),
+    *(
+        ("timer", call)
+        for call in ("start", "stop", "slices", "sign", "close", "the thread beside")
+    ),
     *(("requests", call) for call in CALLS.keys() - {"on", "path", "stop"}),
-    *(("budget", call) for call in ("slices", "the thread beside")),
+    *(("budget", call) for call in ("slices", "sign", "the thread beside")),
     *(("switch", call) for call in ("close", "the thread beside")),
 }
 """Or the injection would miss what it is meant for; a keyframe is due, so that all write much."""

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from inferscope.collector.source import RingSource
+from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
+from inferscope.engine.remote import RemoteRunner, WorkerLost
+from inferscope.errors import BadInput
+from inferscope.probe import Probe
+from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
+from tests.engine.checkpoints import prompts
+from tests.probe.fakes import of
+
+OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
+"""Chunks, prefix hits and preemptions all occur."""
+SAMPLINGS = (
+    Sampling(max_tokens=20),
+    Sampling(max_tokens=20, temperature=0.9, seed=5),
+    Sampling(max_tokens=20, temperature=0.9, top_k=5, top_p=0.8, seed=6),
+    Sampling(max_tokens=20, min_tokens=20, stop_token_ids=tuple(range(80)), temperature=1.0),
+)
+
+
+def remote_engine() -> Engine:
+    return load_engine("random:tiny", OPTIONS, in_worker=True)
+
+
+def pid_of(engine: Engine) -> int:
+    runner = engine._runner
+    assert isinstance(runner, RemoteRunner)
+    return runner.pid
+
+
+def is_dead(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn", "narrowed", "held"])
+def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does(sampling: Sampling) -> None:
+    here, there = load_engine("random:tiny", OPTIONS), remote_engine()
+    asked = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
+    try:
+        assert there.generate(asked, sampling) == here.generate(asked, sampling)
+    finally:
+        there.close()
+    assert is_gone(pid_of(there))
+
+
+@pytest.fixture
+def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "apart")
+    return tmp_path / "apart"
+
+
+def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
+    engine = load_engine("random:tiny", OPTIONS, open_probe=Probe.open, in_worker=True)
+    engine.generate(prompts(8, vocab=64), Sampling(max_tokens=10))
+    engine.close()
+    engine.probe.close()
+    core, worker = (next(rings.glob(f"{role}-0-*.ring")) for role in ("core", "worker"))
+    assert of(StepPlan, core)
+    assert of(Emitted, core)
+    assert not of(StepSpan, core)
+    assert not of(StepSlices, worker)
+    spans = {span.step: span.digest for span in of(StepSpan, worker)}
+    assert spans == {slices.step: slices.digest for slices in of(StepSlices, core)}
+    assert 0 not in spans.values()
+
+    source = RingSource(lambda: rings.glob("*.ring"), name="")
+    deadline = time.monotonic() + 20
+    while not source.has_ended and time.monotonic() < deadline:
+        source.advance()
+        time.sleep(0.02)
+    fold = source.collector
+    (view,) = fold.engines.values()
+    assert view.lives.num_finished == 8
+    assert fold.num_unjoined == 0
+    assert view.num_partial == 0
+    for final in view.lives.finished:
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert final.ledger_ns["decode_own"] > 0
+        assert not final.joined_late
+    source.close()
+
+
+def test_a_killed_worker_ends_the_engine_with_one_clear_word() -> None:
+    engine = remote_engine()
+    pid = pid_of(engine)
+    engine.submit([1, 2, 3], Sampling(max_tokens=50))
+    engine.step()
+    os.kill(pid, signal.SIGKILL)
+    while not is_dead(pid):
+        time.sleep(0.01)
+    with pytest.raises(WorkerLost, match=r"the worker's process has ended \(exit code -9\)"):
+        engine.step()
+    engine.close()
+
+
+def test_a_worker_leaves_with_its_engine() -> None:
+    engine = remote_engine()
+    pid = pid_of(engine)
+    runner = engine._runner
+    assert isinstance(runner, RemoteRunner)
+    runner._pipe.close()  # as when the engine's process is killed
+    deadline = time.monotonic() + 10
+    while not is_gone(pid) and time.monotonic() < deadline:
+        runner._process.poll()
+        time.sleep(0.02)
+    assert is_gone(pid)
+
+
+def test_what_cannot_be_loaded_is_said_by_the_one_who_asked(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is no model"):
+        load_engine(str(tmp_path / "nothing"), in_worker=True)
