@@ -28,6 +28,8 @@ AFTER_THE_END_NS = 6_000_000_000
 """Ticks after the last record of dead rings: long enough to decide that they are lost."""
 RESTATE_NS = 10_000_000_000
 """Between statements of which rings there are: a recording can be read from any of them on."""
+RETIRE_NS = 60_000_000_000
+"""Without a heartbeat: where rings come and go, that of a dead process is not kept open longer."""
 _END_OF_TIME_NS = 1 << 62
 _COPIES_PER_POLL = 8
 """16 MiB: history comes in pieces, so that a screen can show the first ones."""
@@ -41,18 +43,36 @@ class RingFollower:
         notes: what the reader must say of the files.
     """
 
-    def __init__(self, find: Callable[[], Iterable[Path]], clock: Clock) -> None:
-        """Take what finds the rings, asked again every second, and the clock."""
+    def __init__(
+        self,
+        find: Callable[[], Iterable[Path]],
+        clock: Clock,
+        *,
+        since_ns: int | None = None,
+        stays: bool = False,
+    ) -> None:
+        """Prepare; the first `poll` opens the rings.
+
+        Args:
+            find: finds the rings, asked again every second.
+            clock: says how far the fold may go.
+            since_ns: how far back to read, to the keyframe before it; None for all there is.
+            stays: time goes on when all rings are dead, for others may come.
+        """
         self._find = find
         self._clock = clock
+        self._since_ns = since_ns
+        self._stays = stays
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
+        self._num_rings = 0
         self._seen: set[tuple[Path, int]] = set()
         """Files, by path and inode: a name may be used again."""
         self._last_ns: dict[int, int] = {}
         self._look_again_ns = 0
         self._restate_ns: int | None = None
         self._has_ended = False
+        self._is_manned = True
         self.num_unknown = 0
         self.notes: list[str] = []
 
@@ -60,6 +80,15 @@ class RingFollower:
     def has_ended(self) -> bool:
         """Tell whether all rings are dead and read to their end."""
         return self._has_ended
+
+    @property
+    def is_manned(self) -> bool:
+        """Tell whether a process that writes was there at the last call."""
+        return self._is_manned
+
+    def look_again(self) -> None:
+        """Ask for the rings at the next call, without waiting for the second to be over."""
+        self._look_again_ns = 0
 
     def poll(self) -> list[Item]:
         """Return what has become due since the last call."""
@@ -82,8 +111,11 @@ class RingFollower:
             if self._read(number, reader):
                 has_more = True
                 until_ns = min(until_ns, self._last_ns[number])
-        if alive or has_more or any(map(_is_held, self._readers.values())):
+        self._is_manned = alive or any(map(is_held, self._readers.values()))
+        if self._is_manned or has_more or self._stays:
             out += self._merger.take(until_ns)
+            if self._stays and not has_more:
+                self._retire(now_ns)
         elif self._readers:
             out += self._merger.take(None)
             last_ns = max(self._last_ns.values(), default=0)
@@ -109,11 +141,16 @@ class RingFollower:
                 continue
             self._seen.add(file)
             try:
-                new.append(RingReader(path))
+                reader = RingReader(path)
             except UnreadableFile as error:
                 self.notes.append(str(error))
+                continue
+            if self._since_ns is None or reader.seek(self._since_ns):
+                new.append(reader)
+            else:
+                reader.close()
         for reader in sorted(new, key=lambda reader: (reader.identity.start_ns, str(reader.path))):
-            number = len(self._readers) + 1
+            self._num_rings = number = self._num_rings + 1
             self._readers[number] = reader
             self._last_ns[number] = reader.identity.start_ns
             if reader.format_version > FORMAT_VERSION:
@@ -122,6 +159,12 @@ class RingFollower:
                     f"{reader.format_version}); what this one does not know is skipped"
                 )
             out.append(_opened(number, reader))
+
+    def _retire(self, now_ns: int) -> None:
+        """Close the rings of processes that are dead and read to their end."""
+        for number, reader in list(self._readers.items()):
+            if now_ns - reader.heartbeat_ns() > RETIRE_NS and not is_held(reader):
+                self._readers.pop(number).close()
 
     def _restate(self, out: list[Item]) -> None:
         """Say again which rings there are."""
@@ -174,7 +217,7 @@ class RingFollower:
         return True
 
 
-def _is_held(reader: RingReader) -> bool:
+def is_held(reader: RingReader) -> bool:
     """Tell whether the writer's process is there, though stopped: its heart does not beat."""
     try:
         handle = os.open(reader.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

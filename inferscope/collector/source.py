@@ -39,17 +39,31 @@ class RingSource:
         sinks: tuple[Sink, ...] = (),
         recording: RecordingWriter | None = None,
         clock: Clock | None = None,
+        since_ns: int | None = None,
+        stays: bool = False,
     ) -> None:
-        """Follow the rings that `find` returns; `name` is for the header of screens."""
+        """Follow the rings that `find` returns; `name` is for the header of screens.
+
+        `since_ns` and `stays` are a RingFollower's.
+        """
         self.title = name
         self.collector = Collector(*sinks)
-        self._follower = RingFollower(find, clock or SystemClock())
+        self._follower = RingFollower(find, clock or SystemClock(), since_ns=since_ns, stays=stays)
         self._recording = recording
 
     @property
     def has_ended(self) -> bool:
         """Tell whether all processes are gone and all their records folded."""
         return self._follower.has_ended
+
+    @property
+    def is_manned(self) -> bool:
+        """Tell whether a process that writes was there at the last call."""
+        return self._follower.is_manned
+
+    def look_again(self) -> None:
+        """Ask for the rings at the next call."""
+        self._follower.look_again()
 
     def advance(self) -> int:
         """Fold what has become due; return how many records that was."""

@@ -25,6 +25,8 @@ READ_BYTES = 2 * layout.MAX_PAYLOAD_BYTES
 """Of one copy; more than the largest frame, so that every copy holds a whole one."""
 _LAP_MARGIN = 16
 """A lapped reader resumes at least 1/16 of the ring ahead of the writer, or it is lapped again."""
+_RESTATED_NS = 15_000_000_000
+"""Keyframes are ten seconds apart at most; a busy machine may be late."""
 _MOST_CHECKED = 8
 """A search for the next whole frame checksums at most this many times the bytes it searches."""
 
@@ -139,6 +141,23 @@ class RingReader:
             if out:
                 break
         return out
+
+    def seek(self, t_ns: int) -> bool:
+        """Begin at the newest keyframe not after a time, or at the oldest there is.
+
+        Returns:
+            False where all records are older: a writer restates itself every ten seconds.
+        """
+        claim, head, _ = self._bounds()
+        lowest = max(0, claim - self._capacity + self._capacity // _LAP_MARGIN)
+        keyframe, newest_ns = self.words()[5], None
+        while lowest <= keyframe < head and (frame := self._keyframe_at(keyframe)) is not None:
+            newest_ns = frame.t_ns if newest_ns is None else newest_ns
+            self._position, self._expected = keyframe, None
+            if frame.t_ns <= t_ns or frame.previous_position >= keyframe:
+                break
+            keyframe = frame.previous_position
+        return newest_ns is None or newest_ns >= t_ns - _RESTATED_NS
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
