@@ -10,6 +10,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from inferscope.collector.finals import DeviceTime
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How an engine says that it was started; empty or 1 where it does not say."""
+
+    role: str = "both"
+    """In disaggregated serving: prefill, decode or both."""
+    revision: str = ""
+    quantization: str = ""
+    """Bits of weights and KV, as in w4kv16."""
+    tensor_ranks: int = 1
+    pipeline_ranks: int = 1
+    data_ranks: int = 1
+    expert_ranks: int = 1
+    options_hash: str = ""
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -157,6 +175,11 @@ class EngineView:
     num_ranks: int = 1
     num_partial: int = 0
     """Steps that were split although a rank that is seen said nothing of them."""
+    deployment: Deployment = Deployment()
+    devices: tuple[DeviceTime, ...] = ()
+    """Each device's wall time since the fold began, or since it is counted."""
+    through_ns: int = 0
+    """Up to when that wall time reaches."""
 
     @property
     def has_ended(self) -> bool:

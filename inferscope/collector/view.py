@@ -16,6 +16,7 @@ from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
 from inferscope.collector.requests import Request
 from inferscope.collector.snapshot import (
+    Deployment,
     EngineView,
     Health,
     Quantiles,
@@ -57,7 +58,7 @@ def snapshot(
         collector: the fold.
         window_ns: how far back distributions and rates reach.
         mode: live, paused, replay or ended.
-        max_requests: rows at most, those alive first.
+        max_requests: rows at most, those alive first; readers who show none ask for none.
         source: what is being read.
         notes: what the reader must say.
     """
@@ -146,6 +147,20 @@ def _engine(
         num_ranks_seen=num_seen,
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
+        deployment=_deployment(info),
+        devices=tuple(times) if engine.has_steps else (),
+        through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
+    )
+
+
+def _deployment(info: EngineInfo) -> Deployment:
+    shape = info.shape
+    return Deployment(
+        info.role,
+        info.revision,
+        f"w{shape.weight_bits}kv{shape.kv_bits}" if shape is not None else "",
+        *info.sizes,
+        info.options_hash,
     )
 
 
@@ -215,7 +230,7 @@ def _health(collector: Collector, engine: EngineFold, probe_ns: int, window_s: i
 def _requests(
     engine: EngineFold, alive: list[Request], max_requests: int
 ) -> tuple[RequestRow, ...]:
-    rows = [_alive_row(engine, request) for request in reversed(alive[-max_requests:])]
+    rows = [_alive_row(engine, request) for request in alive[::-1][:max_requests]]
     room = max_requests - len(rows)
     rows += [finished_row(final) for final in list(engine.lives.finished)[::-1][:room]]
     return tuple(rows)
