@@ -1,19 +1,23 @@
 """Exporters: what they are, and how the ones installed here are found.
 
 An exporter is a class in the entry-point group `inferscope.exporters`. The core knows none by
-import: ours and a third party's load the same way. It is told everything that becomes final, in
-fold order, and closed once.
+import: ours and a third party's load the same way. There are two kinds. An `Exporter` turns a file
+into another (`inferscope export`); a `LiveExporter` says so by `is_live` and serves or sends what a
+collector sees, for as long as it runs (`inferscope collect`). Both are told everything that becomes
+final, in fold order, and closed once.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
+from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
 
 GROUP = "inferscope.exporters"
@@ -35,9 +39,57 @@ class Exporter(Protocol):
         """Write what is only known at the end."""
 
 
+class LiveExporter(Protocol):
+    """Serves or sends what a collector sees. One thread calls it: it must never wait for a peer.
+
+    If a method raises, the exporter is closed and not called again; the others go on.
+    """
+
+    is_live: ClassVar[bool]
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        """Take its section of the configuration; open nothing.
+
+        Raises:
+            BadInput: a setting cannot be used, with its key.
+        """
+
+    def describe(self) -> str:
+        """Say in one line what it will do; once it is open, what it does."""
+
+    def open(self) -> None:
+        """Import what is heavy; bind or connect.
+
+        Raises:
+            BadInput: it cannot, with the reason.
+            ImportError: its extra is not installed.
+        """
+
+    def step(self, step: FinalStep) -> None:
+        """Take a step."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request."""
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Take the view of all engines, about once a second.
+
+        Totals count from when the collector began to count. An engine that is gone stays in it
+        until it is forgotten; then its numbers can be dropped.
+        """
+
+    def close(self) -> None:
+        """Send what is left, within a bounded time, and let go of everything."""
+
+
 def exporter_names() -> list[str]:
     """Return the formats that can be exported here."""
-    return sorted(entry.name for entry in metadata.entry_points(group=GROUP))
+    return _names(is_live=False)
+
+
+def live_exporter_names() -> list[str]:
+    """Return the exporters that a collector can feed here."""
+    return _names(is_live=True)
 
 
 def load_exporter(name: str) -> type[Exporter]:
@@ -46,17 +98,63 @@ def load_exporter(name: str) -> type[Exporter]:
     Raises:
         BadInput: there is none of that name, or its package's extra is not installed.
     """
+    loaded: type[Exporter] = _load(name, exporter_names)
+    if is_live(loaded):
+        raise BadInput(
+            f"{name} writes no file: `inferscope collect` feeds it from running engines. "
+            f"Formats: {', '.join(exporter_names())}."
+        )
+    return loaded
+
+
+def load_live_exporter(name: str) -> type[LiveExporter]:
+    """Return a live exporter by its name.
+
+    Raises:
+        BadInput: there is none of that name, or its package's extra is not installed.
+    """
+    loaded: type[LiveExporter] = _load(name, live_exporter_names)
+    if not is_live(loaded):
+        raise BadInput(
+            f"{name} writes files: `inferscope export FILE --format {name}`. "
+            f"Exporters of a collector: {', '.join(live_exporter_names())}."
+        )
+    return loaded
+
+
+def is_live(exporter: type[object]) -> bool:
+    """Tell which of the two kinds an exporter is."""
+    return bool(getattr(exporter, "is_live", False))
+
+
+def missing_extra(name: str, error: ImportError) -> BadInput:
+    """Return what to say of an exporter whose package's extra is not installed."""
+    return BadInput(
+        f'the exporter {name} needs {error.name}. Install it with: pip install "inferscope[{name}]"'
+    )
+
+
+def _names(*, is_live: bool) -> list[str]:
+    entries = metadata.entry_points(group=GROUP)
+    return sorted(entry.name for entry in entries if _may_be(entry, is_live))
+
+
+def _may_be(entry: metadata.EntryPoint, wanted: bool) -> bool:
+    """Tell whether an exporter is of a kind; one that cannot be loaded now may be of either."""
+    try:
+        return is_live(entry.load()) is wanted
+    except (ImportError, AttributeError):
+        return True
+
+
+def _load(name: str, names: Callable[[], list[str]]) -> Any:
     for entry in metadata.entry_points(group=GROUP):
         if entry.name == name:
             try:
-                loaded: type[Exporter] = entry.load()
+                return entry.load()
             except ImportError as error:
-                raise BadInput(
-                    f"the exporter {name} needs {error.name}. "
-                    f'Install it with: pip install "inferscope[{name}]"'
-                ) from error
-            return loaded
-    raise BadInput(f"no exporter is called {name!r}. Installed: {', '.join(exporter_names())}.")
+                raise missing_extra(name, error) from error
+    raise BadInput(f"no exporter is called {name!r}. Installed: {', '.join(names())}.")
 
 
 def private_file(path: Path) -> IO[bytes]:
