@@ -17,6 +17,7 @@ COMMANDS = {
     "attach": "the live screen over a running engine, with history",
     "record": "write what an engine does into a file",
     "replay": "show a recording at the pace at which it was made",
+    "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "doctor": "say what this machine allows, and how to get what is missing",
     "on": "switch an engine's probe on",
@@ -25,6 +26,7 @@ COMMANDS = {
 _MODULES = {"on": "switch", "off": "switch"}
 _EXTRAS = {
     "numpy": "reader",
+    "yaml": "reader",
     "textual": "tui",
     "torch": "engine",
     "tokenizers": "engine",

@@ -1,0 +1,246 @@
+"""Numbers as Prometheus' families; the only module here that knows its client library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from inferscope.collector.snapshot import EngineView
+from inferscope_prometheus import names
+from inferscope_prometheus.numbers import Counts, Histogram
+
+Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One engine at one time; nothing in it changes any more."""
+
+    view: EngineView
+    by_replica: Mapping[int, Counts]
+    residual: float | None
+    folded_real_ns: int
+    """The wall time that the view has come to."""
+
+    def labels(self, dp_rank: int | str) -> tuple[str, ...]:
+        """Return the values of LABELS."""
+        view = self.view
+        return (view.model, view.engine, view.engine_id, str(dp_rank), view.deployment.role)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Return the values of LABELS where replicas are not told apart."""
+        return self.labels("all" if self.view.deployment.data_ranks > 1 else 0)
+
+    @property
+    def device(self) -> str:
+        """Return the engine's device, or that it has several."""
+        devices = self.view.devices
+        return devices[0].device if len(devices) == 1 else "all" if devices else "unknown"
+
+
+def families(looks: Iterable[Look]) -> Iterator[Metric]:
+    """Return all families of the engines in sight."""
+    looks = list(looks)
+    yield _gauge(
+        "inferscope_folded_timestamp_seconds",
+        "Wall time that these numbers have come to.",
+        (),
+        ((look.whole, look.folded_real_ns / 1e9) for look in looks),
+    )
+    replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
+    yield from _histograms(replicas)
+    yield from _counters(replicas)
+    yield from _devices(looks)
+    yield from _gauges(looks)
+    yield from _health(looks)
+
+
+def _histograms(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+    for name, (bounds, says) in names.HISTOGRAMS.items():
+        family = HistogramMetricFamily(f"inferscope_{name}_seconds", says, labels=names.LABELS)
+        for labels, counts in replicas:
+            _add_histogram(family, labels, bounds, counts.histograms[name])
+        yield family
+    steps = HistogramMetricFamily(
+        "inferscope_step_duration_seconds",
+        "Steps of the engine, by the phases in them.",
+        labels=(*names.LABELS, "phase"),
+    )
+    shares = HistogramMetricFamily(
+        "inferscope_request_gpu_seconds",
+        "Device time that was a request's share of its steps.",
+        labels=(*names.LABELS, "phase"),
+    )
+    for labels, counts in replicas:
+        for phase, histogram in counts.step_ns.items():
+            _add_histogram(steps, (*labels, phase), names.BOUNDS_B, histogram)
+        for phase, histogram in counts.gpu_ns.items():
+            _add_histogram(shares, (*labels, phase), names.BOUNDS_A, histogram)
+    yield steps
+    yield shares
+
+
+def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+    yield _counter(
+        "inferscope_requests",
+        "Requests that ended, by how.",
+        ("finish_reason",),
+        (((*at, how), num) for at, c in replicas for how, num in c.finishes.items()),
+    )
+    yield _counter(
+        "inferscope_latency_seconds",
+        "Where the time of all ended requests went; sums to their durations.",
+        ("cause",),
+        (((*at, why), ns / 1e9) for at, c in replicas for why, ns in c.cause_ns.items()),
+    )
+    yield _counter(
+        "inferscope_wasted_gpu_seconds",
+        "Device time that brought nobody anything.",
+        ("reason",),
+        (((*at, why), ns / 1e9) for at, c in replicas for why, ns in c.waste_ns.items()),
+    )
+    yield _counter(
+        "inferscope_tokens",
+        "Tokens computed, and prompt tokens found in the prefix cache.",
+        ("phase", "source"),
+        (((*at, *which), num) for at, c in replicas for which, num in c.tokens.items()),
+    )
+
+
+def _devices(looks: list[Look]) -> Iterator[Metric]:
+    rows = [
+        ((*look.whole, device.device, phase), ns / 1e9)
+        for look in looks
+        for device in look.view.devices
+        for phase, ns in device.seconds_by_ns.items()
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_gpu_phase_seconds",
+            "Where a device's wall time went; sums to it.",
+            ("gpu", "phase"),
+            rows,
+        )
+    rows = [
+        ((*look.labels(rank), look.device, phase), flops)
+        for look in looks
+        for rank, counts in look.by_replica.items()
+        for phase, flops in (counts.flops or {}).items()
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_flops",
+            "Floating-point operations of ended requests, from the model's shape.",
+            ("gpu", "phase"),
+            rows,
+        )
+    rows = [
+        ((*look.whole, look.device), look.residual) for look in looks if look.residual is not None
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_attribution_residual_ratio",
+            "Measured over modelled step time, less one.",
+            ("gpu",),
+            rows,
+        )
+
+
+def _gauges(looks: list[Look]) -> Iterator[Metric]:
+    """What is now: of engines that are gone there is none."""
+    alive = [(look.whole, look.view) for look in looks if look.view.is_alive]
+    yield _gauge(
+        "inferscope_requests_running",
+        "Requests admitted.",
+        (),
+        ((at, view.num_running) for at, view in alive),
+    )
+    yield _gauge(
+        "inferscope_requests_waiting",
+        "Requests in the queue, those that lost their blocks included.",
+        (),
+        ((at, view.num_waiting + view.num_held) for at, view in alive),
+    )
+    kv = [(at, view.blocks_used / view.blocks_total) for at, view in alive if view.blocks_total]
+    if kv:
+        yield _gauge("inferscope_kv_cache_usage_ratio", "KV blocks in use.", (), kv)
+    cost = [(at, v.health.probe_share) for at, v in alive if v.health.probe_share is not None]
+    if cost:
+        yield _gauge("inferscope_overhead_ratio", "Time inside the probe over wall time.", (), cost)
+    info = GaugeMetricFamily(
+        "inferscope_engine_info",
+        "How an engine was started.",
+        labels=(
+            *names.LABELS,
+            *("engine_version", "model_revision", "quantization"),
+            *("tp", "pp", "dp", "ep", "gpu", "config_hash"),
+        ),
+    )
+    for look in looks:
+        view, how = look.view, look.view.deployment
+        sizes = (how.tensor_ranks, how.pipeline_ranks, how.data_ranks, how.expert_ranks)
+        what = (view.version, how.revision, how.quantization)
+        info.add_metric([*look.whole, *what, *map(str, sizes), look.device, how.options_hash], 1)
+    yield info
+
+
+def _health(looks: list[Look]) -> Iterator[Metric]:
+    rows = []
+    for look in looks:
+        view = look.view
+        is_up = {
+            "probe": view.is_alive and view.health.probe_state == "on",
+            "device_clock": view.is_alive and view.clock == "device",
+        }
+        rows += [((*look.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
+    yield _gauge("inferscope_source_up", "Whether a source of facts is there.", ("source",), rows)
+    rows = []
+    for look in looks:
+        health = look.view.health
+        late = sum(counts.num_joined_late for counts in look.by_replica.values())
+        drops = (health.num_lost, health.num_unknown, health.num_unjoined, late)
+        rows += [
+            ((*look.whole, *which), float(num))
+            for which, num in zip(names.DROPS, drops, strict=True)
+        ]
+    yield _counter(
+        "inferscope_records_dropped",
+        "What is missing in these numbers.",
+        ("stage", "reason"),
+        rows,
+    )
+
+
+def _add_histogram(
+    family: HistogramMetricFamily,
+    labels: tuple[str, ...],
+    bounds_s: tuple[float, ...],
+    histogram: Histogram,
+) -> None:
+    num, buckets = 0, []
+    for bound, count in zip((*map(str, bounds_s), "+Inf"), histogram.counts, strict=True):
+        num += count
+        buckets.append((bound, num))
+    family.add_metric(labels, buckets, histogram.sum_ns / 1e9)
+
+
+def _counter(name: str, says: str, labels: tuple[str, ...], rows: Rows) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, says, labels=(*names.LABELS, *labels))
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _gauge(name: str, says: str, labels: tuple[str, ...], rows: Rows) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, says, labels=(*names.LABELS, *labels))
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family

@@ -1,0 +1,71 @@
+"""What is exported under which name: a contract with other people's dashboards and alerts.
+
+Bounds are constants, never configuration: quantiles over replicas with different bounds are wrong.
+"""
+
+from __future__ import annotations
+
+from inferscope.records import CAUSES, FINISHES
+
+BOUNDS_A = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+"""Seconds: of requests and their parts."""
+BOUNDS_B = (
+    *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0),
+)
+"""Seconds: of tokens and steps."""
+
+LABELS = ("model_name", "engine", "engine_id", "dp_rank", "role")
+"""Of every family; a request's or a user's id is in none."""
+
+HISTOGRAMS = {
+    "time_to_first_token": (BOUNDS_A, "From a request's arrival to its first token."),
+    "time_between_tokens": (BOUNDS_B, "Gaps between two deliveries of one request."),
+    "time_per_output_token": (BOUNDS_B, "Mean time per token of a request after its first."),
+    "request_duration": (BOUNDS_A, "From a request's arrival to the end of its delivery."),
+    "request_queue": (BOUNDS_A, "Time a request waited to be admitted."),
+    "request_prefill": (BOUNDS_A, "From a request's admission to its first token."),
+    "request_decode": (BOUNDS_A, "From a request's first token to its last."),
+    "request_stall": (BOUNDS_A, "Time a request was admitted and not worked on."),
+}
+"""By name without prefix and unit."""
+STALLS = ("not_scheduled", "preempted", "recompute", "paused")
+"""Causes of a stall; recomputing only makes up for one."""
+QUEUES = ("queue", "queue_idle")
+
+STEP_PHASES = ("prefill", "decode", "mixed")
+PHASES = ("prefill", "decode")
+WASTES = ("cancel", "recompute", "padding")
+"""Of the reasons those that are known; rejected drafts and retries are seen by nobody yet."""
+CANCELS = ("client_cancel", "timeout")
+TOKENS = (("prefill", "computed"), ("prefill", "cached"), ("decode", "computed"))
+DROPS = (
+    ("ring", "lost"),
+    ("ring", "unknown"),
+    ("fold", "unjoined"),
+    ("fold", "joined_late"),
+)
+"""Frames overwritten or damaged before they were read; of a kind this version does not know;
+steps whose records do not fit together; requests not counted because part of them was not seen."""
+SOURCES = ("probe", "device_clock", "nvml", "gpm")
+
+__all__ = [
+    "BOUNDS_A",
+    "BOUNDS_B",
+    "CANCELS",
+    "CAUSES",
+    "DROPS",
+    "FINISHES",
+    "HISTOGRAMS",
+    "LABELS",
+    "PHASES",
+    "QUEUES",
+    "SOURCES",
+    "STALLS",
+    "STEP_PHASES",
+    "TOKENS",
+    "WASTES",
+]

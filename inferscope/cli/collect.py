@@ -1,0 +1,96 @@
+"""Follow every engine of this host and export what they do; one collector per host.
+
+Without a configuration it serves Prometheus on 127.0.0.1:9464. Engines come and go without a
+restart. SIGUSR1 pins the records of the last and the next half minute, where pins are configured;
+Ctrl-C and SIGTERM send what is left and end it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from inferscope.cli.stopping import Stop, stoppable
+from inferscope.collecting.config import Config, read_config
+from inferscope.collecting.lock import only_collector
+from inferscope.collecting.outlets import Outlets, make_exporters
+from inferscope.collecting.service import Service
+from inferscope.exporting import LiveExporter, live_exporter_names
+from inferscope.probe.clock import SystemClock
+from inferscope.ring.discovery import find_engines
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML (default: prometheus)")
+    parser.add_argument("--check", action="store_true", help="say what it would do, and leave")
+    parser.epilog = f"""exporters installed: {", ".join(live_exporter_names())}
+
+examples:
+  inferscope collect
+  inferscope collect --config collect.yaml --check
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Collect."""
+    config = read_config(options.config, os.environ)
+    exporters = make_exporters(config.exporters)
+    if options.check:
+        return _check(config, exporters)
+    with only_collector(config.rings), stoppable() as stop:
+        wishes = _Wishes(stop)
+        signal.signal(signal.SIGUSR1, wishes.pin)
+        outlets = Outlets(exporters, say=_say)
+        outlets.open()
+        _say(f"collecting from {config.rings}; Ctrl-C ends it")
+        is_through = Service(config, outlets, clock=SystemClock(), say=_say).run(wishes)
+    if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+class _Wishes:
+    """What signals ask for."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self.wants_pin = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Tell whether it is to end."""
+        return self._stop.is_asked
+
+    def pin(self, number: int, frame: FrameType | None) -> None:
+        """Note that somebody wants a pin."""
+        self.wants_pin = True
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"inferscope: {line}\n")
+
+
+def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
+    """Print what a collector would do."""
+    now_ns = time.monotonic_ns()
+    num_alive = sum(engine.is_alive(now_ns) for engine in find_engines(config.rings))
+    rows = [("rings", f"{config.rings}, engines there now: {num_alive}")]
+    rows += [(name, exporter.describe()) for name, exporter in exporters.items()]
+    pins, slo = config.pins, config.slo
+    if pins is None:
+        rows.append(("pins", "none"))
+    else:
+        rows.append(("pins", f"{pins.folder}, {pins.max_mb:g} MB at most, on {', '.join(pins.on)}"))
+        rows.append(("", f"{pins.before_s:g} s before and {pins.after_s:g} s after an incident"))
+        limits = (("first token", slo.ttft_ms), ("between tokens", slo.tbt_ms))
+        known = [f"{what} {limit:g} ms" for what, limit in limits if limit is not None]
+        rows.append(("breach", ", ".join(known) or "never: slo has no threshold"))
+    sys.stdout.write("".join(f"{name:<12}{what}\n" for name, what in rows))
+    return 0

@@ -1,0 +1,162 @@
+"""What a collector is told: one YAML file, overridden by the environment.
+
+    rings: /run/inferscope
+    exporters:
+      prometheus: {host: 127.0.0.1, port: 9464}
+    pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
+    slo: {ttft_ms: 2000, tbt_ms: 200}
+
+INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
+exporter's port; each scalar has such a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from inferscope.collecting.document import Section, Setting, near, read_document, read_scalar
+from inferscope.errors import BadInput
+from inferscope.ring.discovery import ring_directory
+
+PREFIX = "INFERSCOPE_COLLECT_"
+INCIDENTS = ("breach", "engine_lost", "signal")
+"""What can be pinned: a request beyond a threshold, an engine gone without a goodbye, SIGUSR1."""
+_DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
+_SCALARS = {
+    "RINGS": ("rings",),
+    "PINS_FOLDER": ("pins", "folder"),
+    "PINS_MAX_MB": ("pins", "max_mb"),
+    "PINS_BEFORE_S": ("pins", "before_s"),
+    "PINS_AFTER_S": ("pins", "after_s"),
+    "SLO_TTFT_MS": ("slo", "ttft_ms"),
+    "SLO_TBT_MS": ("slo", "tbt_ms"),
+}
+_EXPORTERS = "EXPORTERS_"
+
+
+@dataclass(frozen=True)
+class SloSettings:
+    """Thresholds of a single request; None where there is none."""
+
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class PinSettings:
+    """Where incidents are kept, and how much of them."""
+
+    folder: Path
+    max_mb: float = 1024.0
+    before_s: float = 30.0
+    after_s: float = 30.0
+    on: tuple[str, ...] = INCIDENTS
+
+    @property
+    def max_bytes(self) -> int:
+        """All pins together."""
+        return round(self.max_mb * 1e6)
+
+    @property
+    def before_ns(self) -> int:
+        """Kept from before an incident."""
+        return round(self.before_s * 1e9)
+
+    @property
+    def after_ns(self) -> int:
+        """Kept from after it."""
+        return round(self.after_s * 1e9)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that a collector is told."""
+
+    rings: Path
+    exporters: Mapping[str, Mapping[str, object]]
+    pins: PinSettings | None
+    slo: SloSettings
+
+
+def read_config(path: Path | None, environment: Mapping[str, str]) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: of the YAML file; None for the defaults.
+        environment: of the process; its words override the file's.
+
+    Raises:
+        BadInput: something in it cannot be used: what, where, and what was meant perhaps.
+    """
+    document = Section({}, path="", where="") if path is None else read_document(path)
+    for name in sorted(environment):
+        if name.startswith(PREFIX):
+            _override(document, name, environment[name])
+    document.only(("rings", "exporters", "pins", "slo"))
+    rings = document.text("rings")
+    return Config(
+        Path(rings) if rings else ring_directory(),
+        _exporters(document.section("exporters")),
+        _pins(document.section("pins")),
+        _slo(document.section("slo")),
+    )
+
+
+def _override(document: Section, name: str, text: str) -> None:
+    """Put a variable's word where the file's would be."""
+    key = name.removeprefix(PREFIX)
+    if key.startswith(_EXPORTERS):
+        exporter, _, setting = key.removeprefix(_EXPORTERS).partition("_")
+        path: tuple[str, ...] = ("exporters", exporter.lower(), setting.lower())
+    elif key in _SCALARS:
+        path = _SCALARS[key]
+    else:
+        known = [PREFIX + each for each in (*_SCALARS, f"{_EXPORTERS}NAME_KEY")]
+        raise BadInput(f"{name} is no setting. {near(name, known)}")
+    settings = document.settings
+    for step in path[:-1]:
+        found = settings.get(step)
+        if found is None or found.value is None:
+            found = settings[step] = Setting({}, name)
+        if not isinstance(found.value, dict):
+            return  # which is wrong whatever the variable says
+        settings = found.value
+    settings[path[-1]] = Setting(
+        text if path[-1] in ("rings", "folder") else read_scalar(text), name
+    )
+
+
+def _exporters(section: Section | None) -> Mapping[str, Mapping[str, object]]:
+    if section is None:
+        return _DEFAULT_EXPORTERS
+    found = {}
+    for name in section.settings:
+        settings = section.section(name)
+        found[name] = {} if settings is None else settings.plain()
+    return found
+
+
+def _pins(section: Section | None) -> PinSettings | None:
+    if section is None:
+        return None
+    section.only(("folder", "max_mb", "before_s", "after_s", "on"))
+    folder = section.text("folder")
+    if folder is None:
+        raise section.missing("folder", "where recordings of incidents are kept")
+    asked = PinSettings(Path(folder))
+    return PinSettings(
+        asked.folder,
+        section.number("max_mb") or asked.max_mb,
+        section.number("before_s") or asked.before_s,
+        section.number("after_s") or asked.after_s,
+        section.words("on", INCIDENTS) or asked.on,
+    )
+
+
+def _slo(section: Section | None) -> SloSettings:
+    if section is None:
+        return SloSettings()
+    section.only(("ttft_ms", "tbt_ms"))
+    return SloSettings(section.number("ttft_ms"), section.number("tbt_ms"))

@@ -1,0 +1,183 @@
+"""A YAML file whose every value knows where it stands, and questions that name what is wrong.
+
+config.yaml:7: pins.max_md is no setting. Did you mean max_mb?
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from inferscope.errors import BadInput
+
+_MOST_BYTES = 1 << 20
+_DEEPEST = 8
+
+
+class Setting(NamedTuple):
+    """A value with where it stands; of a mapping, its settings by key."""
+
+    value: object
+    where: str
+    """File and line, or the name of a variable."""
+
+
+class Section:
+    """A mapping of settings; it raises BadInput for whatever cannot be used."""
+
+    def __init__(self, settings: Mapping[str, Setting], *, path: str, where: str) -> None:
+        """Take the settings; `path` is how errors call the section, empty for the whole file."""
+        self.settings = dict(settings)
+        self._path = path
+        self._where = where
+
+    def only(self, known: Iterable[str]) -> None:
+        """Refuse all other keys, naming the nearest of those that are known."""
+        known = list(known)
+        for key, setting in self.settings.items():
+            if key not in known:
+                raise BadInput(
+                    f"{setting.where}: {self._name(key)} is no setting. {near(key, known)}"
+                )
+
+    def section(self, key: str) -> Section | None:
+        """Return a section of this one, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        value = {} if setting.value is None else setting.value
+        if not isinstance(value, dict):
+            raise self._wrong(key, "a section: KEY: VALUE lines below it")
+        return Section(value, path=self._name(key), where=setting.where)
+
+    def text(self, key: str) -> str | None:
+        """Return a word or a path, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        if not isinstance(setting.value, str) or not setting.value:
+            raise self._wrong(key, "text")
+        return setting.value
+
+    def number(self, key: str, *, least: float = 0.0) -> float | None:
+        """Return a number above `least`, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        value = setting.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number")
+        if not least < value <= 1e9:
+            raise self._wrong(key, f"a number above {least:g}")
+        return float(value)
+
+    def words(self, key: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return a list of some of the words allowed, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        if not isinstance(setting.value, list):
+            raise self._wrong(key, f"a list of: {', '.join(allowed)}")
+        for word in setting.value:
+            if word not in allowed:
+                raise BadInput(
+                    f"{setting.where}: {self._name(key)} has {word!r}. {near(str(word), allowed)}"
+                )
+        return tuple(setting.value)
+
+    def plain(self) -> dict[str, object]:
+        """Return the settings as they are, for somebody else to check."""
+        return {key: _plain(setting.value) for key, setting in self.settings.items()}
+
+    def missing(self, key: str, what: str) -> BadInput:
+        """Return what to raise where a key must be there."""
+        return BadInput(f"{self._where}: {self._path} needs {key}: {what}.")
+
+    def _wrong(self, key: str, wanted: str) -> BadInput:
+        setting = self.settings[key]
+        return BadInput(
+            f"{setting.where}: {self._name(key)} is {_shown(setting.value)}. Give {wanted}."
+        )
+
+    def _name(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return the question whether the nearest known word was meant, or all of them."""
+    known = list(known)
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"Did you mean {found[0]}?" if found else f"There are: {', '.join(known)}."
+
+
+def read_document(path: Path) -> Section:
+    """Read a YAML file.
+
+    Raises:
+        BadInput: it cannot be read, or is not a mapping, with the line.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}. Give another --config.") from error
+    if len(raw) > _MOST_BYTES:
+        raise BadInput(f"{path} is larger than a configuration can be.")
+    try:
+        loader = yaml.SafeLoader(raw)
+        try:
+            node = loader.get_single_node()
+            value = None if node is None else _value(loader, node, str(path), depth=0)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise BadInput(f"{path}:{line}: not YAML: {error.problem}.") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInput(f"{path}: not YAML: {str(error).splitlines()[0]}.") from error
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}:1: not a mapping. Give KEY: VALUE lines.")
+    return Section(value, path="", where=str(path))
+
+
+def read_scalar(text: str) -> object:
+    """Read what stands in a variable as it would be read in the file."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node, file: str, *, depth: int) -> object:
+    where = f"{file}:{node.start_mark.line + 1}"
+    if depth > _DEEPEST:  # an alias of itself, say
+        raise BadInput(f"{where}: nested deeper than any setting.")
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(loader, item, file, depth=depth + 1) for item in node.value]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node)
+    settings: dict[str, Setting] = {}
+    for key_node, value_node in node.value:
+        where = f"{file}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value)
+        if key in settings:
+            raise BadInput(f"{where}: {key} is set twice.")
+        settings[key] = Setting(_value(loader, value_node, file, depth=depth + 1), where)
+    return settings
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(setting.value) for key, setting in value.items()}
+    return value
+
+
+def _shown(value: object) -> str:
+    return "a section" if isinstance(value, dict) else repr(value)

@@ -1,0 +1,256 @@
+"""All engines of a host, each followed by a fold of its own from its first ring to long after.
+
+An engine that is gone takes its fold along when it is forgotten, so a collector that runs for
+months beside engines that come and go holds what those of the last minutes need.
+
+What is counted begins when the collector does. The rings hold more, and some of it is read: a
+request that was under way is then known from its beginning and counted whole when it ends. What
+ended before is nobody's: the collector before this one has counted it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, Sink
+from inferscope.collector.follow import is_held
+from inferscope.collector.snapshot import EngineView, Snapshot
+from inferscope.collector.source import RingSource
+from inferscope.collector.view import snapshot
+from inferscope.errors import UnreadableFile
+from inferscope.probe.clock import Clock
+from inferscope.ring.discovery import ALIVE_NS, boot_id
+from inferscope.ring.reader import RingReader
+
+HISTORY_NS = 120_000_000_000
+"""Read of the rings that are there at the start: requests that began since then are whole."""
+FORGET_NS = 900_000_000_000
+"""An engine stays in sight for this long after its last process: fifteen minutes."""
+_SETTLE_NS = 1_000_000_000
+"""From an engine's first ring to following it: its other processes have made theirs by then."""
+_BEHIND_NS = 1_000_000_000
+"""A living fold stays up to half a second behind; a second is caught up."""
+_WINDOW_NS = 10_000_000_000
+
+
+class Engines:
+    """Follows the engines whose rings are in a folder.
+
+    Attributes:
+        notes: what must be said of their files, until somebody takes it.
+    """
+
+    def __init__(self, folder: Path, *, sink: Sink, clock: Clock) -> None:
+        """Prepare.
+
+        Args:
+            folder: of the rings.
+            sink: receives what becomes final, once it counts.
+            clock: the rings' own.
+        """
+        self._folder = folder
+        self._sink = sink
+        self._clock = clock
+        self._began_ns = clock.monotonic_ns()
+        self._known: set[tuple[Path, int]] | None = None
+        """Ring files, by path and inode; None before the first look."""
+        self._settling: dict[str, tuple[int, list[Path]]] = {}
+        self._followed: dict[str, _Followed] = {}
+        self.notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def advance(self) -> None:
+        """Look for new rings and fold what has become due."""
+        now_ns = self._clock.monotonic_ns()
+        self._discover(now_ns)
+        for engine_id, engine in list(self._followed.items()):
+            engine.advance(now_ns)
+            if engine.is_forgotten(now_ns):
+                engine.close()
+                del self._followed[engine_id]
+
+    def snapshot(self) -> Snapshot:
+        """Return the view of all engines that count."""
+        now_ns = self._clock.monotonic_ns()
+        real_ns = self._clock.real_ns()
+        views = [view for engine in self._followed.values() for view in engine.views()]
+        return Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
+
+    def rings(self) -> Iterator[Path]:
+        """Return the rings of all engines in sight."""
+        for engine in self._followed.values():
+            yield from engine.paths
+        for _, paths in self._settling.values():
+            yield from paths
+
+    def close(self) -> None:
+        """Close all rings; safe to call twice."""
+        followed, self._followed = self._followed, {}
+        for engine in followed.values():
+            engine.close()
+
+    def _discover(self, now_ns: int) -> None:
+        present = dict(self._files())
+        is_start = self._known is None
+        new = present.keys() - (self._known or ())
+        self._known = set(present)
+        for file in sorted(new):
+            engine_id = self._engine_of(present[file], is_start=is_start)
+            if engine_id is None:
+                continue
+            if engine_id in self._followed:
+                self._followed[engine_id].add(present[file])
+            else:
+                since_ns = now_ns - _SETTLE_NS if is_start else now_ns
+                self._settling.setdefault(engine_id, (since_ns, []))[1].append(present[file])
+        for engine_id, (since_ns, paths) in list(self._settling.items()):
+            if now_ns - since_ns >= _SETTLE_NS:
+                del self._settling[engine_id]
+                self._followed[engine_id] = _Followed(
+                    engine_id, paths, self._sink, self._clock, counts_at_once=not is_start
+                )
+
+    def _files(self) -> Iterator[tuple[tuple[Path, int], Path]]:
+        with suppress(OSError):  # the folder is being taken away; what is left comes next time
+            for path in self._folder.glob("**/*.ring"):
+                yield (path, path.stat().st_ino), path
+
+    def _engine_of(self, path: Path, *, is_start: bool) -> str | None:
+        """Return whose ring it is; None for no ring, or one whose process died before the start."""
+        try:
+            reader = RingReader(path)
+        except UnreadableFile as error:
+            self.notes.append(str(error))
+            return None
+        try:
+            heartbeat_ns, identity = reader.heartbeat_ns(), reader.identity
+            is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
+            if identity.boot_id != boot_id() or (is_start and not is_alive):
+                return None
+            return identity.engine_id
+        finally:
+            reader.close()
+
+
+class _Followed:
+    """One engine in sight.
+
+    Attributes:
+        paths: its rings.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        paths: list[Path],
+        sink: Sink,
+        clock: Clock,
+        *,
+        counts_at_once: bool,
+    ) -> None:
+        now_ns = clock.monotonic_ns()
+        self.paths = paths
+        self._gate = _Gate(sink)
+        self._gate.is_open = counts_at_once
+        self._counts_from_ns = now_ns - _BEHIND_NS
+        self._source = RingSource(
+            lambda: self.paths,
+            name=engine_id,
+            sinks=(self._gate,),
+            clock=clock,
+            since_ns=None if counts_at_once else now_ns - HISTORY_NS,
+            stays=True,
+        )
+        self._before: EngineView | None = None
+        self._last: EngineView | None = None
+        self._seen_ns = now_ns
+        self._was_manned = True
+
+    def add(self, path: Path) -> None:
+        """Follow one more ring."""
+        self.paths = [*self.paths, path]
+        self._source.look_again()
+
+    def advance(self, now_ns: int) -> None:
+        """Fold what has become due; begin to count when caught up."""
+        self._source.advance()
+        if self._source.is_manned:
+            self._seen_ns = now_ns
+        if not self._gate.is_open and self._source.collector.now_ns >= self._counts_from_ns:
+            self._gate.is_open = True
+            self._before = next(iter(self._look()), None)
+
+    def is_forgotten(self, now_ns: int) -> bool:
+        """Tell whether its last process is gone for long."""
+        return now_ns - self._seen_ns > FORGET_NS
+
+    def views(self) -> Iterator[EngineView]:
+        """Return its view, nothing before it counts; of the gone, what they were."""
+        if not self._gate.is_open:
+            return
+        is_manned = self._source.is_manned
+        for view in self._look():
+            if is_manned or self._was_manned or self._last is None:
+                self._last = view
+            # The fold's time goes on. That of a device whose engine is gone is nobody's.
+            devices, through_ns = self._last.devices, self._last.through_ns
+            view = replace(view, is_alive=is_manned, devices=devices, through_ns=through_ns)
+            yield view if self._before is None else _since(self._before, view)
+        self._was_manned = is_manned
+
+    def close(self) -> None:
+        """Close its rings."""
+        self._source.close()
+
+    def _look(self) -> tuple[EngineView, ...]:
+        return snapshot(
+            self._source.collector, window_ns=_WINDOW_NS, mode="live", max_requests=0
+        ).engines
+
+
+class _Gate:
+    """Lets final steps and requests through once they count."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.is_open = False
+        self._sink = sink
+
+    def step(self, step: FinalStep) -> None:
+        """Pass a step on."""
+        if self.is_open:
+            self._sink.step(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Pass a request on."""
+        if self.is_open:
+            self._sink.request(request)
+
+
+def _since(before: EngineView, view: EngineView) -> EngineView:
+    """Return a view whose totals count from an earlier one."""
+    then = {device.device: device for device in before.devices}
+    health, old = view.health, before.health
+    return replace(
+        view,
+        devices=tuple(_time_since(then.get(now.device), now) for now in view.devices),
+        health=replace(
+            health,
+            num_records=health.num_records - old.num_records,
+            num_lost=health.num_lost - old.num_lost,
+            num_late=health.num_late - old.num_late,
+            num_unjoined=health.num_unjoined - old.num_unjoined,
+            num_unknown=health.num_unknown - old.num_unknown,
+        ),
+    )
+
+
+def _time_since(before: DeviceTime | None, now: DeviceTime) -> DeviceTime:
+    if before is None:
+        return now
+    spent = {name: ns - before.seconds_by_ns[name] for name, ns in now.seconds_by_ns.items()}
+    return DeviceTime(now.engine_id, now.device, now.wall_ns - before.wall_ns, spent)

@@ -1,0 +1,61 @@
+"""What is worth a pin: a request beyond its thresholds, an engine that is lost, a wish."""
+
+from __future__ import annotations
+
+import itertools
+
+from inferscope.collecting.config import SloSettings
+from inferscope.collecting.pins import Pins
+from inferscope.collector.finals import FinalRequest
+from inferscope.collector.snapshot import Snapshot
+from inferscope.ring.discovery import ALIVE_NS
+
+_NOTICED_NS = ALIVE_NS + 3_000_000_000
+"""Between the end of a process and its being given up, at most."""
+
+
+class Incidents:
+    """Tells pins what happened."""
+
+    def __init__(self, pins: Pins, *, on: tuple[str, ...], slo: SloSettings) -> None:
+        """Take the pins, which of INCIDENTS are kept, and the thresholds."""
+        self._pins = pins
+        self._on = on
+        self._slo = slo
+        self._silent: set[str] = set()
+        self._lost: set[str] = set()
+
+    def request(self, request: FinalRequest) -> None:
+        """Judge a request by its thresholds."""
+        if "breach" in self._on and not request.joined_late and is_breach(self._slo, request):
+            self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Notice engines that went without a goodbye."""
+        silent = {v.engine_id for v in snapshot.engines if not (v.is_alive or v.has_ended)}
+        lost = silent & self._silent  # its goodbye may have been on its way
+        if lost - self._lost and "engine_lost" in self._on:
+            self._pins.pin("engine_lost", snapshot.mono_ns - _NOTICED_NS, snapshot.mono_ns)
+        self._silent, self._lost = silent, lost
+
+    def asked(self, now_ns: int) -> None:
+        """Pin the present because somebody wants it."""
+        if "signal" in self._on:
+            self._pins.pin("signal", now_ns, now_ns)
+
+
+def is_breach(slo: SloSettings, request: FinalRequest) -> bool:
+    """Tell whether a request missed a threshold: its first token, or any gap between two.
+
+    A request that ended without a token has missed its deadline if it waited that long.
+    """
+    if slo.ttft_ms is not None:
+        first_ns = request.first_token_ns
+        waited_ns = (request.delivered_ns if first_ns is None else first_ns) - request.arrived_ns
+        if waited_ns > slo.ttft_ms * 1e6:
+            return True
+    if slo.tbt_ms is None:
+        return False
+    gaps = itertools.pairwise(request.token_times_ns)
+    longest_ns = max((late - early for early, late in gaps), default=0)
+    return longest_ns > slo.tbt_ms * 1e6

@@ -1,0 +1,131 @@
+"""The live exporters of a collector: each is fed until it raises; its end is not the others'."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.snapshot import Snapshot
+from inferscope.errors import BadInput
+from inferscope.exporting import LiveExporter, load_live_exporter, missing_extra
+
+Final = TypeVar("Final")
+
+FLUSH_S = 5.0
+"""For all exporters together, to send what is left."""
+
+
+def make_exporters(
+    sections: Mapping[str, Mapping[str, object]],
+) -> dict[str, LiveExporter]:
+    """Return an exporter for each section of the configuration, none of them open.
+
+    Raises:
+        BadInput: there is no such exporter, or a setting of it cannot be used.
+    """
+    made = {}
+    for name, settings in sections.items():
+        kind = load_live_exporter(name)
+        try:
+            made[name] = kind(settings)
+        except BadInput as error:
+            raise BadInput(f"exporters.{name}: {error}") from error
+    return made
+
+
+class Outlets:
+    """Feeds exporters.
+
+    An exporter is somebody else's code: whatever it raises costs one line and that exporter.
+    """
+
+    def __init__(
+        self, exporters: Mapping[str, LiveExporter], *, say: Callable[[str], None]
+    ) -> None:
+        """Take exporters that are not open, and what prints a line."""
+        self._on = dict(exporters)
+        self._say = say
+
+    def open(self) -> None:
+        """Open all.
+
+        Raises:
+            BadInput: one cannot be opened; those before it are closed again.
+        """
+        opened: dict[str, LiveExporter] = {}
+        for name, exporter in self._on.items():
+            try:
+                exporter.open()
+            except Exception as error:
+                self._on = opened
+                self.close()
+                if isinstance(error, ImportError):
+                    raise missing_extra(name, error) from error
+                raise
+            opened[name] = exporter
+            self._say(f"{name}: {exporter.describe()}")
+
+    def step(self, step: FinalStep) -> None:
+        """Hand on a step."""
+        for name, exporter in tuple(self._on.items()):
+            self._hand_on(name, exporter.step, step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Hand on a request."""
+        for name, exporter in tuple(self._on.items()):
+            self._hand_on(name, exporter.request, request)
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Hand on a view."""
+        for name, exporter in tuple(self._on.items()):
+            self._hand_on(name, exporter.look, snapshot)
+
+    def close(self) -> bool:
+        """Close all, within a bounded time; tell whether all of them came to an end."""
+        closing = [_Closing(name, exporter) for name, exporter in self._on.items()]
+        self._on = {}
+        end_s = time.monotonic() + FLUSH_S
+        for one in closing:
+            one.join(max(0.0, end_s - time.monotonic()))
+            if one.is_alive():
+                self._say(f"the exporter {one.name} was not through after {FLUSH_S:.0f} s")
+            elif one.error is not None:
+                self._say(f"the exporter {one.name} did not close well: {_words(one.error)}")
+        return not any(one.is_alive() for one in closing)
+
+    def _hand_on(self, name: str, take: Callable[[Final], None], what: Final) -> None:
+        try:
+            take(what)
+        except Exception as error:
+            self._switch_off(name, error)
+
+    def _switch_off(self, name: str, error: Exception) -> None:
+        exporter = self._on.pop(name)
+        self._say(f"the exporter {name} is switched off, it raised {_words(error)}")
+        # What it serves would be stale from now on. It may hang as well as raise.
+        _Closing(name, exporter).join(FLUSH_S)
+
+
+class _Closing(threading.Thread):
+    """Closes an exporter on a thread that nobody has to wait for."""
+
+    def __init__(self, name: str, exporter: LiveExporter) -> None:
+        super().__init__(name=name, daemon=True)
+        self._exporter = exporter
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Close it."""
+        try:
+            self._exporter.close()
+        except Exception as error:
+            self.error = error
+
+
+def _words(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:200]}"
