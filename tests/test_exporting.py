@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from inferscope.errors import BadInput
-from inferscope.exporting import exporter_names, load_exporter
+from inferscope.exporting import (
+    exporter_names,
+    live_exporter_names,
+    load_exporter,
+    load_live_exporter,
+)
 from tests.cli.running import Run, inferscope
 
 _THIRD_PARTY = """
@@ -38,6 +43,15 @@ def install(folder: Path, name: str, target: str, code: str) -> None:
 
 def test_ours_are_found_by_entry_point() -> None:
     assert exporter_names() == ["jsonl", "perfetto"]
+
+
+def test_live_ones_are_apart() -> None:
+    assert "prometheus" in live_exporter_names()
+    assert not set(live_exporter_names()) & set(exporter_names())
+    with pytest.raises(BadInput, match="inferscope collect"):
+        load_exporter("prometheus")
+    with pytest.raises(BadInput, match="--format jsonl"):
+        load_live_exporter("jsonl")
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:

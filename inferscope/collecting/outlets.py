@@ -47,6 +47,7 @@ class Outlets:
     ) -> None:
         """Take exporters that are not open, and what prints a line."""
         self._on = dict(exporters)
+        self._closing: list[_Closing] = []
         self._say = say
 
     def open(self) -> None:
@@ -85,16 +86,16 @@ class Outlets:
 
     def close(self) -> bool:
         """Close all, within a bounded time; tell whether all of them came to an end."""
-        closing = [_Closing(name, exporter) for name, exporter in self._on.items()]
+        self._closing += [_Closing(name, exporter) for name, exporter in self._on.items()]
         self._on = {}
         end_s = time.monotonic() + FLUSH_S
-        for one in closing:
+        for one in self._closing:
             one.join(max(0.0, end_s - time.monotonic()))
             if one.is_alive():
-                self._say(f"the exporter {one.name} was not through after {FLUSH_S:.0f} s")
+                self._say(f"the exporter {one.name} was not through after {FLUSH_S:g} s")
             elif one.error is not None:
                 self._say(f"the exporter {one.name} did not close well: {_words(one.error)}")
-        return not any(one.is_alive() for one in closing)
+        return not any(one.is_alive() for one in self._closing)
 
     def _hand_on(self, name: str, take: Callable[[Final], None], what: Final) -> None:
         try:
@@ -106,7 +107,7 @@ class Outlets:
         exporter = self._on.pop(name)
         self._say(f"the exporter {name} is switched off, it raised {_words(error)}")
         # What it serves would be stale from now on. It may hang as well as raise.
-        _Closing(name, exporter).join(FLUSH_S)
+        self._closing.append(_Closing(name, exporter))
 
 
 class _Closing(threading.Thread):

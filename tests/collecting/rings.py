@@ -1,0 +1,59 @@
+"""A ring whose records and whose time are made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferscope.records import ON, Clock, EngineInfo, Keyframe, Live, ProbeHealth, Record, encode
+from inferscope.ring.discovery import boot_id
+from inferscope.ring.layout import STARTS_KEYFRAME, Identity
+from inferscope.ring.writer import RingWriter
+
+SECOND_NS = 1_000_000_000
+
+
+class Time:
+    """The clock of the ring and of its readers."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def real_ns(self) -> int:
+        return 1_700_000_000 * SECOND_NS + self.now_ns
+
+
+class Ring:
+    """Restates itself every ten seconds and says every half second that it is well."""
+
+    def __init__(self, folder: Path, time: Time) -> None:
+        self.path = folder / "core-0-1.ring"
+        self._time = time
+        me = Identity("made", "core", 0, 1, "host", boot_id(), time.now_ns, 0)
+        self._writer = RingWriter(self.path, me, capacity=1 << 18)
+        self._keyframe_ns = 0
+
+    def pass_time(self, seconds: float) -> None:
+        """Go on for so long."""
+        end_ns = self._time.now_ns + round(seconds * SECOND_NS)
+        while self._time.now_ns < end_ns:
+            self._time.now_ns += SECOND_NS // 2
+            now_ns = self._time.now_ns
+            if now_ns - self._keyframe_ns >= 10 * SECOND_NS:
+                self._keyframe_ns = now_ns
+                keyframe = Keyframe(now_ns, ON, self._writer.last_keyframe)
+                self._write(keyframe, STARTS_KEYFRAME)
+                self._write(EngineInfo(now_ns, "made-up"))
+                self._write(Live(now_ns, b"", b"", b"", b"", b"", ()))
+                self._write(Clock(now_ns, self._time.real_ns()))
+            self._write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
+            self._writer.beat(now_ns)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._writer.close()
+
+    def _write(self, record: Record, flags: int = 0) -> None:
+        self._writer.write(record.CODE, encode(record), flags=flags)

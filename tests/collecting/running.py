@@ -1,0 +1,145 @@
+"""A collector and an engine, each a process of its own, and what a scrape says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+BY_HAND = Path(__file__).with_name("by_hand.py")
+LATEST_S = 20.0
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for something that will be so."""
+    end_s = time.monotonic() + LATEST_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came to be so"
+        time.sleep(0.05)
+
+
+class Scrape:
+    """What /metrics said once."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def of_engine(self, engine_id: str) -> Scrape:
+        """Return what was said of one engine."""
+        part: Scrape = Scrape.__new__(Scrape)
+        part.text, part.families = self.text, self.families
+        part._samples = [s for s in self._samples if s.labels["engine_id"] == engine_id]
+        return part
+
+    def all(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+        """Return the samples of a name that have these labels."""
+        return [
+            (sample.labels, sample.value)
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def one(self, name: str, **labels: str) -> float:
+        """Return the only sample of a name that has these labels."""
+        ((_, value),) = self.all(name, **labels)
+        return value
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of a name that have these labels."""
+        return sum(value for _, value in self.all(name, **labels))
+
+
+class Collector:
+    """`inferscope collect`, running."""
+
+    def __init__(self, rings: Path, folder: Path, config: str = "", **environment: str) -> None:
+        file = folder / "collect.yaml"
+        file.write_text("exporters:\n  prometheus: {port: 0}\n" + config, encoding="utf-8")
+        self._log = folder / "collect.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inferscope", "collect", "--config", str(file)],
+                stderr=log,
+                env={**os.environ, "INFERSCOPE_DIR": str(rings), **environment},
+            )
+        eventually(lambda: "collecting from" in self.said() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said()
+        self.url = self.said().split("serves ")[1].split()[0]
+
+    def said(self) -> str:
+        """Return its standard error."""
+        return self._log.read_text(encoding="utf-8")
+
+    def scrape(self) -> Scrape:
+        """Ask for /metrics."""
+        with urllib.request.urlopen(self.url, timeout=10) as answer:
+            return Scrape(answer.read().decode())
+
+    def stop(self) -> int:
+        """End it as a service manager would, and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+
+@contextmanager
+def collecting(rings: Path, folder: Path, config: str = "", **env: str) -> Iterator[Collector]:
+    """Run a collector for as long as the context lasts."""
+    collector = Collector(rings, folder, config, **env)
+    try:
+        yield collector
+    finally:
+        collector.process.kill()
+        collector.process.wait()
+
+
+class Engine:
+    """The engine of by_hand.py, running."""
+
+    def __init__(self, rings: Path, name: str) -> None:
+        environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name}
+        self.process = subprocess.Popen(
+            [sys.executable, str(BY_HAND)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "INFERSCOPE_RING_MB": "4", **environment},
+        )
+        self._hear("ready")
+
+    def do(self, *lines: str) -> None:
+        """Make it do something, and wait until it has."""
+        assert self.process.stdin is not None
+        for line in lines:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            if line != "quit":
+                self._hear("done")
+
+    def kill(self) -> None:
+        """End it as the kernel would."""
+        self.process.kill()
+        self.process.communicate()
+
+    def _hear(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+
+@contextmanager
+def engine_by_hand(rings: Path, name: str) -> Iterator[Engine]:
+    """Run an engine for as long as the context lasts."""
+    engine = Engine(rings, name)
+    try:
+        yield engine
+    finally:
+        engine.kill()

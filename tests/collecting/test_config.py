@@ -1,0 +1,131 @@
+"""What can be configured, and what is said of what cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferscope.collecting.config import INCIDENTS, PinSettings, SloSettings, read_config
+from inferscope.collecting.outlets import make_exporters
+from inferscope.errors import BadInput
+
+_WHOLE = """
+rings: /run/rings
+exporters:
+  prometheus:
+    host: 0.0.0.0
+    port: 9999
+pins:
+  folder: /var/pins
+  max_mb: 10
+  before_s: 5
+  after_s: 6
+  on: [breach, signal]
+slo: {ttft_ms: 2000, tbt_ms: 200.5}
+"""
+
+
+def configured(folder: Path, text: str) -> Path:
+    file = folder / "collect.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
+    config = read_config(configured(tmp_path, _WHOLE), {})
+    assert config.rings == Path("/run/rings")
+    assert config.exporters == {"prometheus": {"host": "0.0.0.0", "port": 9999}}
+    assert config.pins == PinSettings(Path("/var/pins"), 10, 5, 6, ("breach", "signal"))
+    assert config.slo == SloSettings(2000, 200.5)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "exporters:\n  prometheus:\n"])
+def test_prometheus_is_served_without_a_word(tmp_path: Path, text: str) -> None:
+    config = read_config(configured(tmp_path, text), {})
+    assert config.exporters == {"prometheus": {}}
+    assert config.pins is None
+    assert read_config(None, {}).exporters == {"prometheus": {}}
+
+
+def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
+    environment = {
+        "INFERSCOPE_COLLECT_PINS_FOLDER": "/elsewhere",
+        "INFERSCOPE_COLLECT_SLO_TTFT_MS": "100",
+        "INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT": "0",
+        "INFERSCOPE_DIR": "/not/ours",
+    }
+    config = read_config(configured(tmp_path, _WHOLE), environment)
+    assert config.pins is not None
+    assert config.pins.folder == Path("/elsewhere")
+    assert config.slo == SloSettings(100, 200.5)
+    assert config.exporters["prometheus"] == {"host": "0.0.0.0", "port": 0}
+    alone = read_config(None, environment)
+    assert alone.pins == PinSettings(Path("/elsewhere"), on=INCIDENTS)
+    assert alone.exporters == {"prometheus": {"port": 0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("pin: {}", 1, "pin is no setting. Did you mean pins?"),
+        ("\npins:\n  folder: x\n  max_md: 3", 4, "pins.max_md is no setting. Did you mean max_mb?"),
+        ("pins: {folder: x, zzz: 3}", 1, "There are: folder, max_mb"),
+        ("pins:\n  max_mb: 3", 1, "pins needs folder"),
+        ("pins: {folder: x, max_mb: lots}", 1, "pins.max_mb is 'lots'. Give a number."),
+        ("pins: {folder: x, max_mb: true}", 1, "pins.max_mb is True. Give a number."),
+        ("pins: {folder: x, max_mb: -1}", 1, "Give a number above 0"),
+        ("pins: {folder: x, max_mb: .nan}", 1, "Give a number above 0"),
+        ("pins: {folder: [x]}", 1, "pins.folder is ['x']. Give text."),
+        ("pins: {folder: x, on: [breech]}", 1, "Did you mean breach?"),
+        ("pins: {folder: x, on: breach}", 1, "Give a list of"),
+        ("slo: 3", 1, "slo is 3. Give a section"),
+        ("slo:\n  ttft_ms: 1\n  ttft_ms: 2", 3, "ttft_ms is set twice"),
+        ("- a list", 1, "not a mapping"),
+        ("a: [", 1, "not YAML"),
+        ("rings: &x {y: *x}", 1, "nested deeper"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    file = configured(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        read_config(file, {})
+    words = str(caught.value)
+    assert words.startswith(f"{file}:{line}: ")
+    assert said in words
+    assert "\n" not in words
+
+
+def test_a_variable_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="Did you mean INFERSCOPE_COLLECT_PINS_MAX_MB"):
+        read_config(None, {"INFERSCOPE_COLLECT_PIN_MAX_MB": "3"})
+    with pytest.raises(BadInput, match=r"^INFERSCOPE_COLLECT_SLO_TBT_MS: slo\.tbt_ms is 'soon'"):
+        read_config(None, {"INFERSCOPE_COLLECT_SLO_TBT_MS": "soon"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.yaml: No such file"):
+        read_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"prometheuss": {}}, "no exporter is called 'prometheuss'"),
+        ({"jsonl": {}}, "jsonl writes files"),
+        (
+            {"prometheus": {"prot": 1}},
+            "exporters.prometheus: prot is no setting. Did you mean port",
+        ),
+        ({"prometheus": {"port": "x"}}, "exporters.prometheus: port is 'x'"),
+        ({"prometheus": {"port": 65536}}, "port is 65536"),
+        ({"prometheus": {"host": 1}}, "host is 1"),
+    ],
+)
+def test_what_an_exporter_cannot_use_is_named(
+    sections: dict[str, dict[str, object]], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        make_exporters(sections)
