@@ -43,7 +43,14 @@ class Look:
     def device(self) -> str:
         """Return the engine's device, or that it has several."""
         devices = self.view.devices
-        return devices[0].device if len(devices) == 1 else "all" if devices else "unknown"
+        if len(devices) > 1:
+            return "all"
+        return devices[0].device if devices else self.view.device or "unknown"
+
+    @property
+    def has_shape(self) -> bool:
+        """Tell whether the engine says enough to count FLOPs."""
+        return bool(self.view.deployment.quantization)
 
 
 def families(looks: Iterable[Look]) -> Iterator[Metric]:
@@ -132,8 +139,9 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
     rows = [
         ((*look.labels(rank), look.device, phase), flops)
         for look in looks
+        if look.has_shape
         for rank, counts in look.by_replica.items()
-        for phase, flops in (counts.flops or {}).items()
+        for phase, flops in counts.flops.items()
     ]
     if rows:
         yield _counter(

@@ -67,7 +67,7 @@ class Counts:
         self.cause_ns = dict.fromkeys(names.CAUSES, 0)
         self.waste_ns = dict.fromkeys(names.WASTES, 0)
         self.tokens = dict.fromkeys(names.TOKENS, 0)
-        self.flops: dict[str, int] | None = None
+        self.flops = dict.fromkeys(names.PHASES, 0)
         self.num_joined_late = 0
 
     def copy(self) -> Counts:
@@ -113,11 +113,8 @@ class Counts:
         if request.finish in names.CANCELS:
             spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns
             self.waste_ns["cancel"] += max(0, spent_ns)
-        if request.prefill_flops is not None and request.decode_flops is not None:
-            if self.flops is None:
-                self.flops = dict.fromkeys(names.PHASES, 0)
-            self.flops["prefill"] += request.prefill_flops
-            self.flops["decode"] += request.decode_flops
+        self.flops["prefill"] += request.prefill_flops or 0
+        self.flops["decode"] += request.decode_flops or 0
 
 
 class Residual:

@@ -24,6 +24,7 @@ _EXTRAS = {
     "tui": ("textual", "the live screen"),
     "engine": ("torch", "the reference engine and the demo"),
     "gpu": ("pynvml", "GPU counters"),
+    "prometheus": ("prometheus_client", "what collect serves"),
 }
 _ENGINES = ("vllm", "sglang", "transformers", "llama_cpp")
 _MEGABYTE = 1 << 20

@@ -11,7 +11,6 @@ ended before is nobody's: the collector before this one has counted it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +30,6 @@ FORGET_NS = 900_000_000_000
 """An engine stays in sight for this long after its last process: fifteen minutes."""
 _SETTLE_NS = 1_000_000_000
 """From an engine's first ring to following it: its other processes have made theirs by then."""
-_BEHIND_NS = 1_000_000_000
-"""A living fold stays up to half a second behind; a second is caught up."""
 _WINDOW_NS = 10_000_000_000
 
 
@@ -95,7 +92,10 @@ class Engines:
             engine.close()
 
     def _discover(self, now_ns: int) -> None:
-        present = dict(self._files())
+        try:
+            present = {(p, p.lstat().st_ino): p for p in self._folder.glob("**/*.ring")}
+        except OSError:  # something was taken away meanwhile; the next time is soon
+            return
         is_start = self._known is None
         new = present.keys() - (self._known or ())
         self._known = set(present)
@@ -112,13 +112,12 @@ class Engines:
             if now_ns - since_ns >= _SETTLE_NS:
                 del self._settling[engine_id]
                 self._followed[engine_id] = _Followed(
-                    engine_id, paths, self._sink, self._clock, counts_at_once=not is_start
+                    engine_id,
+                    paths,
+                    self._sink,
+                    self._clock,
+                    counts_from_ns=self._began_ns if is_start else None,
                 )
-
-    def _files(self) -> Iterator[tuple[tuple[Path, int], Path]]:
-        with suppress(OSError):  # the folder is being taken away; what is left comes next time
-            for path in self._folder.glob("**/*.ring"):
-                yield (path, path.stat().st_ino), path
 
     def _engine_of(self, path: Path, *, is_start: bool) -> str | None:
         """Return whose ring it is; None for no ring, or one whose process died before the start."""
@@ -151,19 +150,20 @@ class _Followed:
         sink: Sink,
         clock: Clock,
         *,
-        counts_at_once: bool,
+        counts_from_ns: int | None,
     ) -> None:
+        """Begin to follow; to count from then on, or at once."""
         now_ns = clock.monotonic_ns()
         self.paths = paths
         self._gate = _Gate(sink)
-        self._gate.is_open = counts_at_once
-        self._counts_from_ns = now_ns - _BEHIND_NS
+        self._gate.is_open = counts_from_ns is None
+        self._counts_from_ns = counts_from_ns or 0
         self._source = RingSource(
             lambda: self.paths,
             name=engine_id,
             sinks=(self._gate,),
             clock=clock,
-            since_ns=None if counts_at_once else now_ns - HISTORY_NS,
+            since_ns=None if counts_from_ns is None else counts_from_ns - HISTORY_NS,
             stays=True,
         )
         self._before: EngineView | None = None

@@ -148,7 +148,7 @@ def _engine(
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
         deployment=_deployment(info),
-        devices=tuple(times) if engine.has_steps else (),
+        devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
     )
 
