@@ -79,6 +79,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """It shared no step: its compute is measured, not apportioned."""
     fit_id: str
     clock: str
+    preempted_ns: tuple[tuple[int, int], ...] = ()
+    """From when until when it was out of the running batch; as many as `num_preemptions`."""
 
     @property
     def tbt_ns(self) -> list[int]:

@@ -242,12 +242,15 @@ class Lives:
     def preempted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It loses its blocks."""
         request.num_preemptions += 1
+        request.preempted_ns.append((event.at_ns, None))
         self.num_preemptions += 1
         self.windows.add(event.at_ns, "preempted", 1)
         self.table.ledger.preempted(request.slot, event.at_ns)
 
     def resumed(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It is scheduled again."""
+        if request.preempted_ns and request.preempted_ns[-1][1] is None:
+            request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
         self.table.ledger.admitted(request.slot, event.at_ns)
 
     def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
@@ -360,6 +363,10 @@ class Lives:
             is_alone=not table.is_shared[slot],
             fit_id=self.fit_id,
             clock=self.clock,
+            preempted_ns=tuple(
+                (since_ns, delivered_ns if until_ns is None else until_ns)
+                for since_ns, until_ns in request.preempted_ns
+            ),
         )
         self.num_finished += 1
         self.finished.append(final)

@@ -120,6 +120,7 @@ class Request:
         "is_first_unknown",
         "joined_late",
         "num_preemptions",
+        "preempted_ns",
         "prompt_tokens",
         "queued_ns",
         "request_id",
@@ -147,6 +148,8 @@ class Request:
         self.finished_ns: int | None = None
         self.finish: str | None = None
         self.num_preemptions = 0
+        self.preempted_ns: list[tuple[int, int | None]] = []
+        """From when until when; the last one's end is None until it is resumed."""
         self.joined_late = False
         """Part of its life was not seen: its ledger has holes."""
         self.is_first_unknown = False

@@ -284,6 +284,7 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
         assert min([0, *final.ttft_ledger_ns.values()]) == 0
         assert final.output_tokens == sum(final.tokens_per_event)
         assert len(final.tokens_per_event) == len(final.token_times_ns)
+        assert len(final.preempted_ns) == final.num_preemptions
         if final.joined_late:
             continue
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns, final

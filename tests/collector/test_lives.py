@@ -50,6 +50,32 @@ def test_a_request_seen_from_both_edges_closes_at_the_front_end() -> None:
     assert_all_closes(collector, finals)
 
 
+def test_preemptions_keep_their_times_and_the_last_may_never_end() -> None:
+    script = Script()
+    core = script.ring()
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=1, end_ms=5)
+    for since_ms, until_ms in ((10, 20), (30, None)):
+        script.at(since_ms)
+        core.preempted(mine)
+        if until_ms is not None:
+            script.at(until_ms)
+            core.resumed(mine)
+    script.at(40)
+    core.finished(mine, "client_cancel")
+    collector, finals = script.play(until_ms=300)
+    final = finals.only()
+    assert final.preempted_ns == (
+        (START_NS + 10 * MS, START_NS + 20 * MS),
+        (START_NS + 30 * MS, final.delivered_ns),
+    )
+    assert len(final.preempted_ns) == final.num_preemptions
+    spent_ns = sum(until_ns - since_ns for since_ns, until_ns in final.preempted_ns)
+    assert final.ledger_ns["preempted"] == spent_ns
+    assert_all_closes(collector, finals)
+
+
 def test_a_front_end_whose_word_comes_after_the_cores_still_counts_from_receipt() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
