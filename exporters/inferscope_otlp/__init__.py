@@ -1,0 +1,5 @@
+"""OpenTelemetry: one trace per finished request, over OTLP/HTTP."""
+
+from inferscope_otlp.exporter import OtlpExporter
+
+__all__ = ["OtlpExporter"]

@@ -1,0 +1,158 @@
+"""What the spans say: every attribute's value; what is not known is left out.
+
+A total of a request of which part was not seen (`joined_late`) is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from inferscope.collector.finals import FinalRequest
+from inferscope_otlp import names
+from inferscope_otlp.facts import PhaseSteps
+from inferscope_otlp.finished import Engine, Finished
+from inferscope_otlp.keeping import FAILURES
+
+Value: TypeAlias = "str | bool | int | float | tuple[str, ...]"
+Attributes: TypeAlias = "dict[str, Value]"
+_NS_PER_S = 1e9
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+def operation_of(request: FinalRequest) -> str:
+    """Return what was asked of the model, by the endpoint."""
+    endpoint = request.attributes.get("endpoint", "").rstrip("/")
+    for ending, operation in names.OPERATION_OF_ENDPOINT.items():
+        if endpoint.endswith(ending):
+            return operation
+    return names.DEFAULT_OPERATION
+
+
+def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attributes:
+    """Return what is true of the whole request.
+
+    Of the attributes that the engine noted only these few are passed on: none can hold a prompt.
+    """
+    request, given = finished.request, finished.request.attributes
+    is_whole = not request.joined_late
+    is_failure = request.finish in FAILURES
+    port = given.get(names.SERVER_PORT, "")
+    stream = given.get("stream", "").lower()
+    attributes = _known(
+        {
+            names.OPERATION_NAME: operation,
+            names.PROVIDER_NAME: engine.kind or None,
+            names.REQUEST_MODEL: engine.model or None,
+            names.RESPONSE_MODEL: engine.model or None,
+            names.REQUEST_STREAM: {"true": True, "false": False}.get(stream),
+            names.FINISH_REASONS: (
+                (request.finish,) if request.finish in ("stop", "length") else None
+            ),
+            names.INPUT_TOKENS: request.prompt_tokens,
+            names.OUTPUT_TOKENS: request.output_tokens if is_whole else None,
+            names.CACHED_TOKENS: None if request.admitted_ns is None else request.cached_tokens,
+            names.SERVER_ADDRESS: given.get(names.SERVER_ADDRESS),
+            names.SERVER_PORT: int(port) if _PORT.fullmatch(port) else None,
+            names.ERROR_TYPE: request.finish if is_failure else None,
+            names.REQUEST_ID_OF_ENGINES: request.request_id,
+            names.REQUEST_ID: request.request_id,
+            names.EXTERNAL_ID: request.external_id,
+            names.TENANT: given.get("tenant"),
+            names.PRIORITY: given.get("priority"),
+            names.ENDPOINT: given.get("endpoint"),
+            names.FINISH: request.finish,
+            names.ARRIVED_AT: request.arrived_at,
+            names.DELIVERED_AT: request.delivered_at,
+            names.JOINED_LATE: True if request.joined_late else None,
+            names.PREEMPTIONS: request.num_preemptions if is_whole else None,
+            names.METHOD: "measured" if request.is_alone else "apportioned",
+            names.CLOCK: request.clock,
+        }
+    )
+    attributes |= _latencies(request)
+    for name, is_good in finished.verdicts.items():
+        attributes[names.SLO + name] = "good" if is_good else "bad"
+    if is_whole:
+        attributes[names.GPU_SECONDS] = (request.prefill_ns + request.decode_ns) / _NS_PER_S
+        for cause, spent_ns in request.ledger_ns.items():
+            if spent_ns:
+                attributes[names.LEDGER + cause] = spent_ns / _NS_PER_S
+    return attributes
+
+
+def _latencies(request: FinalRequest) -> Attributes:
+    """Return what the engines' own traces tell, in seconds."""
+    queued, admitted = request.queued_ns, request.admitted_ns
+    first, last = request.first_token_ns, request.last_token_ns
+    return _known(
+        {
+            names.LATENCY_QUEUE: _seconds(queued, admitted),
+            names.LATENCY_TTFT: _seconds(request.arrived_ns, first),
+            names.LATENCY_E2E: _seconds(request.arrived_ns, last),
+            names.LATENCY_PREFILL: _seconds(admitted, first),
+            names.LATENCY_DECODE: _seconds(first, last),
+            names.LATENCY_INFERENCE: _seconds(admitted, last),
+        }
+    )
+
+
+def prefill_attributes(finished: Finished) -> Attributes:
+    """Return what the prefill cost, and in how many chunks."""
+    request, facts = finished.request, finished.facts
+    attributes = _phase_attributes(
+        finished,
+        "prefill",
+        spent_ns=request.prefill_ns,
+        flops=request.prefill_flops,
+        steps=facts.prefill if facts else None,
+    )
+    if facts is not None and not request.joined_late:
+        attributes[names.NUM_CHUNKS] = facts.num_chunks
+    return attributes
+
+
+def decode_attributes(finished: Finished) -> Attributes:
+    """Return what decoding cost, and how evenly its tokens came."""
+    request, facts, gaps = finished.request, finished.facts, finished.gaps
+    attributes = _phase_attributes(
+        finished,
+        "decode",
+        spent_ns=request.decode_ns,
+        flops=request.decode_flops,
+        steps=facts.decode if facts else None,
+    )
+    if gaps is not None:
+        attributes[names.TBT_P50] = gaps.p50_ns / _NS_PER_S
+        attributes[names.TBT_P99] = gaps.p99_ns / _NS_PER_S
+        attributes[names.TBT_MAX] = gaps.max_ns / _NS_PER_S
+    return attributes
+
+
+def _phase_attributes(
+    finished: Finished, phase: str, *, spent_ns: int, flops: int | None, steps: PhaseSteps | None
+) -> Attributes:
+    attributes: Attributes = {names.PHASE: phase}
+    if finished.request.joined_late:
+        return attributes
+    waited_ns = finished.request.ledger_ns.get(f"{phase}_interference", 0)
+    attributes[names.GPU_SECONDS] = spent_ns / _NS_PER_S
+    attributes[names.INTERFERENCE] = waited_ns / _NS_PER_S
+    if flops is not None:
+        attributes[names.FLOPS] = flops
+    if steps is not None:
+        attributes[names.STEPS] = steps.num_steps
+        if steps.num_steps:
+            attributes[names.BATCH_SIZE_MEAN] = steps.sum_requests / steps.num_steps
+            attributes[names.BATCH_TOKENS_MEAN] = steps.sum_tokens / steps.num_steps
+    return attributes
+
+
+def _seconds(since_ns: int | None, until_ns: int | None) -> float | None:
+    if since_ns is None or until_ns is None:
+        return None
+    return max(0, until_ns - since_ns) / _NS_PER_S
+
+
+def _known(attributes: dict[str, Value | None]) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}

@@ -1,0 +1,60 @@
+"""A finished request as it waits to become a trace: small, however many tokens it had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.collector.finals import FinalRequest
+from inferscope_otlp.facts import Facts
+from inferscope_otlp.identity import Parent
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who served the requests. Empty where the engine does not say."""
+
+    engine_id: str
+    kind: str = ""
+    version: str = ""
+    model: str = ""
+    device: str = ""
+    is_synthetic: bool = False
+
+
+class Gaps(msgspec.Struct, frozen=True, gc=False):
+    """The time between a request's tokens."""
+
+    p50_ns: float
+    p99_ns: float
+    max_ns: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """All that its trace is made of."""
+
+    request: FinalRequest
+    """Without its tokens' times."""
+    gaps: Gaps | None
+    facts: Facts | None
+    parent: Parent | None
+    verdicts: dict[str, bool]
+
+
+def tbt_ns_of(request: FinalRequest) -> Ints | None:
+    """Return a request's gaps between tokens, None where it has none or part was not seen."""
+    if len(request.token_times_ns) < 2 or request.joined_late:
+        return None
+    times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
+    return times_ns[1:] - times_ns[:-1]
+
+
+def gaps_of(tbt_ns: Ints) -> Gaps:
+    """Return their distribution."""
+    p50_ns, p99_ns = np.percentile(tbt_ns, (50, 99)).tolist()
+    return Gaps(p50_ns, p99_ns, int(tbt_ns.max()))

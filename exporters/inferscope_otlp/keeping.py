@@ -1,0 +1,65 @@
+"""Which requests become traces: whatever went wrong, what the client records, a share of the rest.
+
+    failed, or beyond a threshold            kept
+    the client's trace is recorded           kept: else its trace would have a hole
+    the client's trace is not recorded       not kept: ours would be a piece of nothing
+    no trace of the client's                 kept by its trace id, at `keep_share`
+
+The share is drawn from the trace id as OpenTelemetry's consistent probability sampling draws it
+(trace SDK specification, TraceIdRatioBased: the rightmost 56 bits), so that a request exported
+twice is kept twice or not at all.
+"""
+
+from __future__ import annotations
+
+from inferscope.collector.finals import FinalRequest
+from inferscope_otlp.finished import Ints
+from inferscope_otlp.identity import Parent
+from inferscope_otlp.settings import Settings
+
+FAILURES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost"})
+"""Ends that the server answers for; a client's own leaving is none."""
+_DRAWN_BITS = 56
+_NS_PER_MS = 1e6
+
+
+def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: Settings) -> dict[str, bool]:
+    """Return, for each threshold that is set and can be decided, whether the request kept to it.
+
+    TTFT is bad as soon as the deadline passes without a token, whatever the request's end. TBT is
+    judged by the longest of the gaps.
+    """
+    found: dict[str, bool] = {}
+    if settings.ttft_ms is not None:
+        first_ns, limit_ns = request.first_token_ns, settings.ttft_ms * _NS_PER_MS
+        if first_ns is not None:
+            found["ttft"] = first_ns - request.arrived_ns <= limit_ns
+        elif not request.joined_late and request.delivered_ns - request.arrived_ns > limit_ns:
+            found["ttft"] = False
+    if settings.tbt_ms is not None and tbt_ns is not None:
+        found["tbt"] = int(tbt_ns.max()) <= settings.tbt_ms * _NS_PER_MS
+    return found
+
+
+def is_kept(
+    request: FinalRequest,
+    found: dict[str, bool],
+    parent: Parent | None,
+    trace_id: int,
+    share: float,
+) -> bool:
+    """Decide whether a request becomes a trace.
+
+    Args:
+        request: what it was.
+        found: its verdicts.
+        parent: the client's span.
+        trace_id: of the trace it would become.
+        share: of the unremarkable ones to keep, 0..1.
+    """
+    if request.finish in FAILURES or not all(found.values()):
+        return True
+    if parent is not None:
+        return parent.is_sampled
+    drawn = trace_id & ((1 << _DRAWN_BITS) - 1)
+    return drawn >= (1 - share) * (1 << _DRAWN_BITS)

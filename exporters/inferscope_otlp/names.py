@@ -1,0 +1,95 @@
+"""Every string that leaves in a trace: the conventions' names, the engines', and ours.
+
+The GenAI conventions are still in development and have moved house once, so they are written out
+here and nothing imports OpenTelemetry's `_incubating` modules: a rename is one line of this file.
+"""
+
+from __future__ import annotations
+
+SCOPE = "inferscope"
+
+# --- spans and events -------------------------------------------------------------------------
+
+SPAN_QUEUE = "inferscope.queue"
+SPAN_PREFILL = "inferscope.prefill"
+SPAN_DECODE = "inferscope.decode"
+SPAN_PREEMPTED = "inferscope.preempted"
+EVENT_CHUNK = "inferscope.prefill.chunk"
+
+# --- resource ---------------------------------------------------------------------------------
+
+SERVICE_NAME = "service.name"
+SERVICE_INSTANCE_ID = "service.instance.id"
+HOST_NAME = "host.name"
+HW_NAME = "hw.name"
+ENGINE_VERSION = "inferscope.engine.version"
+SYNTHETIC = "inferscope.synthetic"
+
+# --- semantic conventions ---------------------------------------------------------------------
+
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_STREAM = "gen_ai.request.stream"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+ERROR_TYPE = "error.type"
+
+OPERATION_OF_ENDPOINT = {
+    "chat/completions": "chat",
+    "chat": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+"""By the end of the endpoint's path; the first that fits."""
+DEFAULT_OPERATION = "text_completion"
+"""What an engine does with a request whose endpoint it does not tell."""
+
+# --- the engines' own, so that what is built on their traces reads ours ------------------------
+
+REQUEST_ID_OF_ENGINES = "gen_ai.request.id"
+LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
+LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
+LATENCY_E2E = "gen_ai.latency.e2e"
+LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
+LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
+LATENCY_INFERENCE = "gen_ai.latency.time_in_model_inference"
+
+# --- ours -------------------------------------------------------------------------------------
+
+REQUEST_ID = "inferscope.request.id"
+EXTERNAL_ID = "inferscope.request.external_id"
+TENANT = "inferscope.request.tenant"
+PRIORITY = "inferscope.request.priority"
+ENDPOINT = "inferscope.request.endpoint"
+FINISH = "inferscope.finish"
+ARRIVED_AT = "inferscope.arrived_at"
+DELIVERED_AT = "inferscope.delivered_at"
+JOINED_LATE = "inferscope.joined_late"
+PREEMPTIONS = "inferscope.preemptions"
+LEDGER = "inferscope.ledger."
+"""Followed by the cause."""
+SLO = "inferscope.slo."
+"""Followed by ttft or tbt."""
+METHOD = "inferscope.attribution.method"
+CLOCK = "inferscope.attribution.clock"
+PHASE = "inferscope.phase"
+GPU_SECONDS = "inferscope.gpu.seconds"
+FLOPS = "inferscope.flops"
+STEPS = "inferscope.steps"
+BATCH_SIZE_MEAN = "inferscope.batch.size_mean"
+BATCH_TOKENS_MEAN = "inferscope.batch.tokens_mean"
+INTERFERENCE = "inferscope.interference.seconds"
+NUM_CHUNKS = "inferscope.prefill.chunks"
+TBT_P50 = "inferscope.tbt.p50"
+TBT_P99 = "inferscope.tbt.p99"
+TBT_MAX = "inferscope.tbt.max"
+CHUNK_TOKENS = "inferscope.chunk.tokens"
+CHUNK_CONTEXT = "inferscope.chunk.context_tokens"
+CHUNK_DURATION = "inferscope.chunk.duration"
+CHUNK_RECOMPUTED = "inferscope.chunk.recomputed"

@@ -1,0 +1,175 @@
+"""From a finished request to its spans: pure, of no library, the same each time.
+
+    {operation} {model}        root    arrived → delivered
+    ├─ inferscope.queue                queued → admitted
+    ├─ inferscope.prefill              admitted → first token     an event per chunk
+    ├─ inferscope.decode               first token → last token   sums only, nothing per token
+    └─ inferscope.preempted    0..n    preempted → resumed
+
+A phase that was cut short ends where the request did. Children never leave their root. What is not
+known is left out: no zero stands for it. Of requests that were under way before the records began,
+or whose records have a gap (`joined_late`), nothing that is a sum is told.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from inferscope_otlp import names
+from inferscope_otlp.attributes import (
+    Attributes,
+    decode_attributes,
+    operation_of,
+    prefill_attributes,
+    root_attributes,
+)
+from inferscope_otlp.facts import Chunk
+from inferscope_otlp.finished import Engine, Finished
+from inferscope_otlp.identity import Parent, span_id_of, trace_id_of
+from inferscope_otlp.keeping import FAILURES
+
+_NS_PER_S = 1e9
+_MOST_PREEMPTED = 64
+"""Spans of them; `inferscope.preemptions` counts all."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something at one moment of a span, in nanoseconds of the wall clock."""
+
+    name: str
+    at_ns: int
+    attributes: Attributes
+
+
+class Span(msgspec.Struct, frozen=True):
+    """One span. Times are nanoseconds of the wall clock."""
+
+    name: str
+    span_id: int
+    start_ns: int
+    end_ns: int
+    attributes: Attributes
+    events: tuple[Event, ...] = ()
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A request's spans."""
+
+    trace_id: int
+    parent: Parent | None
+    root: Span
+    children: tuple[Span, ...]
+    failure: str | None
+    """Why the request failed, if it did."""
+
+
+def trace_of(finished: Finished, engine: Engine, offset_ns: int) -> Trace:
+    """Build a request's trace.
+
+    Args:
+        finished: the request.
+        engine: whose it was.
+        offset_ns: wall clock less monotonic clock.
+    """
+    request, parent = finished.request, finished.parent
+    builder = _Builder(finished, offset_ns)
+    operation = operation_of(request)
+    name = f"{operation} {engine.model}" if engine.model else operation
+    return Trace(
+        parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id),
+        parent,
+        builder.root(name, root_attributes(finished, engine, operation)),
+        tuple(builder.children()),
+        request.finish if request.finish in FAILURES else None,
+    )
+
+
+class _Builder:
+    """Lays a request's spans out on the wall clock, within the request and one after another."""
+
+    def __init__(self, finished: Finished, offset_ns: int) -> None:
+        self._finished = finished
+        self._offset_ns = offset_ns
+        request = finished.request
+        self._through_ns = request.arrived_ns
+        """Where the last phase ended."""
+        self._end_ns = max(request.delivered_ns, request.arrived_ns)
+
+    def root(self, name: str, attributes: Attributes) -> Span:
+        """Return the request's own span. A model's late introduction does not change its id."""
+        since_ns, until_ns = self._finished.request.arrived_ns, self._end_ns
+        return self._span(name, since_ns, until_ns, attributes, key="root")
+
+    def children(self) -> list[Span]:
+        """Return the phases in their order, then the preemptions."""
+        finished, request = self._finished, self._finished.request
+        queued_ns, admitted_ns = request.queued_ns, request.admitted_ns
+        first_ns, last_ns = request.first_token_ns, request.last_token_ns
+        chunks = finished.facts.chunks if finished.facts else []
+        found = []
+        if queued_ns is not None:
+            found.append(self._phase(names.SPAN_QUEUE, queued_ns, admitted_ns, {}))
+        if admitted_ns is not None:
+            attributes = prefill_attributes(finished)
+            first = [chunk for chunk in chunks if first_ns is None or chunk.start_ns < first_ns]
+            found.append(
+                self._phase(names.SPAN_PREFILL, admitted_ns, first_ns, attributes, chunks=first)
+            )
+        if first_ns is not None and last_ns is not None:
+            # A request that lost its cache computes chunks of it again.
+            again = [chunk for chunk in chunks if chunk.start_ns >= first_ns]
+            attributes = decode_attributes(finished)
+            if last_ns > first_ns or request.decode_ns:
+                found.append(
+                    self._phase(names.SPAN_DECODE, first_ns, last_ns, attributes, chunks=again)
+                )
+        for number, (since_ns, until_ns) in enumerate(request.preempted_ns[:_MOST_PREEMPTED]):
+            key = f"{names.SPAN_PREEMPTED} {number}"
+            since_ns, until_ns = self._within(since_ns, until_ns, request.arrived_ns)
+            found.append(self._span(names.SPAN_PREEMPTED, since_ns, until_ns, {}, key=key))
+        return found
+
+    def _phase(
+        self,
+        name: str,
+        since_ns: int,
+        until_ns: int | None,
+        attributes: Attributes,
+        *,
+        chunks: list[Chunk] | None = None,
+    ) -> Span:
+        """Make the next phase's span; one that was cut short ends where the request did."""
+        until_ns = self._end_ns if until_ns is None else until_ns
+        since_ns, self._through_ns = self._within(since_ns, until_ns, self._through_ns)
+        events = tuple(self._event(chunk, since_ns, self._through_ns) for chunk in chunks or ())
+        return self._span(name, since_ns, self._through_ns, attributes, events=events)
+
+    def _within(self, since_ns: int, until_ns: int, least_ns: int) -> tuple[int, int]:
+        since_ns = min(max(since_ns, least_ns), self._end_ns)
+        return since_ns, min(max(until_ns, since_ns), self._end_ns)
+
+    def _span(
+        self,
+        name: str,
+        since_ns: int,
+        until_ns: int,
+        attributes: Attributes,
+        *,
+        events: tuple[Event, ...] = (),
+        key: str = "",
+    ) -> Span:
+        request, offset_ns = self._finished.request, self._offset_ns
+        span_id = span_id_of(request.engine_id, request.request_id, key or name)
+        return Span(name, span_id, since_ns + offset_ns, until_ns + offset_ns, attributes, events)
+
+    def _event(self, chunk: Chunk, since_ns: int, until_ns: int) -> Event:
+        at_ns = min(max(chunk.start_ns, since_ns), until_ns)
+        attributes: Attributes = {
+            names.CHUNK_TOKENS: chunk.num_tokens,
+            names.CHUNK_CONTEXT: chunk.num_context,
+            names.CHUNK_DURATION: (chunk.end_ns - chunk.start_ns) / _NS_PER_S,
+            names.GPU_SECONDS: chunk.share_ns / _NS_PER_S,
+        }
+        if chunk.is_recomputed:
+            attributes[names.CHUNK_RECOMPUTED] = True
+        return Event(names.EVENT_CHUNK, at_ns + self._offset_ns, attributes)

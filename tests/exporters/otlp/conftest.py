@@ -1,0 +1,71 @@
+"""A real recording, folded once: what became final, in its order, and the view at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from inferscope_otlp import OtlpExporter
+from msgspec.structs import replace
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.source import catch_up, open_source
+
+DEMO = Path(__file__).parents[3] / "samples" / "demo.isr"
+
+
+@dataclass
+class Finals:
+    """A sink that keeps what it is told, to tell it again."""
+
+    told: list[FinalStep | FinalRequest] = field(default_factory=list)
+    view: Snapshot | None = None
+
+    def step(self, step: FinalStep) -> None:
+        """Keep a step."""
+        self.told.append(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Keep a request."""
+        self.told.append(request)
+
+    @property
+    def requests(self) -> list[FinalRequest]:
+        """Return the requests."""
+        return [each for each in self.told if isinstance(each, FinalRequest)]
+
+    @property
+    def steps(self) -> list[FinalStep]:
+        """Return the steps."""
+        return [each for each in self.told if isinstance(each, FinalStep)]
+
+    def tell(self, exporter: OtlpExporter, *, traces: dict[str, str] | None = None) -> None:
+        """Tell an exporter everything.
+
+        Args:
+            exporter: it is open.
+            traces: what clients sent as `traceparent`, by request.
+        """
+        for each in self.told:
+            if isinstance(each, FinalStep):
+                exporter.step(each)
+            else:
+                trace = (traces or {}).get(each.request_id, "")
+                exporter.request(replace(each, trace=trace))
+        assert self.view is not None
+        exporter.look(self.view)
+
+
+@pytest.fixture(scope="session")
+def finals() -> Finals:
+    """Fold the recording of the demo."""
+    kept = Finals()
+    source = open_source(DEMO, sinks=(kept,))
+    catch_up(source)
+    kept.view = source.snapshot(10**10)
+    source.close()
+    assert len(kept.requests) > 90
+    assert len(kept.steps) > 2000
+    return kept
