@@ -1,8 +1,8 @@
 """A bounded queue and the thread that empties it: who puts something in never waits for a network.
 
 Why not the SDK's batch processor: it drops single spans, so that traces lose their roots; it counts
-what it drops nowhere that can be read; and its shutdown waits half a minute for a dead back end
-(before 1.30, for ever). Here a whole trace is the unit, every one is accounted for
+what it drops nowhere that can be read; and its shutdown waits up to half a minute for a dead
+receiver. Here a whole trace is the unit, every one is accounted for
 
     taken = sent + waiting + dropped (queue_full, not_delivered, closed)
 
@@ -32,7 +32,7 @@ MOST_AT_ONCE = 128
 """Traces in one post: some hundred kilobytes."""
 _GATHER_S = 1.0
 """How long the first of a batch waits for others."""
-_FLUSH_S, _INTERRUPTED_S = 2.0, 0.5
+_FLUSH_S, _INTERRUPTED_S = 1.75, 0.5
 """On closing: for what is waiting; for a post that was told to stop."""
 
 

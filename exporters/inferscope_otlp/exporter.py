@@ -123,8 +123,9 @@ class OtlpExporter:
 
     def close(self) -> None:
         """Send what is waiting, within three seconds; what is left is dropped and counted."""
-        if self._courier is not None:
+        if self._courier is not None and self._post is not None:
             self._courier.close()
+            self._post.close()
 
     @property
     def num_sent(self) -> int:

@@ -47,6 +47,8 @@ class Facts(msgspec.Struct):
     decode: PhaseSteps
     chunks: list[Chunk]
     num_chunks: int = 0
+    told_ns: int = -1
+    """How far they reach."""
     forgotten_ns: int = -1
     """What steps up to then said of this request may have been forgotten."""
 
@@ -94,7 +96,6 @@ class FactTable:
         """Take a step. It comes once for each rank that executed it; it counts once."""
         if not step.request_ids:
             return
-        self._now_ns = max(self._now_ns, step.end_ns)
         key = (step.engine_id, step.dp_rank)
         phases = step.phases.tobytes()
         team = self._teams.get(key)
@@ -107,6 +108,7 @@ class FactTable:
                 chunk.share_ns += step.shares_ns.item(row)
             return
         team.step = step.step
+        self._now_ns = max(self._now_ns, step.end_ns)
         team.sums.num_steps += 1
         team.sums.sum_requests += team.num_requests
         team.sums.sum_tokens += int(step.tokens.sum())
@@ -169,8 +171,9 @@ class FactTable:
         if facts is None:
             facts = Facts(PhaseSteps(), PhaseSteps(), [], forgotten_ns=self._forgotten_ns)
         self._facts[key] = facts
+        facts.told_ns = self._now_ns
         if len(self._facts) > self._max_requests:
-            del self._facts[next(iter(self._facts))]
+            oldest = self._facts.pop(next(iter(self._facts)))
             self.num_forgotten += 1
-            self._forgotten_ns = self._now_ns
+            self._forgotten_ns = max(self._forgotten_ns, oldest.told_ns)
         return facts

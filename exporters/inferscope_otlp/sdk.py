@@ -54,6 +54,7 @@ class Post:
 
         Raises:
             NotDelivered: they did not arrive, after the retries that the timeout has room for.
+                Before its version 1.35 the SDK retried an answer of 5xx for a minute all the same.
         """
         spans = [
             span
@@ -61,12 +62,19 @@ class Post:
             for span in readable_spans(trace, self._resource(engine))
         ]
         self._words.take()
-        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+        try:
+            result = self._exporter.export(spans)
+        except OSError as error:  # some versions let the HTTP client's errors through
+            raise NotDelivered(self._words.clean(str(error))) from error
+        if result is not SpanExportResult.SUCCESS:
             raise NotDelivered(self._words.take() or "no reason given")
 
     def stop(self) -> None:
         """Send nothing more; what waits for its next try is given up."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def close(self) -> None:
+        """Let go of what was taken at the start."""
         self._words.forget()
 
 
@@ -134,20 +142,27 @@ class _LastWords(logging.Handler):
         super().__init__(logging.WARNING)
         self._secret = secret
         self._first = ""
-        logger = logging.getLogger(OTLPSpanExporter.__module__)
-        if logger.level == logging.NOTSET and not logger.handlers:  # else somebody wants it as is
-            logger.propagate = False
-        logger.addHandler(self)
+        self._logger = logging.getLogger(OTLPSpanExporter.__module__)
+        self._had_propagated = self._logger.propagate
+        if self._logger.level == logging.NOTSET:  # else somebody wants to read it
+            self._logger.propagate = False
+        self._logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the first words: they name the cause, the later ones say that it was given up."""
         self._first = self._first or record.getMessage()
 
     def take(self) -> str:
-        """Return what was said since the last time, without the endpoint's query."""
-        first, self._first = self._first[:_MOST_WORDS], ""
-        return first.replace(self._secret, "…") if self._secret else first
+        """Return what was said since the last time."""
+        first, self._first = self._first, ""
+        return self.clean(first)
+
+    def clean(self, words: str) -> str:
+        """Return words without the endpoint's query, where a key may stand."""
+        words = words.replace(self._secret, "…") if self._secret else words
+        return words[:_MOST_WORDS]
 
     def forget(self) -> None:
         """Leave the SDK's log to itself."""
-        logging.getLogger(OTLPSpanExporter.__module__).removeHandler(self)
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._had_propagated

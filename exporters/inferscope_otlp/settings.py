@@ -49,7 +49,9 @@ def read_settings(section: Mapping[str, object] | None) -> Settings:
     Raises:
         BadInput: a name in it is not known, or a value cannot be used.
     """
-    given = section or {}
+    given = {} if section is None else section
+    if not isinstance(given, Mapping):
+        raise BadInput(f"{_SECTION}: its settings are no mapping. Give names with their values.")
     for name in given:
         if name not in _NAMES:
             nearest = difflib.get_close_matches(str(name), _NAMES, n=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class Sink:
     posts: list[ExportTraceServiceRequest] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_connections: int = 0
+    delay_s: float = 0.0
+    """Before each answer."""
     hold: threading.Event = field(default_factory=threading.Event)
     """An answer waits until this is set."""
 
@@ -104,6 +107,7 @@ def receiving(*, status: int = 200, is_held: bool = False) -> Iterator[Sink]:
             sink.num_connections += 1
             body = self.rfile.read(int(self.headers["Content-Length"]))
             sink.hold.wait(30)
+            time.sleep(sink.delay_s)
             if sink.status == 200 and self.path == "/v1/traces":
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)

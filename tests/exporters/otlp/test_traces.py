@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import catch_up, open_source
 from inferscope.records import PREFILL
+from tests.collector.scripts import Script
 from tests.exporters.otlp.conftest import DEMO, Finals
 from tests.exporters.otlp.sink import INTERNAL, Received, Sink, receiving
 
@@ -287,6 +288,27 @@ def test_the_clients_trace_is_continued(finals: Finals) -> None:
     assert {each.span.trace_id.hex() for each in spans} == {"0af7651916cd43dd8448eb211c80319c"}
     (root,) = [each for each in spans if each.span.kind != INTERNAL]
     assert root.span.parent_span_id.hex() == "b7ad6b7169203331"
+
+
+def test_a_traceparent_that_an_engine_was_told_comes_through_the_fold(finals: Finals) -> None:
+    script = Script()
+    front, core = script.ring("frontend"), script.ring()
+    asked = front.received("a", trace=_PARENT)
+    script.at(1)
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=9)
+    script.at(10)
+    front.emitted([asked])
+    core.finished(mine)
+    front.last_byte(asked)
+    _, folded = script.play(until_ms=300)
+    spans = export(finals, [folded.only()])
+    root = spans[0]
+    assert root.span.trace_id.hex() == _PARENT[3:35]
+    assert root.span.parent_span_id.hex() == _PARENT[36:52]
+    # One token needs no decoding: there is no such span.
+    assert [each.name for each in spans[1:]] == ["inferscope.queue", "inferscope.prefill"]
 
 
 def test_two_requests_of_one_client_span_are_two_roots_in_one_trace(finals: Finals) -> None:

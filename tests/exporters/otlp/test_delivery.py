@@ -1,0 +1,306 @@
+"""Receivers that are dead, hang, refuse or are slow: the fold goes on, every trace is counted."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import time
+import tracemalloc
+from array import array
+from collections.abc import Callable
+from http.client import responses
+
+import pytest
+from inferscope_otlp import OtlpExporter
+from inferscope_otlp.courier import MOST_AT_ONCE, Courier
+from msgspec.structs import replace
+
+from inferscope.errors import BadInput
+from tests.exporters.otlp.conftest import Finals
+from tests.exporters.otlp.sink import receiving
+
+CLOSES_WITHIN_S = 3.0
+
+
+def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
+    """Finish this many requests; return how long that took."""
+    assert finals.view is not None
+    exporter.look(finals.view)
+    originals = finals.requests
+    began = time.monotonic()
+    for number in range(num):
+        exporter.request(replace(originals[number % len(originals)], request_id=f"r{number}"))
+    return time.monotonic() - began
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "this never came to hold"
+        time.sleep(0.01)
+
+
+def close(exporter: OtlpExporter) -> float:
+    began = time.monotonic()
+    exporter.close()
+    return time.monotonic() - began
+
+
+def accounted(exporter: OtlpExporter) -> int:
+    return exporter.num_sent + exporter.num_waiting + sum(exporter.num_dropped.values())
+
+
+def test_a_dead_receiver_costs_counted_traces_and_one_line(
+    finals: Finals, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "timeout_s": 0.5})
+    exporter.open()
+    assert flood(exporter, finals, 300) < 2
+    wait_until(lambda: exporter.num_dropped["not_delivered"] == 300)
+    flood(exporter, finals, 50)
+    assert accounted(exporter) == 350
+    assert close(exporter) < CLOSES_WITHIN_S
+    assert exporter.num_sent == exporter.num_waiting == 0
+    assert accounted(exporter) == 350
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, said  # that it begins, and how it ended
+    assert "not delivered" in said[0]
+    assert "dropped of 350" in said[1]
+
+
+def test_a_hanging_receiver_blocks_neither_requests_nor_closing(finals: Finals) -> None:
+    with receiving(is_held=True) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 30, "queue_size": 200})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(lambda: sink.num_connections == 1)
+        assert flood(exporter, finals, 1000) < 2
+        assert exporter.num_waiting == 200 + MOST_AT_ONCE
+        assert exporter.num_dropped["queue_full"] == 800
+        assert accounted(exporter) == 1000 + MOST_AT_ONCE
+        assert close(exporter) < CLOSES_WITHIN_S
+        counted = (exporter.num_sent, exporter.num_waiting, exporter.num_dropped)
+        assert counted == (0, 0, {"queue_full": 800, "not_delivered": 0, "closed": 328})
+        # What arrives after all is not counted twice.
+        sink.hold.set()
+        wait_until(lambda: bool(sink.posts))
+        time.sleep(0.05)
+        assert (exporter.num_sent, exporter.num_waiting, exporter.num_dropped) == counted
+
+
+def test_waiting_requests_do_not_keep_their_tokens(finals: Finals) -> None:
+    """Their memory is bounded by their number."""
+    with receiving(is_held=True) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        num_tokens = 100_000
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(50):
+                times = array("q", bytes(8 * num_tokens))
+                long = replace(
+                    finals.requests[0], request_id=f"r{number}", token_times_ns=times,
+                    tokens_per_event=(1,) * num_tokens,
+                )  # fmt: skip
+                exporter.request(long)
+                del times, long
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert exporter.num_waiting == 50
+        assert grown - before < 2_000_000  # one request's tokens alone take 1.6 MB
+        exporter.close()
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_a_receiver_that_refuses_is_named_with_its_answer(
+    finals: Finals, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    with receiving(status=status) as sink:
+        exporter = OtlpExporter({"endpoint": f"{sink.url}?key=hunter2", "timeout_s": 0.5})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(lambda: exporter.num_dropped["not_delivered"] == MOST_AT_ONCE)
+        close(exporter)
+    said = caplog.records[0].getMessage()
+    assert str(status) in said or responses[status] in said  # by the SDK's version
+    assert "hunter2" not in caplog.text
+    assert exporter.num_sent == 0
+
+
+def test_a_receiver_that_is_overloaded_for_a_while_gets_everything(finals: Finals) -> None:
+    with receiving(status=503) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(lambda: sink.num_connections == 1)
+        sink.status = 200
+        wait_until(lambda: exporter.num_sent == MOST_AT_ONCE)
+        close(exporter)
+        assert len(sink.roots()) == MOST_AT_ONCE
+        assert not any(exporter.num_dropped.values())
+
+
+def test_a_receiver_that_comes_back_is_told_of(
+    finals: Finals, caplog: pytest.LogCaptureFixture
+) -> None:
+    with receiving(status=500) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 0.5})
+        exporter.open()
+        for _ in range(2):
+            flood(exporter, finals, MOST_AT_ONCE)
+            wait_until(lambda: exporter.num_waiting == 0)
+        sink.status = 200
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(lambda: exporter.num_sent == MOST_AT_ONCE)
+        close(exporter)
+    said = [record.getMessage() for record in caplog.records]
+    assert [("not delivered" in line, "again" in line) for line in said[:2]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert f"{2 * MOST_AT_ONCE} were dropped" in said[1]
+
+
+def test_a_slow_receiver_gets_what_fits_and_the_rest_is_counted(finals: Finals) -> None:
+    with receiving() as sink:
+        sink.delay_s = 0.5
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        flood(exporter, finals, 8 * MOST_AT_ONCE)
+        assert close(exporter) < CLOSES_WITHIN_S
+        assert exporter.num_waiting == 0
+        assert accounted(exporter) == 8 * MOST_AT_ONCE
+        assert exporter.num_dropped["closed"] > 0
+        assert exporter.num_sent >= 2 * MOST_AT_ONCE
+        assert len(sink.roots()) >= exporter.num_sent
+
+
+def test_nothing_is_sent_before_the_wall_clock_is_known(finals: Finals) -> None:
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        for request in finals.requests:
+            exporter.request(request)
+        time.sleep(0.05)
+        assert exporter.num_waiting == len(finals.requests)
+        assert close(exporter) < CLOSES_WITHIN_S
+        assert exporter.num_dropped["closed"] == len(finals.requests)
+        assert sink.num_connections == 0
+
+
+def test_a_trace_arrives_soon_and_closing_is_safe_twice(finals: Finals) -> None:
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        flood(exporter, finals, 1)
+        wait_until(lambda: len(sink.roots()) == 1, 3)
+        exporter.close()
+        assert close(exporter) < 0.1
+        exporter.request(finals.requests[0])
+        assert exporter.num_dropped["closed"] == 1
+
+
+def test_one_batch_that_cannot_be_made_does_not_end_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arrived: list[int] = []
+
+    def deliver(batch: object) -> None:
+        assert isinstance(batch, list)
+        if "odd" in batch:
+            raise ValueError("odd")
+        arrived.extend(batch)
+
+    courier: Courier[object] = Courier(
+        deliver, lambda: None, max_waiting=1, name="test", gather_s=0.001
+    )
+    courier.start()
+    for thing in ("odd", 1, "odd", 2):
+        courier.put(thing)
+        wait_until(lambda: courier.num_waiting == 0)
+    courier.close()
+    assert arrived == [1, 2]
+    assert (courier.num_sent, courier.num_dropped["not_delivered"]) == (2, 2)
+    assert "ValueError: odd" in caplog.text
+
+
+def test_the_sdks_own_log_is_left_to_who_has_configured_it(finals: Finals) -> None:
+    logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    logger.setLevel(logging.ERROR)
+    logger.propagate = True
+    try:
+        exporter = OtlpExporter({})
+        exporter.open()
+        assert logger.propagate
+        exporter.close()
+        assert not logger.handlers
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
+def test_opentelemetry_is_loaded_by_opening_and_its_absence_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "import inferscope_otlp\n"
+        "exporter = inferscope_otlp.OtlpExporter({})\n"
+        "assert not [m for m in sys.modules if m.startswith('opentelemetry')]\n"
+        "sys.modules['opentelemetry.sdk.trace'] = None\n"
+        "from inferscope.errors import BadInput\n"
+        "try:\n"
+        "    exporter.open()\n"
+        "except BadInput as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert "opentelemetry.sdk.trace" in line
+    assert 'pip install "inferscope[otlp]"' in line
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"endpont": "x"}, "'endpont'. Did you mean endpoint?"),
+        ({"zzz": 1}, "Known: endpoint, headers"),
+        ({"endpoint": "127.0.0.1:4318"}, "endpoint is '127.0.0.1:4318'"),
+        ({"endpoint": "http://h:port/"}, "endpoint is"),
+        ({"endpoint": None}, "endpoint is None"),
+        ({"keep_share": 2}, "keep_share is 2"),
+        ({"keep_share": float("nan")}, "keep_share is nan"),
+        ({"keep_share": True}, "keep_share is True"),
+        ({"ttft_ms": "fast"}, "ttft_ms is 'fast'"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"queue_size": 0}, "queue_size is 0"),
+        ({"queue_size": 1.5}, "queue_size is 1.5"),
+        ({"compression": "zip"}, "gzip or none"),
+        ({"headers": ["authorization"]}, "headers"),
+        ({"headers": {"authorization": 7}}, "'authorization'"),
+        ({"service_name": ""}, "service_name"),
+        ("http://127.0.0.1:4318", "no mapping"),
+    ],
+)
+def test_bad_settings_name_the_value_and_what_to_do(section: object, told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        OtlpExporter(section)  # type: ignore[arg-type]
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    exporter = OtlpExporter(
+        {
+            "endpoint": "https://user:hunter2@host:4318/v1/traces?key=hunter2",
+            "headers": {"authorization": "hunter2"},
+            "keep_share": 0.25,
+        }
+    )
+    assert exporter.describe() == (
+        "OTLP traces to https://host:4318/v1/traces, 0.25 of the unremarkable requests"
+    )
+    assert "hunter2" not in exporter.describe()

@@ -1,0 +1,109 @@
+"""Whatever times a broken engine tells, its spans are spans: in bounds, in order, of valid ids."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+from inferscope_otlp.facts import Chunk, Facts, PhaseSteps
+from inferscope_otlp.finished import Engine, Finished
+from inferscope_otlp.identity import Parent
+from inferscope_otlp.spans import trace_of
+
+from inferscope.collector.finals import FinalRequest
+from inferscope.records import FINISHES
+
+_OFFSET_NS = 1_700_000_000_000_000_000
+times = st.integers(0, 100)
+maybe = st.none() | times
+counts = st.integers(0, 5)
+
+
+@st.composite
+def finished(draw: st.DrawFn) -> Finished:
+    """Draw a request whose times are in no order."""
+    request = FinalRequest(
+        engine_id="engine",
+        request_id=draw(st.text(max_size=5)),
+        external_id=None,
+        trace="",
+        attributes=draw(st.dictionaries(st.sampled_from(["endpoint", "stream"]), st.text())),
+        prompt_tokens=draw(maybe),
+        cached_tokens=0,
+        output_tokens=draw(counts),
+        arrived_ns=draw(times),
+        queued_ns=draw(maybe),
+        admitted_ns=draw(maybe),
+        first_token_ns=draw(maybe),
+        last_token_ns=draw(maybe),
+        delivered_ns=draw(times),
+        arrived_at="http",
+        delivered_at="http",
+        finish=draw(st.sampled_from(FINISHES)),
+        joined_late=draw(st.booleans()),
+        num_preemptions=0,
+        ledger_ns={},
+        ttft_ledger_ns={},
+        token_times_ns=array("q"),
+        tokens_per_event=(),
+        prefill_ns=draw(counts),
+        decode_ns=draw(counts),
+        prefill_flops=draw(maybe),
+        decode_flops=draw(maybe),
+        is_alone=draw(st.booleans()),
+        fit_id="",
+        clock="host",
+        preempted_ns=tuple(draw(st.lists(st.tuples(times, times), max_size=3))),
+    )
+    chunks = [
+        Chunk(at_ns, at_ns + 5, 1, 0, 1, False) for at_ns in draw(st.lists(times, max_size=4))
+    ]
+    steps = PhaseSteps(draw(counts), 5, 5)
+    facts = Facts(steps, steps, chunks, len(chunks))
+    parent = st.none() | st.just(Parent(7, 8, is_sampled=True))
+    return Finished(request, None, draw(st.none() | st.just(facts)), draw(parent), {})
+
+
+@given(finished())
+def test_children_lie_within_the_root_and_phases_follow_each_other(given_: Finished) -> None:
+    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    root = trace.root
+    assert root.start_ns == given_.request.arrived_ns + _OFFSET_NS
+    assert root.start_ns <= root.end_ns
+    through_ns = root.start_ns
+    for child in trace.children:
+        assert root.start_ns <= child.start_ns <= child.end_ns <= root.end_ns
+        if child.name != "inferscope.preempted":
+            assert through_ns <= child.start_ns
+            through_ns = child.end_ns
+        for event in child.events:
+            assert child.start_ns <= event.at_ns <= child.end_ns
+    ids = [root.span_id, *(child.span_id for child in trace.children)]
+    assert len(set(ids)) == len(ids)
+    assert trace.trace_id == (given_.parent.trace_id if given_.parent else trace.trace_id)
+    assert all(0 < span_id < 1 << 64 for span_id in ids)
+
+
+@given(finished())
+def test_every_chunk_that_was_kept_is_one_event(given_: Finished) -> None:
+    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    names = [child.name for child in trace.children]
+    num_events = sum(len(child.events) for child in trace.children)
+    num_chunks = len(given_.facts.chunks) if given_.facts else 0
+    assert num_events <= num_chunks
+    if {"inferscope.prefill", "inferscope.decode"} <= set(names):
+        assert num_events == num_chunks
+
+
+@given(finished())
+def test_no_value_is_none_and_nothing_unknown_is_a_number(given_: Finished) -> None:
+    request = given_.request
+    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    for span in (trace.root, *trace.children):
+        assert None not in span.attributes.values()
+        flops = {"prefill": request.prefill_flops, "decode": request.decode_flops}
+        told = None if request.joined_late else flops.get(span.name.removeprefix("inferscope."))
+        assert span.attributes.get("inferscope.flops") == told
+    if request.prompt_tokens is None:
+        assert "gen_ai.usage.input_tokens" not in trace.root.attributes
