@@ -1,7 +1,7 @@
 """Follow every engine of this host and export what they do; one collector per host.
 
 Without a configuration it serves Prometheus on 127.0.0.1:9464. Engines come and go without a
-restart. SIGUSR1 pins the records of the last and the next half minute, where pins are configured;
+restart. SIGUSR1 pins the records of the last and the next half minute, unless pins are off;
 Ctrl-C and SIGTERM send what is left and end it.
 """
 

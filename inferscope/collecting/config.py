@@ -6,6 +6,7 @@
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
     slo: {ttft_ms: 2000, tbt_ms: 200}
 
+`pins: off` keeps nothing.
 INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
 exporter's port; each scalar has such a name.
 """
@@ -23,6 +24,8 @@ from inferscope.ring.discovery import ring_directory
 PREFIX = "INFERSCOPE_COLLECT_"
 INCIDENTS = ("breach", "engine_lost", "signal")
 """What can be pinned: a request beyond a threshold, an engine gone without a goodbye, SIGUSR1."""
+PINS = "pins"
+"""The folder of the pins, beside the engines', unless another is named."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),
@@ -90,16 +93,17 @@ def read_config(path: Path | None, environment: Mapping[str, str]) -> Config:
     Raises:
         BadInput: something in it cannot be used: what, where, and what was meant perhaps.
     """
-    document = Section({}, path="", where="") if path is None else read_document(path)
+    document = Section({}, path="") if path is None else read_document(path)
     for name in sorted(environment):
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
     document.only(("rings", "exporters", "pins", "slo"))
-    rings = document.text("rings")
+    given = document.text("rings")
+    rings = Path(given) if given else ring_directory()
     return Config(
-        Path(rings) if rings else ring_directory(),
+        rings,
         _exporters(document.section("exporters")),
-        _pins(document.section("pins")),
+        None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS),
         _slo(document.section("slo")),
     )
 
@@ -138,14 +142,11 @@ def _exporters(section: Section | None) -> Mapping[str, Mapping[str, object]]:
     return found
 
 
-def _pins(section: Section | None) -> PinSettings | None:
+def _pins(section: Section | None, folder: Path) -> PinSettings:
     if section is None:
-        return None
+        return PinSettings(folder)
     section.only(("folder", "max_mb", "before_s", "after_s", "on"))
-    folder = section.text("folder")
-    if folder is None:
-        raise section.missing("folder", "where recordings of incidents are kept")
-    asked = PinSettings(Path(folder))
+    asked = PinSettings(Path(section.text("folder") or folder))
     return PinSettings(
         asked.folder,
         section.number("max_mb") or asked.max_mb,

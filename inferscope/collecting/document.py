@@ -29,11 +29,10 @@ class Setting(NamedTuple):
 class Section:
     """A mapping of settings; it raises BadInput for whatever cannot be used."""
 
-    def __init__(self, settings: Mapping[str, Setting], *, path: str, where: str) -> None:
+    def __init__(self, settings: Mapping[str, Setting], *, path: str) -> None:
         """Take the settings; `path` is how errors call the section, empty for the whole file."""
         self.settings = dict(settings)
         self._path = path
-        self._where = where
 
     def only(self, known: Iterable[str]) -> None:
         """Refuse all other keys, naming the nearest of those that are known."""
@@ -52,7 +51,12 @@ class Section:
         value = {} if setting.value is None else setting.value
         if not isinstance(value, dict):
             raise self._wrong(key, "a section: KEY: VALUE lines below it")
-        return Section(value, path=self._name(key), where=setting.where)
+        return Section(value, path=self._name(key))
+
+    def is_off(self, key: str) -> bool:
+        """Tell whether a section is switched off in place of having settings."""
+        setting = self.settings.get(key)
+        return setting is not None and setting.value is False
 
     def text(self, key: str) -> str | None:
         """Return a word or a path, None where it is not there."""
@@ -92,10 +96,6 @@ class Section:
     def plain(self) -> dict[str, object]:
         """Return the settings as they are, for somebody else to check."""
         return {key: _plain(setting.value) for key, setting in self.settings.items()}
-
-    def missing(self, key: str, what: str) -> BadInput:
-        """Return what to raise where a key must be there."""
-        return BadInput(f"{self._where}: {self._path} needs {key}: {what}.")
 
     def _wrong(self, key: str, wanted: str) -> BadInput:
         setting = self.settings[key]
@@ -143,7 +143,7 @@ def read_document(path: Path) -> Section:
         value = {}
     if not isinstance(value, dict):
         raise BadInput(f"{path}:1: not a mapping. Give KEY: VALUE lines.")
-    return Section(value, path="", where=str(path))
+    return Section(value, path="")
 
 
 def read_scalar(text: str) -> object:

@@ -82,7 +82,7 @@ class Service:
         if wishes.wants_pin:
             wishes.wants_pin = False
             if self._incidents is None:
-                self._say("nothing is pinned: the configuration has no pins")
+                self._say("nothing is pinned: pins are off")
             else:
                 self._incidents.asked(self._clock.monotonic_ns())
         if self._pins is not None:

@@ -44,7 +44,7 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
 def test_prometheus_is_served_without_a_word(tmp_path: Path, text: str) -> None:
     config = read_config(configured(tmp_path, text), {})
     assert config.exporters == {"prometheus": {}}
-    assert config.pins is None
+    assert config.pins == PinSettings(config.rings / "pins", on=INCIDENTS)
     assert read_config(None, {}).exporters == {"prometheus": {}}
 
 
@@ -71,7 +71,7 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
         ("pin: {}", 1, "pin is no setting. Did you mean pins?"),
         ("\npins:\n  folder: x\n  max_md: 3", 4, "pins.max_md is no setting. Did you mean max_mb?"),
         ("pins: {folder: x, zzz: 3}", 1, "There are: folder, max_mb"),
-        ("pins:\n  max_mb: 3", 1, "pins needs folder"),
+        ("pins: true", 1, "pins is True. Give a section"),
         ("pins: {folder: x, max_mb: lots}", 1, "pins.max_mb is 'lots'. Give a number."),
         ("pins: {folder: x, max_mb: true}", 1, "pins.max_mb is True. Give a number."),
         ("pins: {folder: x, max_mb: -1}", 1, "Give a number above 0"),
@@ -129,3 +129,9 @@ def test_what_an_exporter_cannot_use_is_named(
 ) -> None:
     with pytest.raises(BadInput, match=said):
         make_exporters(sections)
+
+
+def test_pins_can_be_switched_off(tmp_path: Path) -> None:
+    file = tmp_path / "collect.yaml"
+    file.write_text("pins: off\n", encoding="utf-8")
+    assert read_config(file, {}).pins is None
