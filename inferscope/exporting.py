@@ -9,16 +9,14 @@ final, in fold order, and closed once.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
+from inferscope.private_file import private_file as private_file
 
 GROUP = "inferscope.exporters"
 
@@ -155,18 +153,3 @@ def _load(name: str, names: Callable[[], list[str]]) -> Any:
             except ImportError as error:
                 raise missing_extra(name, error) from error
     raise BadInput(f"no exporter is called {name!r}. Installed: {', '.join(names())}.")
-
-
-def private_file(path: Path) -> IO[bytes]:
-    """Create a file, or empty it, so that only its owner can read it.
-
-    Raises:
-        BadInput: it cannot be created, with the reason.
-    """
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        if stat.S_ISREG(os.fstat(handle).st_mode):  # never a device: root could change it
-            os.fchmod(handle, 0o600)  # it may have been there, open to others
-        return os.fdopen(handle, "wb")
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}. Choose another place.") from error
