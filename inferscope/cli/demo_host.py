@@ -27,7 +27,7 @@ from inferscope.engine.load import BUILTIN, describe
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.exporting import private_file
-from inferscope.load.open_loop import OpenLoop
+from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
 from inferscope.load.workload import Ask, Workload
 from inferscope.probe import Probe
 
@@ -44,10 +44,10 @@ class _InProcessClient:
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
 
-    async def ask(self, ask: Ask) -> AsyncIterator[int]:
+    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
         async for delivery in self._front_end.ask(ask.prompt, _sampling(ask), external_id=ask.name):
             if delivery.num_tokens:
-                yield delivery.num_tokens
+                yield Delivery(time.monotonic_ns(), delivery.num_tokens)
 
 
 def main() -> int:
@@ -79,15 +79,16 @@ def _run(settings: Settings) -> None:
         raise RingUnavailable("nothing would be seen without a ring; the reason stands above.")
     front_end = FrontEnd(engine, tokenizer, probe=front_end_probe)
     workload = Workload(settings.seed, rate_s=rate_s)
-    load = OpenLoop(_InProcessClient(front_end), workload.asks())
+    ended: list[ClientTimes] = []
+    load = OpenLoop(_InProcessClient(front_end), workload.asks(), ended.append)
     asyncio.run(_serve(front_end, load, settings, rate_s))
     engine.probe.close()
     front_end_probe.close()
     if settings.client_times:
         with private_file(Path(settings.client_times)) as out:
-            load.write(out)
-    if load.times and all(times.error for times in load.times):
-        raise InferScopeError(f"no request was served: {load.times[0].error}")
+            out.writelines(times.to_json() for times in ended)
+    if ended and all(times.error for times in ended):
+        raise InferScopeError(f"no request was served: {ended[0].error}: {ended[0].detail}")
 
 
 async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:

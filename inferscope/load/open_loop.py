@@ -3,86 +3,231 @@
 A closed loop waits for the server and so never sees it fall behind (coordinated omission). Here
 each request is a task that starts at its time; when the generator itself is late, that shows as
 `sent` after `scheduled` in the client's own timestamps, which are kept to check ours against.
+
+Whatever is scheduled ends as exactly one `ClientTimes`, handed out when it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, dataclass
-from typing import IO, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from inferscope.load.workload import Ask
 
+Outcome: TypeAlias = Literal["finished", "error", "refused", "abandoned"]
+"""`refused` by the generator, which had too many open; `abandoned` when the load was stopped."""
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """What the server says a request took."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """What reached the client at once: tokens, or the server's account of all of them."""
+
+    at_ns: int
+    num_tokens: int = 0
+    usage: Usage | None = None
+
+
+class Failed(Exception):
+    """A request failed in a way that has a short name, by which failures are counted."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+        self.detail = detail
+
 
 class Client(Protocol):
     """What the generator needs of a server."""
 
-    def ask(self, ask: Ask) -> AsyncIterator[int]:
-        """Send a request; yield the number of tokens of each delivery as it arrives."""
+    def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+        """Send a request; yield each delivery as it arrives, in the order of time.
+
+        Raises:
+            Failed: it did not end as it should.
+        """
 
 
 @dataclass
 class ClientTimes:
-    """One request as its client saw it; monotonic nanoseconds, None for what never came."""
+    """One request as its client saw it; monotonic nanoseconds, None for what never came.
+
+    Attributes:
+        sent_ns: also when it was refused instead.
+        sent_at_unix_ns: `sent_ns` on the wall clock, to compare with other machines' logs.
+        tokens: as counted from the deliveries.
+        tbt_ns: between deliveries of tokens.
+        error: the failure's kind.
+        detail: the failure's own words.
+    """
 
     name: str
     kind: str
     scheduled_ns: int
     sent_ns: int
+    sent_at_unix_ns: int
+    traceparent: str = ""
     first_token_ns: int | None = None
     last_token_ns: int | None = None
+    ended_ns: int | None = None
+    outcome: Outcome = "finished"
     tokens: int = 0
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    tbt_ns: list[int] = field(default_factory=list)
     error: str = ""
+    detail: str = ""
+
+    def take(self, delivery: Delivery) -> None:
+        """Note a delivery."""
+        usage = delivery.usage
+        if usage is not None:
+            self.prompt_tokens = usage.prompt_tokens
+            self.output_tokens = usage.output_tokens
+            self.cached_tokens = usage.cached_tokens
+        if delivery.num_tokens:
+            self.tokens += delivery.num_tokens
+            if self.last_token_ns is None:
+                self.first_token_ns = delivery.at_ns
+            else:
+                self.tbt_ns.append(delivery.at_ns - self.last_token_ns)
+            self.last_token_ns = delivery.at_ns
+
+    def fail(self, outcome: Outcome, error: str, detail: str = "") -> None:
+        """Note that it will not finish."""
+        self.outcome, self.error, self.detail = outcome, error, detail
+
+    def to_json(self) -> bytes:
+        """Return one line of JSON."""
+        return msgspec.json.encode(asdict(self)) + b"\n"
 
 
 class OpenLoop:
     """Drives a client with a stream of asks.
 
     Attributes:
-        times: of finished requests, in the order in which they ended.
+        num_scheduled: requests whose time has come.
     """
 
-    def __init__(self, client: Client, asks: Iterable[Ask]) -> None:
-        """Take the client and the stream."""
+    def __init__(
+        self,
+        client: Client,
+        asks: Iterable[Ask],
+        tell: Callable[[ClientTimes], None],
+        *,
+        most_open: int | None = None,
+    ) -> None:
+        """Take the client and the stream.
+
+        Args:
+            client: reaches the server.
+            asks: in the order of their time.
+            tell: is given each request as it ends.
+            most_open: requests under way at which the next is refused, not delayed: a delay
+                would close the loop.
+        """
         self._client = client
         self._asks = asks
+        self._tell = tell
+        self._most_open = most_open
         self._tasks: set[asyncio.Task[None]] = set()
-        self.times: list[ClientTimes] = []
+        self._alarm: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        self.num_scheduled = 0
+
+    @property
+    def num_open(self) -> int:
+        """How many requests are under way."""
+        return len(self._tasks)
 
     async def run(self, duration_s: float | None) -> None:
-        """Send for this long (None: until cancelled), then wait for what is under way."""
+        """Send for this long (None: until stopped), then wait for what is under way."""
         began_ns = time.monotonic_ns()
         for ask in self._asks:
             if duration_s is not None and ask.at_s > duration_s:
                 break
             scheduled_ns = began_ns + round(ask.at_s * 1e9)
-            wait_ns = scheduled_ns - time.monotonic_ns()
-            # Late or not, the others in this event loop get their turn.
-            await asyncio.sleep(max(0, wait_ns) / 1e9)
-            task = asyncio.create_task(self._one(ask, scheduled_ns))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if not self._is_stopped:
+                await self._until(scheduled_ns)
+            if self._is_stopped:
+                break
+            self._send(ask, scheduled_ns)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _one(self, ask: Ask, scheduled_ns: int) -> None:
-        times = ClientTimes(ask.name, ask.kind, scheduled_ns, time.monotonic_ns())
-        try:
-            async for num_tokens in self._client.ask(ask):
-                now_ns = time.monotonic_ns()
-                times.tokens += num_tokens
-                times.last_token_ns = now_ns
-                if times.first_token_ns is None:
-                    times.first_token_ns = now_ns
-        except Exception as error:
-            times.error = f"{type(error).__name__}: {error}"
-        self.times.append(times)
+    def stop(self) -> None:
+        """Send no more; `run` goes on to wait for what is under way."""
+        self._is_stopped = True
+        if self._alarm is not None:
+            _ring(self._alarm)
 
-    def write(self, out: IO[bytes]) -> None:
-        """Write the client's timestamps as JSON lines."""
-        for times in self.times:
-            out.write(msgspec.json.encode(asdict(times)) + b"\n")
+    def abandon(self) -> None:
+        """Give up what is under way."""
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _until(self, at_ns: int) -> None:
+        """Wait for a time, or for the stop. Late or not, the others in this loop get a turn."""
+        loop = asyncio.get_running_loop()
+        self._alarm = alarm = loop.create_future()
+        wait_ns = max(0, at_ns - time.monotonic_ns())
+        timer = loop.call_later(wait_ns / 1e9, _ring, alarm)
+        try:
+            await alarm
+        finally:
+            timer.cancel()
+
+    def _send(self, ask: Ask, scheduled_ns: int) -> None:
+        self.num_scheduled += 1
+        times = ClientTimes(
+            ask.name,
+            ask.kind,
+            scheduled_ns,
+            time.monotonic_ns(),
+            time.time_ns(),
+            ask.traceparent,
+        )
+        if self._most_open is not None and len(self._tasks) >= self._most_open:
+            times.fail("refused", f"{self._most_open} open")
+            times.ended_ns = times.sent_ns
+            self._tell(times)
+            return
+        task = asyncio.create_task(self._one(ask, times))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._end(task, times))
+
+    async def _one(self, ask: Ask, times: ClientTimes) -> None:
+        times.sent_ns, times.sent_at_unix_ns = time.monotonic_ns(), time.time_ns()
+        try:
+            async for delivery in self._client.ask(ask):
+                times.take(delivery)
+        except Failed as error:
+            times.fail("error", error.kind, error.detail)
+        except Exception as error:
+            times.fail("error", type(error).__name__, str(error))
+
+    def _end(self, task: asyncio.Task[None], times: ClientTimes) -> None:
+        """Account for a request, also one that was cancelled before its task had begun."""
+        self._tasks.discard(task)
+        if task.cancelled():
+            times.fail("abandoned", "abandoned")
+        times.ended_ns = time.monotonic_ns()
+        self._tell(times)
+
+
+def _ring(alarm: asyncio.Future[None]) -> None:
+    if not alarm.done():
+        alarm.set_result(None)

@@ -1,21 +1,21 @@
 """What is asked: a seeded stream of prompts, in the three shapes that real traffic has.
 
-    chat       short question, medium answer
-    retrieval  long prompt of documents nobody asked before, short answer
-    agent      turns of a conversation that grows behind a shared system prompt
+    chat   short question, medium answer
+    rag    long prompt of documents nobody asked before, short answer
+    agent  turns of a conversation that grows behind a shared system prompt
 
-Arrivals are Poisson, and every few seconds a burst of chats with long answers comes at once, as
-when a batch job starts: their caches grow together until the pool is full and somebody is
-preempted. The words come from InferScope's own source, so that the same seed asks the same things
-everywhere.
+`Workload` is the demo's: arrivals are Poisson, and every few seconds a burst of chats with long
+answers comes at once, as when a batch job starts: their caches grow together until the pool is full
+and somebody is preempted. The words come from InferScope's own source, so that the same seed asks
+the same things everywhere.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import inferscope
 
@@ -27,10 +27,11 @@ class Ask:
     Attributes:
         at_s: when, in seconds after the load began.
         name: the client's own id for it.
-        kind: chat, retrieval or agent.
+        kind: chat, rag or agent.
         prompt: the text.
         max_tokens: of the answer.
         seed: of the sampling.
+        traceparent: the W3C trace context to send along, if any.
     """
 
     at_s: float
@@ -39,19 +40,53 @@ class Ask:
     prompt: str
     max_tokens: int
     seed: int
+    traceparent: str = ""
 
 
-KINDS = ("chat", "retrieval", "agent")
+KINDS = ("chat", "rag", "agent")
 _SHARES = (0.20, 0.45, 0.35)
 _AGENTS = 4
 _BURST_S = 6.0
 _BURST = 8
 
 
-def _corpus() -> list[str]:
-    """Return the package's source files in a fixed order."""
-    root = Path(inferscope.__file__).parent
-    return [path.read_text(encoding="utf-8") for path in sorted(root.glob("**/*.py"))]
+class KindPrompts:
+    """Composes prompts of the three kinds, and says how long their answers may be."""
+
+    def __init__(self, draw: Random, *, scale: float = 1.0) -> None:
+        """Take what decides everything, and a factor for all prompt lengths."""
+        self._random = draw
+        self._scale = scale
+        self._texts = _corpus()
+        self._system = self._excerpt(900)
+        self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
+
+    def compose(self, kind: str) -> tuple[str, int]:
+        """Return a prompt of the kind and the most tokens of its answer."""
+        draw = self._random
+        if kind == "chat":
+            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 112)
+        if kind == "rag":
+            documents = [self._excerpt(draw.randint(500, 900)) for _ in range(draw.randint(2, 4))]
+            return "\n\n".join([*documents, "# In short:\n"]), draw.randint(8, 40)
+        agent = draw.randrange(_AGENTS)
+        turn = self._agents[agent] + self._excerpt(draw.randint(80, 240))
+        # The conversation starts anew before it outgrows the model.
+        self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
+        return turn, draw.randint(16, 64)
+
+    def _excerpt(self, num_characters: int) -> str:
+        num_characters = max(8, round(num_characters * self._scale))
+        text = self._random.choice(self._texts)
+        while len(text) <= num_characters + 1:
+            text += self._random.choice(self._texts)
+        start = self._random.randrange(len(text) - num_characters)
+        return text[start : start + num_characters]
+
+
+def draw_kind(draw: Random) -> str:
+    """Draw a kind by its share of the mix."""
+    return draw.choices(KINDS, _SHARES)[0]
 
 
 class Workload:
@@ -65,17 +100,14 @@ class Workload:
             rate_s: mean arrivals per second.
             scale: multiplies all prompt lengths.
         """
-        self._random = random.Random(seed)
+        self._random = Random(seed)
         self._rate_s = rate_s
-        self._scale = scale
-        self._texts = _corpus()
-        self._system = self._excerpt(900)
-        self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
+        self._prompts = KindPrompts(self._random, scale=scale)
 
     def asks(self) -> Iterator[Ask]:
         """Yield asks for ever, in the order of their time."""
         for number, (at_s, kind, is_burst) in enumerate(self._arrivals()):
-            prompt, max_tokens = self._compose(kind)
+            prompt, max_tokens = self._prompts.compose(kind)
             if is_burst:
                 max_tokens = self._random.randint(110, 180)
             seed = self._random.getrandbits(31)
@@ -96,25 +128,10 @@ class Workload:
                     yield burst_s, "chat", True
                 burst_s += draw.uniform(0.5, 1.5) * between_s
             at_s = next_s
-            yield at_s, draw.choices(KINDS, _SHARES)[0], False
+            yield at_s, draw_kind(draw), False
 
-    def _compose(self, kind: str) -> tuple[str, int]:
-        draw = self._random
-        if kind == "chat":
-            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 112)
-        if kind == "retrieval":
-            documents = [self._excerpt(draw.randint(500, 900)) for _ in range(draw.randint(2, 4))]
-            return "\n\n".join([*documents, "# In short:\n"]), draw.randint(8, 40)
-        agent = draw.randrange(_AGENTS)
-        turn = self._agents[agent] + self._excerpt(draw.randint(80, 240))
-        # The conversation starts anew before it outgrows the model.
-        self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
-        return turn, draw.randint(16, 64)
 
-    def _excerpt(self, num_characters: int) -> str:
-        num_characters = max(8, round(num_characters * self._scale))
-        text = self._random.choice(self._texts)
-        while len(text) <= num_characters + 1:
-            text += self._random.choice(self._texts)
-        start = self._random.randrange(len(text) - num_characters)
-        return text[start : start + num_characters]
+def _corpus() -> list[str]:
+    """Return the package's source files in a fixed order."""
+    root = Path(inferscope.__file__).parent
+    return [path.read_text(encoding="utf-8") for path in sorted(root.glob("**/*.py"))]

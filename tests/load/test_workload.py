@@ -47,10 +47,10 @@ def test_all_kinds_are_asked_and_bursts_are_chats() -> None:
     assert {ask.kind for ask in stream if ask.at_s in bursts} == {"chat"}
 
 
-def test_agents_share_a_prefix_that_retrieval_does_not() -> None:
+def test_agents_share_a_prefix_that_documents_do_not() -> None:
     stream = asks(400)
     agents = [ask.prompt for ask in stream if ask.kind == "agent"]
-    documents = [ask.prompt for ask in stream if ask.kind == "retrieval"]
+    documents = [ask.prompt for ask in stream if ask.kind == "rag"]
     assert len({prompt[:600] for prompt in agents}) == 1
     assert len({prompt[:200] for prompt in documents}) > 0.9 * len(documents)
 
