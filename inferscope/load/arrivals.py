@@ -1,0 +1,27 @@
+"""When requests arrive: at random and independent of each other, and in bursts on top.
+
+Times are seconds after the load began, in order, without end, and known before anything is sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from random import Random
+
+
+def poisson(random: Random, rate_s: float) -> Iterator[float]:
+    """Yield times whose gaps are independent and exponential, `rate_s` of them a second."""
+    at_s = 0.0
+    while True:
+        at_s += random.expovariate(rate_s)
+        yield at_s
+
+
+def bursts(num: int, every_s: float) -> Iterator[float]:
+    """Yield the same time `num` times, once in every period, in the middle of it.
+
+    In the middle: then a run of three periods has three bursts, none of them cut off by its ends.
+    """
+    for period in itertools.count():
+        yield from itertools.repeat((period + 0.5) * every_s, num)

@@ -1,0 +1,68 @@
+"""What a load will be, decided before anything is sent.
+
+Arrivals, lengths, prompts and sampling seeds are drawn from streams of their own, all made of one
+seed: other lengths leave the arrivals where they were, and nothing that a server does can change
+what it is asked next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from typing import TypeAlias
+
+from inferscope.load.lengths import Lengths
+from inferscope.load.words import WordPrompts
+from inferscope.load.workload import Ask, KindPrompts, draw_kind
+
+Composer: TypeAlias = Callable[[], tuple[str, str, int]]
+"""Returns kind, prompt and most tokens of the next request."""
+
+MIX = "mix"
+
+
+def stream(seed: int, purpose: str) -> Random:
+    """Return the random numbers for one purpose; seeded with text, the same on every machine."""
+    return Random(f"{seed}/{purpose}")
+
+
+def of_kind(seed: int, kind: str) -> Composer:
+    """Compose requests of one of the workload's kinds, or of their mix."""
+    kinds = stream(seed, "kinds")
+    prompts = KindPrompts(stream(seed, "prompts"))
+
+    def compose() -> tuple[str, str, int]:
+        drawn = draw_kind(kinds) if kind == MIX else kind
+        return (drawn, *prompts.compose(drawn))
+
+    return compose
+
+
+def of_lengths(seed: int, words: WordPrompts, *, prompt: Lengths, output: Lengths) -> Composer:
+    """Compose requests of given lengths."""
+    lengths = stream(seed, "lengths")
+
+    def compose() -> tuple[str, str, int]:
+        prompt_tokens, output_tokens = prompt.draw(lengths), output.draw(lengths)
+        return "lengths", words.prompt(prompt_tokens), output_tokens
+
+    return compose
+
+
+def plan(
+    seed: int, arrivals: Iterable[float], compose: Composer, *, is_traced: bool = False
+) -> Iterator[Ask]:
+    """Yield what will be asked, in the order of time."""
+    seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
+    for number, at_s in enumerate(arrivals):
+        kind, prompt, max_tokens = compose()
+        name = f"load-{seed}-{number:06d}"
+        traceparent = _traceparent(traces) if is_traced else ""
+        yield Ask(at_s, name, kind, prompt, max_tokens, seeds.getrandbits(31), traceparent)
+
+
+def _traceparent(random: Random) -> str:
+    """Draw a W3C trace context, sampled, whose parent span is the client's; ids are never 0."""
+    trace_id = random.randrange(1, 1 << 128)
+    span_id = random.randrange(1, 1 << 64)
+    return f"00-{trace_id:032x}-{span_id:016x}-01"

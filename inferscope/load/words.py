@@ -1,0 +1,82 @@
+"""Prompts of about so many tokens, made of plain words.
+
+The words are short and common: with a space before it each is one token of every large vocabulary,
+so that a count of words is a fair guess where the server cannot be asked. Text that several
+requests are to share comes first, and right behind it words that no other request has: a prefix
+cache finds what was meant to be found and nothing else.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+_TEXT = """
+the and that have for not with you this but his from they say her she will one all would there
+their what out about who get which when make can like time just him know take people into year
+your good some could them see other than then now look only come its over think also back after
+use two how our work first well way even new want because any these give day most us great where
+much before right too mean old same tell boy follow came show around form three small set put
+end does another large must big such turn here why ask went men read need land different home
+move try kind hand picture again change off play spell air away animal house point page letter
+mother answer found study still learn should world high every near add food between own below
+country plant last school father keep tree never start city earth eye light thought head under
+story saw left few while along might close something seem next hard open example begin life
+always those both paper together got group often run important until children side feet car
+mile night walk white sea began grow took river four carry state once book hear stop without
+second later miss idea enough eat face watch far really almost let above girl sometimes
+mountain cut young talk soon list song being leave family body music color stand sun question
+"""
+WORDS = tuple(_TEXT.split())
+_STREAM_WORDS = 1 << 14
+_UNIQUE_WORDS = 6
+"""Of 243 words: among a million requests it is unlikely that any two begin alike."""
+
+
+class WordPrompts:
+    """Makes prompts of a length, some of which begin alike.
+
+    Attributes:
+        tokens_per_word: how many tokens a word is taken for.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        *,
+        tokens_per_word: float,
+        template_tokens: int = 0,
+        shared_tokens: int = 0,
+        share: float = 0.0,
+    ) -> None:
+        """Draw the text that prompts are cut from.
+
+        Args:
+            random: decides everything.
+            tokens_per_word: of the server's tokenizer.
+            template_tokens: what the server's chat template adds to each prompt.
+            shared_tokens: length of the common prefix, on top of a prompt's own length.
+            share: of the requests that begin with it, 0..1.
+        """
+        self._random = random
+        self.tokens_per_word = tokens_per_word
+        self._template_tokens = template_tokens
+        self._share = share
+        self._stream = random.choices(WORDS, k=_STREAM_WORDS)
+        # How many draws the prefix takes depends on the tokenizer; what follows must not.
+        prefix_random = Random(random.getrandbits(64))
+        self._shared = prefix_random.choices(WORDS, k=self._num_words(shared_tokens))
+
+    def prompt(self, num_tokens: int) -> str:
+        """Return a prompt of about so many tokens, behind the shared prefix if it is its turn."""
+        random = self._random
+        shared = self._shared if random.random() < self._share else []
+        num_words = max(1, self._num_words(num_tokens - self._template_tokens))
+        words = random.choices(WORDS, k=_UNIQUE_WORDS)[:num_words]
+        start = random.randrange(_STREAM_WORDS)
+        while len(words) < num_words:
+            words += self._stream[start : start + num_words - len(words)]
+            start = 0
+        return " ".join([*shared, *words])
+
+    def _num_words(self, num_tokens: int) -> int:
+        return max(0, round(num_tokens / self.tokens_per_word))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.load.arrivals import bursts, poisson
+from inferscope.load.lengths import parse_lengths
+from inferscope.load.plan import MIX, Composer, of_kind, of_lengths, plan, stream
+from inferscope.load.words import WORDS, WordPrompts
+from inferscope.load.workload import KINDS, Ask
+
+
+def lengths(seed: int, *, tokens_per_word: float = 1.0, prompt: str = "20..60") -> Composer:
+    words = WordPrompts(
+        stream(seed, "prompts"), tokens_per_word=tokens_per_word, shared_tokens=30, share=0.5
+    )
+    return of_lengths(seed, words, prompt=parse_lengths(prompt), output=parse_lengths("1..9"))
+
+
+def asks(seed: int, compose: Composer, *, num: int = 30, rate_s: float = 5.0) -> list[Ask]:
+    arrivals = poisson(stream(seed, "arrivals"), rate_s)
+    return list(itertools.islice(plan(seed, arrivals, compose, is_traced=True), num))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(), st.sampled_from([*KINDS, MIX]))
+def test_the_same_seed_plans_the_same_load(seed: int, kind: str) -> None:
+    assert asks(seed, of_kind(seed, kind)) == asks(seed, of_kind(seed, kind))
+    assert asks(seed, lengths(seed)) == asks(seed, lengths(seed))
+    assert asks(seed, lengths(seed)) != asks(seed + 1, lengths(seed + 1))
+
+
+def test_other_lengths_leave_arrivals_and_traces_where_they_were() -> None:
+    def without_content(stream: list[Ask]) -> list[Ask]:
+        return [dataclasses.replace(ask, kind="", prompt="", max_tokens=0) for ask in stream]
+
+    some = without_content(asks(3, lengths(3)))
+    assert some == without_content(asks(3, lengths(3, prompt="900", tokens_per_word=2.0)))
+    assert some == without_content(asks(3, of_kind(3, MIX)))
+
+
+def test_the_tokenizer_decides_the_words_and_not_the_lengths() -> None:
+    one = asks(3, lengths(3))
+    two = asks(3, lengths(3, tokens_per_word=2.0))
+    assert [ask.max_tokens for ask in one] == [ask.max_tokens for ask in two]
+    for plain, halved in zip(one, two, strict=True):
+        assert len(plain.prompt.split()) == pytest.approx(2 * len(halved.prompt.split()), abs=3)
+
+
+def test_a_prompt_has_the_tokens_asked_for_at_any_length() -> None:
+    words = WordPrompts(stream(0, "prompts"), tokens_per_word=1.5, template_tokens=12)
+    for num_tokens in (1, 7, 100, 1000, 50_000):
+        num_words = len(words.prompt(num_tokens).split())
+        assert num_words == max(1, round((num_tokens - 12) / 1.5))
+    assert len(WORDS) == len(set(WORDS)) == 243
+
+
+def test_a_share_of_the_prompts_begins_alike_and_the_rest_with_nobody() -> None:
+    prompts = [ask.prompt.split() for ask in asks(1, lengths(1, prompt="40"), num=400)]
+    longest = max(prompts, key=len)
+    shared = [prompt for prompt in prompts if prompt[:30] == longest[:30]]
+    assert len(shared) / len(prompts) == pytest.approx(0.5, abs=0.08)
+    own = [tuple(prompt[30:36]) for prompt in shared]
+    own += [tuple(prompt[:6]) for prompt in prompts if prompt[:30] != longest[:30]]
+    assert len(set(own)) == len(prompts)
+
+
+def test_names_and_traces_are_unique_and_well_formed() -> None:
+    stream = asks(5, lengths(5), num=200)
+    assert len({ask.name for ask in stream}) == 200
+    assert len({ask.traceparent for ask in stream}) == 200
+    for ask in stream:
+        assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", ask.traceparent)
+        assert not re.search(r"-0+-", ask.traceparent)
+
+
+def test_poisson_gaps_are_exponential_at_the_rate() -> None:
+    times = list(itertools.islice(poisson(stream(2, "arrivals"), 20.0), 5000))
+    gaps = [late - early for early, late in itertools.pairwise([0.0, *times])]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(1 / 20, rel=0.05)
+    # Of exponential gaps e^-1 are longer than the mean, e^-3 than three times that.
+    for multiple, expected in ((1, 0.3679), (3, 0.0498)):
+        assert sum(gap > multiple * mean for gap in gaps) / len(gaps) == pytest.approx(
+            expected, abs=0.02
+        )
+
+
+def test_every_period_has_its_burst_in_the_middle() -> None:
+    assert list(itertools.islice(bursts(2, 30.0), 5)) == [15.0, 15.0, 45.0, 45.0, 75.0]
+    merged = heapq.merge(poisson(stream(0, "arrivals"), 2.0), bursts(8, 10.0))
+    within = [at_s for at_s in itertools.islice(merged, 500) if at_s <= 30]
+    assert within == sorted(within)
+    assert [within.count(at_s) for at_s in (5.0, 15.0, 25.0)] == [8, 8, 8]
