@@ -1,0 +1,199 @@
+"""The open loop's way to an OpenAI-compatible server: streamed answers, timed as bytes arrive.
+
+A delivery is timed when the bytes that completed it come out of the socket, before anything in them
+is read; events that came in one piece have one time. A request is sent once: no retry, no redirect,
+no cookie, no proxy from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from inferscope.load import chunks
+from inferscope.load.open_loop import Delivery, Failed, Usage
+from inferscope.load.sse import EndlessEvent, SseParser
+from inferscope.load.workload import Ask
+
+_KEEP_ALIVE_S = 3.0
+"""Below the 5 s after which uvicorn closes an idle connection: a request sent into a connection
+that is being closed fails, and it is nobody's fault but ours."""
+_LINGER_S = 1.0
+_MOST_ERROR_BYTES = 1 << 16
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How requests are made.
+
+    Attributes:
+        url: of the server, without a path.
+        model: its name there.
+        endpoint: chat or completions.
+        timeout_s: of a whole request.
+        ignores_eos: asks for answers of full length.
+        is_counting: asks for the number of tokens with every chunk.
+        temperature: of the sampling; None leaves it to the server.
+        sends_seed: whether requests carry their sampling seeds.
+    """
+
+    url: str
+    model: str
+    endpoint: chunks.Endpoint = "chat"
+    timeout_s: float = 120.0
+    ignores_eos: bool = False
+    is_counting: bool = False
+    temperature: float | None = None
+    sends_seed: bool = False
+
+
+def open_session(*, api_key: str | None = None) -> aiohttp.ClientSession:
+    """Open a session that adds nothing to what is asked of it; the caller closes it.
+
+    It has no limit on connections, where requests would wait unseen: the open loop has one.
+    """
+    headers = {"Accept-Encoding": "identity"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=3600
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+    )
+
+
+class HttpClient:
+    """Asks a server over HTTP."""
+
+    def __init__(self, session: aiohttp.ClientSession, options: HttpOptions) -> None:
+        """Take an open session, which the caller closes."""
+        self._session = session
+        self._options = options
+        self._url = options.url + chunks.PATHS[options.endpoint]
+        self._timeout = aiohttp.ClientTimeout(total=options.timeout_s)
+
+    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+        """Send a request; yield a delivery for each event that brings tokens, and the usage.
+
+        Raises:
+            Failed: whatever went wrong, by its kind.
+        """
+        options = self._options
+        headers = {"Content-Type": "application/json", "X-Request-Id": ask.name}
+        if ask.traceparent:
+            headers["traceparent"] = ask.traceparent
+        body = chunks.write_request(
+            ask,
+            model=options.model,
+            endpoint=options.endpoint,
+            is_counting=options.is_counting,
+            ignores_eos=options.ignores_eos,
+            temperature=options.temperature,
+            sends_seed=options.sends_seed,
+        )
+        with self._naming_failures():
+            async with self._session.post(
+                self._url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    said = await response.content.read(_MOST_ERROR_BYTES)
+                    detail = chunks.say_refusal(said, prompt=ask.prompt)
+                    raise Failed(f"HTTP {response.status}", detail)
+                if response.content_type != "text/event-stream":
+                    raise Failed("no stream", response.content_type)
+                answer = _Answer(ask, is_counting=options.is_counting)
+                async for piece in response.content.iter_any():
+                    for delivery in answer.take(piece, time.monotonic_ns()):
+                        yield delivery
+                    if answer.is_done:
+                        break
+                answer.close()
+                await _reach_end(response.content)
+
+    @contextlib.contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.TimeoutError:
+            raise Failed("timeout", f"after {self._options.timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise Failed("cannot connect", error.strerror or type(error).__name__) from None
+        except aiohttp.ClientConnectionError:
+            raise Failed("disconnected", "before the answer") from None
+        except aiohttp.ClientPayloadError:
+            raise Failed("disconnected", "in the middle of the answer") from None
+        except aiohttp.ClientResponseError:
+            raise Failed("not HTTP", "no status line or headers") from None
+        except (msgspec.DecodeError, EndlessEvent) as error:
+            raise Failed("garbage", type(error).__name__) from None
+
+
+class _Answer:
+    """One streamed answer, as far as it has come."""
+
+    def __init__(self, ask: Ask, *, is_counting: bool) -> None:
+        self._ask = ask
+        self._parser = SseParser()
+        self._is_counting = is_counting
+        self._num_counted = 0
+        self._has_finish = False
+        self.is_done = False
+
+    def take(self, piece: bytes, at_ns: int) -> Iterator[Delivery]:
+        """Yield the deliveries that the bytes complete.
+
+        Raises:
+            Failed: the server reports an error inside the stream.
+        """
+        for data in self._parser.feed(piece):
+            if data == _DONE:
+                self.is_done = True
+                break
+            chunk = chunks.read_chunk(data)
+            if chunk.error is not None:
+                detail = chunks.say_error(chunk.error, prompt=self._ask.prompt)
+                raise Failed("error in the stream", detail)
+            self._has_finish |= chunk.is_last
+            usage = chunk.account()
+            num_tokens = self._count(chunk, usage)
+            if num_tokens or usage:
+                yield Delivery(at_ns, num_tokens, usage)
+
+    def close(self) -> None:
+        """Check that the answer ended and was not merely over.
+
+        Raises:
+            Failed: the stream stopped before the server had said why.
+        """
+        if not (self.is_done or self._has_finish):
+            raise Failed("cut off", "no finish_reason and no [DONE]")
+
+    def _count(self, chunk: chunks.Chunk, usage: Usage | None) -> int:
+        """Return how many tokens a chunk brings: one, unless the server counts along.
+
+        Usage alone does not tell: many servers give it once, in the last chunk. One that lets a
+        chunk of text pass without it does not count along, whatever it was asked.
+        """
+        if usage is None and chunk.has_text:
+            self._is_counting = False
+        if not self._is_counting or usage is None or not chunk.choices:
+            return int(chunk.has_text)
+        num_new = max(0, usage.output_tokens - self._num_counted)
+        self._num_counted += num_new
+        return num_new
+
+
+async def _reach_end(content: aiohttp.StreamReader) -> None:
+    """Read to the end of an answer that is complete, so that its connection can serve again."""
+    if not content.at_eof():
+        with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError):
+            await asyncio.wait_for(content.read(1), _LINGER_S)
