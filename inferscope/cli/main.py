@@ -19,6 +19,7 @@ COMMANDS = {
     "replay": "show a recording at the pace at which it was made",
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
+    "load": "send a server requests on a schedule, and time its answers",
     "doctor": "say what this machine allows, and how to get what is missing",
     "on": "switch an engine's probe on",
     "off": "switch an engine's probe off",
@@ -31,6 +32,7 @@ _EXTRAS = {
     "torch": "engine",
     "tokenizers": "engine",
     "safetensors": "engine",
+    "aiohttp": "load",
 }
 _INTERRUPTED = 130
 

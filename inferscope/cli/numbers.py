@@ -22,3 +22,30 @@ def above_zero(text: str) -> float:
     if not 0 < number <= MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def count(text: str) -> int:
+    """Read a whole number of things, at least one, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or not above zero.
+    """
+    number = above_zero(text)
+    if number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def share(text: str) -> float:
+    """Read a share, 0 to 1, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: give 0 to 1")
+    return number

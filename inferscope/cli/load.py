@@ -1,0 +1,151 @@
+"""Send an OpenAI-compatible server a load whose requests leave on time, however late it answers.
+
+The loop is open: arrivals are drawn beforehand from the seed, and no request waits for another.
+There is no --max-concurrency, on purpose: with one, a slow server would be sent less, and the waits
+it caused would be missing from its own figures (coordinated omission). --most-open only protects
+this machine; what it refuses is counted and never delayed.
+
+Ctrl-C stops the sending, waits up to five seconds for what is under way (a second one does not
+wait), prints the summary and leaves with 130. Otherwise: 0, or 1 if no request finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import sys
+from pathlib import Path
+
+import msgspec
+
+from inferscope.cli.load_options import (
+    add_arrivals,
+    add_requests,
+    add_server,
+    asks_of,
+    check,
+    has_lengths,
+    seconds_of,
+)
+from inferscope.cli.load_run import Outcome, Run, drive
+from inferscope.errors import BadInput, InferScopeError
+from inferscope.load.report import summary_text
+from inferscope.load.server import server_url
+from inferscope.private_file import private_file
+
+_OTHER_FILES = 64
+_INTERRUPTED = 130
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")
+    add_arrivals(parser.add_argument_group("when"))
+    add_requests(parser.add_argument_group("what"))
+    add_server(parser.add_argument_group("how"))
+    out = parser.add_argument_group("output")
+    out.add_argument("--out", type=Path, help="write a line of JSON for each request")
+    out.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.epilog = """examples:
+  inferscope load http://127.0.0.1:8000 --rate 4 --duration 60 --out client.jsonl
+  inferscope load http://127.0.0.1:8000 --rate 2 --burst 8 --burst-every 30 --kind agent
+  inferscope load http://127.0.0.1:8000 --requests 200 --prompt-tokens lognormal:512,0.5 \\
+      --output-tokens 16..256 --shared-prefix 1024 --prefix-share 0.5 --json
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the load and print its summary."""
+    check(options)
+    settings = Run(
+        url=server_url(options.url),
+        endpoint=options.endpoint,
+        model=options.model,
+        api_key=_api_key(options.api_key_env),
+        timeout_s=options.timeout,
+        ignores_eos=has_lengths(options) if options.ignore_eos is None else options.ignore_eos,
+        temperature=options.temperature,
+        sends_seed=options.sampling_seeds,
+        most_open=_room_for(options.most_open),
+        duration_s=seconds_of(options),
+        counts_words=has_lengths(options) and options.tokens_per_word is None,
+        asks=lambda counted: asks_of(options, counted),
+    )
+    if options.out is None:
+        return _tell(options, asyncio.run(drive(settings, None)))
+    try:
+        with private_file(options.out) as out:
+            outcome = asyncio.run(drive(settings, out))
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {options.out}: {error.strerror}. Choose another place."
+        ) from error
+    return _tell(options, outcome)
+
+
+def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
+    """Print the summary; return the exit code.
+
+    Raises:
+        InferScopeError: not one request finished, or none was due.
+    """
+    summary = outcome.summary
+    if options.json:
+        head = {
+            "url": outcome.url,
+            "model": outcome.model,
+            "endpoint": options.endpoint,
+            "seed": options.seed,
+            "words": outcome.words,
+            "interrupted": outcome.was_interrupted,
+        }
+        sys.stdout.write(
+            msgspec.json.encode({**head, **msgspec.structs.asdict(summary)}).decode() + "\n"
+        )
+    else:
+        sys.stdout.write(f"server     {outcome.url}   model {outcome.model}\n")
+        sys.stdout.write(summary_text(summary))
+        if outcome.words is not None and not outcome.words.is_measured:
+            sys.stdout.write(
+                "Prompt lengths are approximate: the server has no /tokenize, so each word was "
+                f"taken for {outcome.words.tokens_per_word:g} token.\n"
+            )
+    sys.stdout.flush()
+    if outcome.was_interrupted:
+        return _INTERRUPTED
+    if not summary.scheduled:
+        raise InferScopeError(
+            f"no request was due within {seconds_of(options):g} s. "
+            "Give a higher --rate or a longer --duration."
+        )
+    if not summary.finished:
+        kind, num = next(iter(summary.failed.items()), ("refused", summary.refused))
+        example = summary.examples.get(kind, "")
+        raise InferScopeError(
+            f"none of {summary.scheduled} requests finished: {num} x {kind}"
+            + (f" ({example})" if example else "")
+            + ". Look at the server's own log."
+        )
+    return 0
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise BadInput(f"--api-key-env names {variable}, which is not set. Set it to the key.")
+    return key
+
+
+def _room_for(most_open: int) -> int:
+    """Return how many connections this process may have, having asked for as many as wanted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most_open + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return min(most_open, soft - _OTHER_FILES)
+    return most_open

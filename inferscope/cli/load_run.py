@@ -1,0 +1,173 @@
+"""Drives a load from the first question about the server to its summary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from inferscope.load.chunks import Endpoint
+from inferscope.load.http import HttpClient, HttpOptions, open_session
+from inferscope.load.open_loop import ClientTimes, OpenLoop
+from inferscope.load.report import live_line
+from inferscope.load.server import Counted, count_words, find_model
+from inferscope.load.summary import Summary, Tally
+from inferscope.load.workload import Ask
+
+_GRACE_S = 5.0
+_REFRESH_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A load to run.
+
+    Attributes:
+        counts_words: whether the server's tokenizer decides how many words a prompt has.
+        asks: returns the load, given the tokenizer's answer if it was asked.
+    """
+
+    url: str
+    endpoint: Endpoint
+    model: str | None
+    api_key: str | None
+    timeout_s: float
+    ignores_eos: bool
+    temperature: float | None
+    sends_seed: bool
+    most_open: int
+    duration_s: float | None
+    counts_words: bool
+    asks: Callable[[Counted | None], Iterator[Ask]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    url: str
+    model: str
+    words: Counted | None
+    summary: Summary
+    was_interrupted: bool
+
+
+async def drive(run: Run, out: IO[bytes] | None) -> Outcome:
+    """Run a load; write each request as it ends.
+
+    Raises:
+        NotFound: the server is not there.
+        BadInput: it names no model.
+        OSError: the file can be written no more.
+    """
+    async with open_session(api_key=run.api_key) as session:
+        model, is_counting = await find_model(session, run.url, run.model)
+        words = None
+        if run.counts_words:
+            words = await count_words(session, run.url, model=model, endpoint=run.endpoint)
+        client = HttpClient(
+            session,
+            HttpOptions(
+                url=run.url,
+                model=model,
+                endpoint=run.endpoint,
+                timeout_s=run.timeout_s,
+                ignores_eos=run.ignores_eos,
+                is_counting=is_counting,
+                temperature=run.temperature,
+                sends_seed=run.sends_seed,
+            ),
+        )
+        tally = Tally()
+        sink = _Sink(tally, out)
+        loop = OpenLoop(client, run.asks(words), sink.take, most_open=run.most_open)
+        sink.when_broken = loop.abandon
+        with _interruptible(loop) as interruption:
+            async with _shown(loop, tally):
+                await loop.run(run.duration_s)
+        sink.close()
+        return Outcome(run.url, model, words, tally.summary(), interruption.is_set())
+
+
+class _Sink:
+    """Takes requests as they end; a file that fails stops the load instead of losing lines."""
+
+    def __init__(self, tally: Tally, out: IO[bytes] | None) -> None:
+        self._tally = tally
+        self._out = out
+        self._error: OSError | None = None
+        self.when_broken: Callable[[], None] = lambda: None
+
+    def take(self, times: ClientTimes) -> None:
+        self._tally.add(times)
+        if self._out is None or self._error is not None:
+            return
+        try:
+            self._out.write(times.to_json())
+        except OSError as error:
+            self._error = error
+            self.when_broken()
+
+    def close(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._out is not None:
+            self._out.flush()
+
+
+@contextlib.contextmanager
+def _interruptible(load: OpenLoop) -> Iterator[asyncio.Event]:
+    """Turn Ctrl-C and SIGTERM into an end of the sending, and the second into an end at once."""
+    loop = asyncio.get_running_loop()
+    interruption = asyncio.Event()
+
+    def interrupt() -> None:
+        if interruption.is_set():
+            load.abandon()
+            return
+        interruption.set()
+        load.stop()
+        loop.call_later(_GRACE_S, load.abandon)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield interruption
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def _shown(load: OpenLoop, tally: Tally) -> AsyncIterator[None]:
+    """Keep one line on the terminal up to date, if standard error is one."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    task = asyncio.create_task(_show(load, tally))
+    try:
+        yield
+    finally:
+        task.cancel()
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+async def _show(load: OpenLoop, tally: Tally) -> None:
+    began_s = time.monotonic()
+    while True:
+        line = live_line(
+            tally,
+            elapsed_s=time.monotonic() - began_s,
+            num_scheduled=load.num_scheduled,
+            num_open=load.num_open,
+        )
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+        await asyncio.sleep(_REFRESH_S)

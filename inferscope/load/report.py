@@ -1,0 +1,77 @@
+"""A load's summary as text, and the one line that is shown while it runs."""
+
+from __future__ import annotations
+
+from inferscope.load.quantiles import Quantiles
+from inferscope.load.summary import LATE_P99_MS, Summary, Tally
+
+
+def summary_text(summary: Summary) -> str:
+    """Return the summary as lines of text."""
+    lines = [
+        f"scheduled  {summary.scheduled}   sent {summary.sent}   finished {summary.finished}   "
+        f"failed {sum(summary.failed.values())}   refused {summary.refused}   "
+        f"abandoned {summary.abandoned}",
+        *(_failure(kind, num, summary.examples[kind]) for kind, num in summary.failed.items()),
+        f"in         {summary.span_s:.1f} s   {summary.requests_s:.2f} requests/s   "
+        f"{summary.output_tokens_s:.1f} output tokens/s",
+        _tokens(summary),
+        "",
+        f"{'ms':<10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}",
+        _row("TTFT", summary.ttft),
+        _row("TBT", summary.tbt),
+        _row("E2E", summary.e2e),
+        _row("late", summary.late),
+        "",
+        _lateness(summary),
+    ]
+    if summary.refused:
+        lines.append(
+            f"{summary.refused} requests were refused by the generator, not by the server: too "
+            "many were open (--most-open)."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def live_line(tally: Tally, *, elapsed_s: float, num_scheduled: int, num_open: int) -> str:
+    """Return one line about a load under way."""
+    return (
+        f"{elapsed_s:6.1f} s   scheduled {num_scheduled}   open {num_open}   "
+        f"finished {tally.num_finished}   failed {tally.num_failed}   "
+        f"TTFT p50 {_ms(tally.ttft.at(0.5))} ms   late p99 {_ms(tally.late.at(0.99))} ms"
+    )
+
+
+def _failure(kind: str, num: int, example: str) -> str:
+    return f"           {num} x {kind}" + (f": {example}" if example else "")
+
+
+def _tokens(summary: Summary) -> str:
+    prompt, cached = summary.prompt_tokens, summary.cached_tokens
+    output = f"{summary.output_tokens} output"
+    if summary.is_output_counted:
+        output += " (counted as events: the server sent no usage)"
+    found = "" if cached is None else f" ({cached} from its cache)"
+    return f"tokens     {'-' if prompt is None else prompt} prompt{found}, {output}"
+
+
+def _row(name: str, quantiles: Quantiles) -> str:
+    values = (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms, quantiles.max_ms)
+    return f"{name:<10}" + "".join(f"{'-' if v is None else f'{v:.1f}':>10}" for v in values)
+
+
+def _lateness(summary: Summary) -> str:
+    late = summary.late
+    if late.p99_ms is None:
+        return "Nothing was sent."
+    numbers = f"requests left {late.p99_ms:.1f} ms late at p99, {late.max_ms:.1f} ms at most"
+    if summary.fell_behind:
+        return (
+            f"THE GENERATOR FELL BEHIND: {numbers} (bound: {LATE_P99_MS:.0f} ms at p99). "
+            "The load was not the one asked for: lower the rate, or share it between processes."
+        )
+    return f"The generator kept up: {numbers}."
+
+
+def _ms(duration_ns: float | None) -> str:
+    return "-" if duration_ns is None else f"{duration_ns / 1e6:.1f}"

@@ -1,0 +1,144 @@
+"""What a load came to: how many, how fast, what failed, and whether the generator kept up.
+
+Latencies are those of requests that finished, from the moment each was sent; that moment minus the
+scheduled one is the generator's own lateness, told apart because it is not the server's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from inferscope.load.open_loop import ClientTimes
+from inferscope.load.quantiles import Durations, Quantiles
+
+LATE_P99_MS = 5.0
+"""Beyond this the generator's clock is no longer that of the requests it was asked to make."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A load's outcome.
+
+    Attributes:
+        scheduled: the sum of finished, failed, refused and abandoned.
+        failed: by error, most frequent first.
+        examples: the first detail of each error.
+        refused: not sent, as too many connections were open.
+        abandoned: under way when the load was stopped.
+        span_s: from the first request's time to the last one's end.
+        late: sent minus scheduled, of all requests.
+        fell_behind: its p99 is above 5 ms.
+        prompt_tokens: as the server's usage has it, of finished requests; None: it sent none.
+        output_tokens: likewise, or as counted from the deliveries.
+        is_output_counted: some server's usage was missing, and deliveries were counted instead.
+    """
+
+    scheduled: int
+    sent: int
+    finished: int
+    failed: dict[str, int]
+    examples: dict[str, str]
+    refused: int
+    abandoned: int
+    span_s: float
+    requests_s: float
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int
+    output_tokens_s: float
+    is_output_counted: bool
+    ttft: Quantiles
+    tbt: Quantiles
+    e2e: Quantiles
+    late: Quantiles
+    fell_behind: bool
+
+
+class Tally:
+    """Adds requests up as they end.
+
+    Attributes:
+        num_finished: how many did.
+        ttft: of those.
+        late: sent minus scheduled, of all that were sent.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.num_finished = 0
+        self.ttft, self.late = Durations(), Durations()
+        self._tbt, self._e2e = Durations(), Durations()
+        self._failed: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        self._refused = self._abandoned = 0
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self._output_tokens = 0
+        self._is_output_counted = False
+
+    @property
+    def num_failed(self) -> int:
+        """How many requests failed."""
+        return self._failed.total()
+
+    def add(self, times: ClientTimes) -> None:
+        """Count a request that ended."""
+        self._first_ns = min(self._first_ns or times.scheduled_ns, times.scheduled_ns)
+        self._last_ns = max(self._last_ns, times.ended_ns or times.sent_ns)
+        self.late.add(max(0, times.sent_ns - times.scheduled_ns))
+        if times.outcome == "refused":
+            self._refused += 1
+        elif times.outcome == "abandoned":
+            self._abandoned += 1
+        elif times.outcome == "error":
+            self._failed[times.error] += 1
+            self._examples.setdefault(times.error, times.detail)
+        else:
+            self._add_finished(times)
+
+    def _add_finished(self, times: ClientTimes) -> None:
+        self.num_finished += 1
+        if times.first_token_ns is not None and times.last_token_ns is not None:
+            self.ttft.add(times.first_token_ns - times.sent_ns)
+            self._e2e.add(times.last_token_ns - times.sent_ns)
+        for gap_ns in times.tbt_ns:
+            self._tbt.add(gap_ns)
+        if times.prompt_tokens is not None:
+            self._prompt_tokens = (self._prompt_tokens or 0) + times.prompt_tokens
+        if times.cached_tokens is not None:
+            self._cached_tokens = (self._cached_tokens or 0) + times.cached_tokens
+        self._is_output_counted |= times.output_tokens is None
+        self._output_tokens += times.tokens if times.output_tokens is None else times.output_tokens
+
+    def summary(self) -> Summary:
+        """Return what it came to."""
+        span_s = max(0, self._last_ns - (self._first_ns or self._last_ns)) / 1e9
+        late = self.late.quantiles()
+        return Summary(
+            scheduled=self.late.num,
+            sent=self.late.num - self._refused,
+            finished=self.num_finished,
+            failed=dict(self._failed.most_common()),
+            examples=self._examples,
+            refused=self._refused,
+            abandoned=self._abandoned,
+            span_s=round(span_s, 3),
+            requests_s=_per_second(self.num_finished, span_s),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            output_tokens_s=_per_second(self._output_tokens, span_s),
+            is_output_counted=self._is_output_counted,
+            ttft=self.ttft.quantiles(),
+            tbt=self._tbt.quantiles(),
+            e2e=self._e2e.quantiles(),
+            late=late,
+            fell_behind=(late.p99_ms or 0.0) > LATE_P99_MS,
+        )
+
+
+def _per_second(num: int, span_s: float) -> float:
+    return round(num / span_s, 3) if span_s > 0 else 0.0

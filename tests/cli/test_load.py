@@ -1,0 +1,253 @@
+"""`inferscope load` as a user runs it: against a real engine, and against servers that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import inferscope
+from tests.load.raw_server import SSE, RawServer, saying, whole
+
+SERVER = Path(__file__).parents[1] / "load" / "engine_server.py"
+ANSWER = (
+    SSE + b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """Serve the built-in engine in a process of its own; return its URL."""
+    with subprocess.Popen(
+        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.communicate(timeout=20)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def asked(engine: str) -> dict[str, dict[str, Any]]:
+    """Return what reached the engine, by request id."""
+    with urllib.request.urlopen(f"{engine}/asked", timeout=10) as answer:
+        return {one["headers"]["x-request-id"]: one for one in json.load(answer)}
+
+
+def load(url: str, *arguments: str, rings: Path) -> subprocess.CompletedProcess[str]:
+    return inferscope("load", url, *arguments, rings=rings)
+
+
+def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "client.jsonl"
+    done = load(
+        engine, "--rate", "30", "--requests", "12", "--seed", "7", "--prompt-tokens", "60..90",
+        "--output-tokens", "3..8", "--shared-prefix", "40", "--traceparent", "--json",
+        "--out", str(out), rings=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    summary = json.loads(done.stdout)
+    assert (summary["scheduled"], summary["finished"], summary["failed"]) == (12, 12, {})
+    assert summary["words"]["is_measured"]
+    assert out.stat().st_mode & 0o777 == 0o600
+    arrived = asked(engine)
+    lines = rows(out)
+    assert [row["name"] for row in sorted(lines, key=lambda row: row["scheduled_ns"])] == [
+        f"load-7-{number:06d}" for number in range(12)
+    ]
+    for row in lines:
+        other = arrived[row["name"]]
+        assert other["headers"]["traceparent"] == row["traceparent"]
+        assert other["body"]["ignore_eos"]
+        assert "seed" not in other["body"]
+        # The engine counts: full length, each token seen, prompts of about the length asked for.
+        assert row["output_tokens"] == row["tokens"] == other["body"]["max_tokens"]
+        assert 50 <= row["prompt_tokens"] <= 150
+        assert row["scheduled_ns"] <= row["sent_ns"] < row["first_token_ns"]
+        assert row["first_token_ns"] + sum(row["tbt_ns"]) == row["last_token_ns"]
+        assert row["last_token_ns"] <= row["ended_ns"]
+        assert abs(row["sent_at_unix_ns"] - time.time_ns()) < 300e9
+    assert summary["output_tokens"] == sum(row["output_tokens"] for row in lines)
+    assert summary["prompt_tokens"] == sum(row["prompt_tokens"] for row in lines)
+    canary = " ".join(next(iter(arrived.values()))["body"]["messages"][0]["content"].split()[:4])
+    assert canary not in out.read_text(encoding="utf-8") + done.stdout
+
+
+def test_what_is_asked_does_not_depend_on_how_the_server_fares(tmp_path: Path, engine: str) -> None:
+    arguments = ("--rate", "40", "--requests", "8", "--seed", "11", "--kind", "chat")
+    gaps = []
+    bodies: list[dict[str, Any]] = []
+    for number, url in enumerate((engine, engine)):
+        out = tmp_path / f"{number}.jsonl"
+        done = load(url, *arguments, "--out", str(out), rings=tmp_path)
+        assert done.returncode == 0, done.stderr
+        bodies.append({name: one["body"] for name, one in asked(engine).items() if "-11-" in name})
+        lines = sorted(rows(out), key=lambda row: row["scheduled_ns"])
+        gaps.append([row["scheduled_ns"] - lines[0]["scheduled_ns"] for row in lines])
+    out = tmp_path / "broken.jsonl"
+    with RawServer(saying(whole("500 Broken", b"{}"))) as broken:
+        assert load(broken.url, *arguments, "--out", str(out), rings=tmp_path).returncode == 1
+    lines = sorted(rows(out), key=lambda row: row["scheduled_ns"])
+    gaps.append([row["scheduled_ns"] - lines[0]["scheduled_ns"] for row in lines])
+    assert gaps[0] == gaps[1] == gaps[2]
+    assert bodies[0] == bodies[1]
+    assert len(bodies[0]) == 8
+
+
+def test_completions_send_a_prompt_and_the_summary_is_text(tmp_path: Path, engine: str) -> None:
+    done = load(
+        engine, "--endpoint", "completions", "--burst", "3", "--burst-every", "0.2", "--duration",
+        "0.5", "--seed", "5", "--output-tokens", "2", "--prompt-tokens", "30", "--sampling-seeds",
+        rings=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "scheduled  9   sent 9   finished 9   failed 0" in done.stdout
+    assert "TTFT" in done.stdout
+    mine = [one["body"] for name, one in asked(engine).items() if "-5-" in name]
+    assert len({body["prompt"] for body in mine}) == len({body["seed"] for body in mine}) == 9
+
+
+def test_a_server_without_a_tokenizer_makes_lengths_approximate(tmp_path: Path) -> None:
+    with RawServer(saying(ANSWER)) as server:
+        done = load(
+            server.url, "--requests", "2", "--rate", "50", "--prompt-tokens", "9", rings=tmp_path
+        )
+    assert done.returncode == 0, done.stderr
+    assert "Prompt lengths are approximate" in done.stdout
+    assert "the server sent no usage" in done.stdout
+
+
+def test_when_all_requests_fail_one_line_says_how(tmp_path: Path) -> None:
+    body = b'{"error": {"message": "queue full"}}'
+    with RawServer(saying(whole("429 Too Many Requests", body))) as server:
+        done = load(server.url, "--requests", "3", "--rate", "50", "--json", rings=tmp_path)
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert "none of 3 requests finished: 3 x HTTP 429 (queue full)" in said
+    assert json.loads(done.stdout)["failed"] == {"HTTP 429": 3}
+
+
+def test_too_many_open_are_counted_and_named(tmp_path: Path) -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        writer.write(ANSWER)
+
+    with RawServer(slow) as server:
+        done = load(
+            server.url, "--burst", "6", "--burst-every", "0.2", "--requests", "6", "--most-open",
+            "2", rings=tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "finished 2   failed 0   refused 4" in done.stdout
+    assert "--most-open" in done.stdout
+
+
+def test_no_server_is_one_line(tmp_path: Path) -> None:
+    done = load("http://127.0.0.1:9", rings=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (said,) = done.stderr.splitlines()
+    assert "no server answers at http://127.0.0.1:9" in said
+    assert "inferscope serve" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ftp://here",), "is no server's URL"),
+        (("http://u:p@127.0.0.1:9",), "--api-key-env"),
+        (("127.0.0.1:9", "--burst", "3"), "--burst-every"),
+        (("127.0.0.1:9", "--temperature", "nan"), "--temperature is nan"),
+        (("127.0.0.1:9", "--kind", "chat", "--prompt-tokens", "3"), "lengths of its own"),
+        (("127.0.0.1:9", "--prefix-share", "0.3"), "--shared-prefix"),
+        (("127.0.0.1:9", "--shared-prefix", "30"), "--prompt-tokens"),
+        (("127.0.0.1:9", "--prompt-tokens", "normal:x"), "'normal:x' is no token length"),
+        (("127.0.0.1:9", "--requests", "1.5"), "'1.5' is not a whole number"),
+        (("127.0.0.1:9", "--api-key-env", "NOT_SET_HERE"), "NOT_SET_HERE, which is not set"),
+        (("127.0.0.1:9", "--out", "/none/client.jsonl"), "/none/client.jsonl"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    done = inferscope("load", *arguments, rings=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_load_too_short_for_any_request_says_so(tmp_path: Path) -> None:
+    with RawServer(saying(ANSWER)) as server:
+        done = load(server.url, "--rate", "0.001", "--duration", "0.1", rings=tmp_path)
+    assert done.returncode == 1
+    assert "no request was due within 0.1 s" in done.stderr
+
+
+def test_a_full_disk_ends_the_load_with_one_line(tmp_path: Path) -> None:
+    with RawServer(saying(ANSWER)) as server:
+        done = load(server.url, "--requests", "200", "--rate", "400", "--out", "/dev/full",
+                    rings=tmp_path)  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None:
+    """On a terminal: the line is shown while it runs, two Ctrl-C do not wait for the answers."""
+
+    async def never(writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    terminal, its_end = pty.openpty()
+    out = tmp_path / "client.jsonl"
+    with RawServer(never) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferscope", "load", server.url, "--rate", "50", "--out", out],
+            stdout=subprocess.PIPE,
+            stderr=its_end,
+            text=True,
+        )
+        os.close(its_end)
+        deadline_s = time.monotonic() + 20
+        while len(server.asked_at) < 5:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "scheduled" in shown
+    assert shown.endswith("\r\x1b[K")
+    lines = rows(out)
+    assert {row["outcome"] for row in lines} == {"abandoned"}
+    assert f"scheduled  {len(lines)}   sent {len(lines)}   finished 0" in said
+    assert f"abandoned {len(lines)}" in said
+
+
+def test_the_load_extra_is_all_it_needs(tmp_path: Path) -> None:
+    for module in ("numpy", "torch", "textual", "yaml"):
+        missing = f"raise ModuleNotFoundError('not here', name='{module}')\n"
+        (tmp_path / f"{module}.py").write_text(missing, encoding="utf-8")
+    with RawServer(saying(ANSWER)) as server:
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = inferscope(
+            "load", server.url, "--requests", "1", "--rate", "50", rings=tmp_path, PYTHONPATH=path
+        )
+    assert done.returncode == 0, done.stderr

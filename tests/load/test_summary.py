@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.load.open_loop import ClientTimes, Outcome
+from inferscope.load.quantiles import Durations
+from inferscope.load.report import live_line, summary_text
+from inferscope.load.summary import Tally
+
+MS = 1_000_000
+
+
+def request(
+    outcome: Outcome = "finished", *, at_ms: int = 0, late_ms: int = 0, error: str = "HTTP 500"
+) -> ClientTimes:
+    """Return a request that took 20 ms to its first token, then 5 and 7, 90 ms in all."""
+    scheduled_ns = 10**12 + at_ms * MS
+    sent_ns = scheduled_ns + late_ms * MS
+    times = ClientTimes("a", "chat", scheduled_ns, sent_ns, 0, outcome=outcome)
+    times.ended_ns = sent_ns + 90 * MS
+    if outcome == "finished":
+        times.first_token_ns, times.last_token_ns = sent_ns + 20 * MS, sent_ns + 32 * MS
+        times.tbt_ns = [5 * MS, 7 * MS]
+        times.tokens, times.prompt_tokens, times.output_tokens = 3, 100, 4
+    elif outcome == "error":
+        times.error, times.detail = error, "words"
+    return times
+
+
+@given(st.lists(st.integers(1_000, 10**12), min_size=1), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
+def test_percentiles_are_within_half_a_percent_and_the_maximum_exact(
+    values: list[int], share: float
+) -> None:
+    durations = Durations()
+    for value in values:
+        durations.add(value)
+    exact = sorted(values)[math.ceil(share * len(values)) - 1]
+    assert durations.at(share) == pytest.approx(exact, rel=0.0051)
+    assert durations.max_ns == max(values)
+
+
+def test_nothing_measured_is_unknown_and_not_zero() -> None:
+    summary = Tally().summary()
+    assert summary.ttft.p50_ms is None
+    assert summary.prompt_tokens is None
+    assert "Nothing was sent" in summary_text(summary)
+
+
+@given(st.lists(st.sampled_from(get_args(Outcome)), max_size=30))
+def test_every_request_is_counted_under_one_heading(outcomes: list[Outcome]) -> None:
+    tally = Tally()
+    for outcome in outcomes:
+        tally.add(request(outcome))
+    summary = tally.summary()
+    assert summary.scheduled == len(outcomes)
+    assert summary.scheduled == (
+        summary.finished + sum(summary.failed.values()) + summary.refused + summary.abandoned
+    )
+    assert summary.sent == summary.scheduled - summary.refused
+    assert summary.finished == outcomes.count("finished")
+    assert summary.ttft.num == summary.e2e.num == summary.finished
+    assert summary.tbt.num == 2 * summary.finished
+
+
+def test_latencies_begin_when_a_request_was_sent_and_lateness_is_told_apart() -> None:
+    tally = Tally()
+    tally.add(request(late_ms=50))
+    summary = tally.summary()
+    assert summary.ttft.max_ms == 20.0
+    assert summary.e2e.max_ms == 32.0
+    assert summary.tbt.max_ms == 7.0
+    assert summary.late.max_ms == 50.0
+
+
+def test_rates_are_over_the_time_from_the_first_request_to_the_last_end() -> None:
+    tally = Tally()
+    for at_ms in (0, 910):
+        tally.add(request(at_ms=at_ms))
+    summary = tally.summary()
+    assert summary.span_s == 1.0
+    assert summary.requests_s == 2.0
+    assert summary.output_tokens_s == 8.0
+    assert (summary.prompt_tokens, summary.output_tokens) == (200, 8)
+
+
+def test_failures_are_sorted_by_how_often_they_came() -> None:
+    tally = Tally()
+    for error in ("timeout", "HTTP 429", "HTTP 429"):
+        tally.add(request("error", error=error))
+    assert list(tally.summary().failed.items()) == [("HTTP 429", 2), ("timeout", 1)]
+    assert "2 x HTTP 429: words" in summary_text(tally.summary())
+
+
+@pytest.mark.parametrize(("late_ms", "says"), [(4, "kept up"), (6, "FELL BEHIND")])
+def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, says: str) -> None:
+    tally = Tally()
+    tally.add(request(late_ms=late_ms))
+    said = summary_text(tally.summary())
+    assert says in said
+    assert f"{late_ms}.0 ms at most" in said
+    assert tally.summary().fell_behind == (says == "FELL BEHIND")
+
+
+def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
+    tally = Tally()
+    without = request()
+    without.prompt_tokens = without.output_tokens = None
+    tally.add(without)
+    summary = tally.summary()
+    assert (summary.prompt_tokens, summary.output_tokens) == (None, 3)
+    assert "the server sent no usage" in summary_text(summary)
+
+
+def test_the_line_shown_while_it_runs_has_what_matters() -> None:
+    tally = Tally()
+    tally.add(request())
+    line = live_line(tally, elapsed_s=1.5, num_scheduled=3, num_open=2)
+    assert "\n" not in line
+    assert "scheduled 3   open 2   finished 1   failed 0" in line
+    assert "TTFT p50 20.0 ms" in line
