@@ -33,7 +33,6 @@ from inferscope.cli.load_run import Outcome, Run, drive
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.load.report import summary_text
 from inferscope.load.server import server_url
-from inferscope.private_file import private_file
 
 _OTHER_FILES = 64
 _INTERRUPTED = 130
@@ -71,14 +70,14 @@ def run(options: argparse.Namespace) -> int:
         most_open=_room_for(options.most_open),
         duration_s=seconds_of(options),
         counts_words=has_lengths(options) and options.tokens_per_word is None,
+        out=options.out,
         asks=lambda counted: asks_of(options, counted),
     )
-    if options.out is None:
-        return _tell(options, asyncio.run(drive(settings, None)))
     try:
-        with private_file(options.out) as out:
-            outcome = asyncio.run(drive(settings, out))
+        outcome = asyncio.run(drive(settings))
     except OSError as error:
+        if options.out is None:
+            raise
         raise BadInput(
             f"cannot write {options.out}: {error.strerror}. Choose another place."
         ) from error

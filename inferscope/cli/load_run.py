@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from inferscope.load.chunks import Endpoint
@@ -19,6 +20,7 @@ from inferscope.load.report import live_line
 from inferscope.load.server import Counted, count_words, find_model
 from inferscope.load.summary import Summary, Tally
 from inferscope.load.workload import Ask
+from inferscope.private_file import private_file
 
 _GRACE_S = 5.0
 _REFRESH_S = 0.5
@@ -30,6 +32,7 @@ class Run:
 
     Attributes:
         counts_words: whether the server's tokenizer decides how many words a prompt has.
+        out: the file for each request's times.
         asks: returns the load, given the tokenizer's answer if it was asked.
     """
 
@@ -44,6 +47,7 @@ class Run:
     most_open: int
     duration_s: float | None
     counts_words: bool
+    out: Path | None
     asks: Callable[[Counted | None], Iterator[Ask]]
 
 
@@ -58,7 +62,7 @@ class Outcome:
     was_interrupted: bool
 
 
-async def drive(run: Run, out: IO[bytes] | None) -> Outcome:
+async def drive(run: Run) -> Outcome:
     """Run a load; write each request as it ends.
 
     Raises:
@@ -85,13 +89,15 @@ async def drive(run: Run, out: IO[bytes] | None) -> Outcome:
             ),
         )
         tally = Tally()
-        sink = _Sink(tally, out)
-        loop = OpenLoop(client, run.asks(words), sink.take, most_open=run.most_open)
-        sink.when_broken = loop.abandon
-        with _interruptible(loop) as interruption:
-            async with _shown(loop, tally):
-                await loop.run(run.duration_s)
-        sink.close()
+        # Opened, and an older one emptied, only now that there is a server to write about.
+        with private_file(run.out) if run.out else contextlib.nullcontext() as out:
+            sink = _Sink(tally, out)
+            loop = OpenLoop(client, run.asks(words), sink.take, most_open=run.most_open)
+            sink.when_broken = loop.abandon
+            with _interruptible(loop) as interruption:
+                async with _shown(loop, tally):
+                    await loop.run(run.duration_s)
+            sink.close()
         return Outcome(run.url, model, words, tally.summary(), interruption.is_set())
 
 

@@ -158,7 +158,10 @@ def test_too_many_open_are_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_no_server_is_one_line(tmp_path: Path) -> None:
-    done = load("http://127.0.0.1:9", rings=tmp_path)
+    older = tmp_path / "client.jsonl"
+    older.write_bytes(b"precious")
+    done = load("http://127.0.0.1:9", "--out", str(older), rings=tmp_path)
+    assert older.read_bytes() == b"precious"
     assert (done.returncode, done.stdout) == (1, "")
     (said,) = done.stderr.splitlines()
     assert "no server answers at http://127.0.0.1:9" in said
@@ -178,7 +181,6 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
         (("127.0.0.1:9", "--prompt-tokens", "normal:x"), "'normal:x' is no token length"),
         (("127.0.0.1:9", "--requests", "1.5"), "'1.5' is not a whole number"),
         (("127.0.0.1:9", "--api-key-env", "NOT_SET_HERE"), "NOT_SET_HERE, which is not set"),
-        (("127.0.0.1:9", "--out", "/none/client.jsonl"), "/none/client.jsonl"),
     ],
 )
 def test_what_cannot_be_used_is_named(
@@ -188,6 +190,13 @@ def test_what_cannot_be_used_is_named(
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with RawServer(saying(ANSWER)) as server:
+        done = load(server.url, "--out", "/none/client.jsonl", rings=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot write /none/client.jsonl" in done.stderr
 
 
 def test_a_load_too_short_for_any_request_says_so(tmp_path: Path) -> None:
