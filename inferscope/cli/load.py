@@ -97,6 +97,7 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
             "model": outcome.model,
             "endpoint": options.endpoint,
             "seed": options.seed,
+            "run": options.run_name,
             "words": outcome.words,
             "interrupted": outcome.was_interrupted,
         }

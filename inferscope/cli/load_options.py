@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import re
+import secrets
 from collections.abc import Iterator
 from itertools import islice
 
@@ -87,6 +89,13 @@ def add_server(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
     how.add_argument("--model", help="its name there (default: the first of /v1/models)")
     how.add_argument("--api-key-env", metavar="NAME", help="variable that holds the server's key")
+    how.add_argument(
+        "--run-name",
+        type=_header_words,
+        default=f"load-{secrets.token_hex(3)}",
+        metavar="NAME",
+        help="begins every request's id (default: load- and six digits, new each time)",
+    )
     how.add_argument("--temperature", type=float, help="of the sampling (default: the server's)")
     how.add_argument(
         "--sampling-seeds",
@@ -108,7 +117,11 @@ def add_server(how: argparse._ArgumentGroup) -> None:
 def asks_of(options: argparse.Namespace, counted: Counted | None) -> Iterator[Ask]:
     """Return the whole load, which depends on the options and the tokenizer and on nothing else."""
     asks = plan(
-        options.seed, _arrivals(options), _composer(options, counted), is_traced=options.traceparent
+        options.seed,
+        _arrivals(options),
+        _composer(options, counted),
+        run=options.run_name,
+        is_traced=options.traceparent,
     )
     return islice(asks, options.requests)
 
@@ -178,6 +191,12 @@ def seconds_of(options: argparse.Namespace) -> float | None:
         return DEFAULT_SECONDS
     duration_s: float | None = options.duration
     return duration_s
+
+
+def _header_words(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give up to 64 letters, digits, '.', '_', '-'")
+    return text
 
 
 def _lengths_of(text: str) -> Lengths:

@@ -50,13 +50,18 @@ def of_lengths(seed: int, words: WordPrompts, *, prompt: Lengths, output: Length
 
 
 def plan(
-    seed: int, arrivals: Iterable[float], compose: Composer, *, is_traced: bool = False
+    seed: int,
+    arrivals: Iterable[float],
+    compose: Composer,
+    *,
+    run: str = "load",
+    is_traced: bool = False,
 ) -> Iterator[Ask]:
-    """Yield what will be asked, in the order of time."""
+    """Yield what will be asked, in the order of time; names begin with the run's."""
     seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
     for number, at_s in enumerate(arrivals):
         kind, prompt, max_tokens = compose()
-        name = f"load-{seed}-{number:06d}"
+        name = f"{run}-{number:06d}"
         traceparent = _traceparent(traces) if is_traced else ""
         yield Ask(at_s, name, kind, prompt, max_tokens, seeds.getrandbits(31), traceparent)
 

@@ -68,7 +68,8 @@ def _lateness(summary: Summary) -> str:
     if summary.fell_behind:
         return (
             f"THE GENERATOR FELL BEHIND: {numbers} (bound: {LATE_P99_MS:.0f} ms at p99). "
-            "The load was not the one asked for: lower the rate, or share it between processes."
+            "The load was not quite the one asked for: this machine was busy, or the rate is too "
+            "high for one process. Give it a core of its own, or share the rate between processes."
         )
     return f"The generator kept up: {numbers}."
 

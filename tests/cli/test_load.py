@@ -48,6 +48,11 @@ def asked(engine: str) -> dict[str, dict[str, Any]]:
         return {one["headers"]["x-request-id"]: one for one in json.load(answer)}
 
 
+def bodies_of(engine: str, run: str) -> list[dict[str, Any]]:
+    """Return what a run asked for, in the order of its numbers."""
+    return [one["body"] for name, one in sorted(asked(engine).items()) if name.startswith(run)]
+
+
 def load(url: str, *arguments: str, rings: Path) -> subprocess.CompletedProcess[str]:
     return inferscope("load", url, *arguments, rings=rings)
 
@@ -55,7 +60,8 @@ def load(url: str, *arguments: str, rings: Path) -> subprocess.CompletedProcess[
 def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engine: str) -> None:
     out = tmp_path / "client.jsonl"
     done = load(
-        engine, "--rate", "30", "--requests", "12", "--seed", "7", "--prompt-tokens", "60..90",
+        engine, "--rate", "30", "--requests", "12", "--seed", "7", "--run-name", "seven",
+        "--prompt-tokens", "60..90",
         "--output-tokens", "3..8", "--shared-prefix", "40", "--traceparent", "--json",
         "--out", str(out), rings=tmp_path,
     )  # fmt: skip
@@ -68,7 +74,7 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
     arrived = asked(engine)
     lines = rows(out)
     assert [row["name"] for row in sorted(lines, key=lambda row: row["scheduled_ns"])] == [
-        f"load-7-{number:06d}" for number in range(12)
+        f"seven-{number:06d}" for number in range(12)
     ]
     for row in lines:
         other = arrived[row["name"]]
@@ -91,12 +97,12 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
 def test_what_is_asked_does_not_depend_on_how_the_server_fares(tmp_path: Path, engine: str) -> None:
     arguments = ("--rate", "40", "--requests", "8", "--seed", "11", "--kind", "chat")
     gaps = []
-    bodies: list[dict[str, Any]] = []
+    bodies: list[list[dict[str, Any]]] = []
     for number, url in enumerate((engine, engine)):
         out = tmp_path / f"{number}.jsonl"
-        done = load(url, *arguments, "--out", str(out), rings=tmp_path)
+        done = load(url, *arguments, "--out", str(out), "--run-name", f"r{number}", rings=tmp_path)
         assert done.returncode == 0, done.stderr
-        bodies.append({name: one["body"] for name, one in asked(engine).items() if "-11-" in name})
+        bodies.append(bodies_of(engine, f"r{number}"))
         lines = sorted(rows(out), key=lambda row: row["scheduled_ns"])
         gaps.append([row["scheduled_ns"] - lines[0]["scheduled_ns"] for row in lines])
     out = tmp_path / "broken.jsonl"
@@ -112,13 +118,14 @@ def test_what_is_asked_does_not_depend_on_how_the_server_fares(tmp_path: Path, e
 def test_completions_send_a_prompt_and_the_summary_is_text(tmp_path: Path, engine: str) -> None:
     done = load(
         engine, "--endpoint", "completions", "--burst", "3", "--burst-every", "0.2", "--duration",
-        "0.5", "--seed", "5", "--output-tokens", "2", "--prompt-tokens", "30", "--sampling-seeds",
+        "0.5", "--run-name", "five", "--output-tokens", "2", "--prompt-tokens", "30",
+        "--sampling-seeds",
         rings=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "scheduled  9   sent 9   finished 9   failed 0" in done.stdout
     assert "TTFT" in done.stdout
-    mine = [one["body"] for name, one in asked(engine).items() if "-5-" in name]
+    mine = bodies_of(engine, "five")
     assert len({body["prompt"] for body in mine}) == len({body["seed"] for body in mine}) == 9
 
 
@@ -173,6 +180,7 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
     [
         (("ftp://here",), "is no server's URL"),
         (("http://u:p@127.0.0.1:9",), "--api-key-env"),
+        (("127.0.0.1:9", "--run-name", "a b"), "'a b'"),
         (("127.0.0.1:9", "--burst", "3"), "--burst-every"),
         (("127.0.0.1:9", "--temperature", "nan"), "--temperature is nan"),
         (("127.0.0.1:9", "--kind", "chat", "--prompt-tokens", "3"), "lengths of its own"),
