@@ -16,7 +16,6 @@ from typing import IO, Any, ClassVar, Protocol
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
-from inferscope.private_file import private_file as private_file
 
 GROUP = "inferscope.exporters"
 

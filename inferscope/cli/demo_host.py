@@ -26,9 +26,9 @@ from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import BUILTIN, describe
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
-from inferscope.exporting import private_file
 from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
 from inferscope.load.workload import Ask, Workload
+from inferscope.private_file import private_file
 from inferscope.probe import Probe
 
 TEMPERATURE = 0.8

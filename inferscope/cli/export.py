@@ -9,7 +9,8 @@ from pathlib import Path
 
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import BadInput
-from inferscope.exporting import Exporter, exporter_names, load_exporter, private_file
+from inferscope.exporting import Exporter, exporter_names, load_exporter
+from inferscope.private_file import private_file
 
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
 
