@@ -17,6 +17,7 @@ COMMANDS = {
     "attach": "the live screen over a running engine, with history",
     "record": "write what an engine does into a file",
     "replay": "show a recording at the pace at which it was made",
+    "why": "one request: where its time went, in sentences",
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",

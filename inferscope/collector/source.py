@@ -19,6 +19,9 @@ from inferscope.ring.discovery import find_rings
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
 
+Listener = Callable[[int, Record], None]
+"""Told every record once it is folded, with the number of its ring."""
+
 _POLL_S = 0.01
 _BEHIND_NS = 1_000_000_000
 """A living fold stays up to half a second behind; a second is caught up."""
@@ -37,6 +40,7 @@ class RingSource:
         *,
         name: str,
         sinks: tuple[Sink, ...] = (),
+        listen: Listener | None = None,
         recording: RecordingWriter | None = None,
         clock: Clock | None = None,
         since_ns: int | None = None,
@@ -47,6 +51,7 @@ class RingSource:
         `since_ns` and `stays` are a RingFollower's.
         """
         self.title = name
+        self._listen = listen
         self.collector = Collector(*sinks)
         self._follower = RingFollower(find, clock or SystemClock(), since_ns=since_ns, stays=stays)
         self._recording = recording
@@ -73,6 +78,8 @@ class RingSource:
             if self._recording is not None:
                 self._recording.write(recorded(item))
             collector.fold(item.ring, item.record)
+            if self._listen is not None:
+                self._listen(item.ring, item.record)
         collector.num_unknown = self._follower.num_unknown
         return len(items)
 
@@ -106,6 +113,7 @@ class RecordingSource:
         path: Path,
         *,
         sinks: tuple[Sink, ...] = (),
+        listen: Listener | None = None,
         speed: float | None = None,
         until_ns: int | None = None,
         clock: Clock | None = None,
@@ -115,6 +123,7 @@ class RecordingSource:
         Args:
             path: the recording.
             sinks: receive what becomes final.
+            listen: is told every record.
             speed: times the pace of the recording; None folds all of it at the first call.
             until_ns: how far into the recording to go; None for its end.
             clock: for the pace.
@@ -124,6 +133,7 @@ class RecordingSource:
         """
         self.title = path.name
         self.collector = Collector(*sinks)
+        self._listen = listen
         self._reader = RecordingReader(path)
         self._clock = clock or SystemClock()
         self._speed = speed
@@ -148,6 +158,8 @@ class RecordingSource:
                 if missed is not None:
                     self.collector.fold(READER, missed)
                 self.collector.fold(frame.ring, record)
+                if self._listen is not None:
+                    self._listen(frame.ring, record)
             except UnknownRecord:
                 self.collector.unknown()
             num += 1
@@ -228,7 +240,9 @@ def recorded(item: Item) -> RecordedFrame:
     return RecordedFrame(item.ring, item.record.CODE, item.sequence, item.t_ns, item.payload)
 
 
-def open_source(path: Path, *, sinks: tuple[Sink, ...] = ()) -> RingSource | RecordingSource:
+def open_source(
+    path: Path, *, sinks: tuple[Sink, ...] = (), listen: Listener | None = None
+) -> RingSource | RecordingSource:
     """Open a recording, a ring, or a folder of rings.
 
     Raises:
@@ -240,13 +254,15 @@ def open_source(path: Path, *, sinks: tuple[Sink, ...] = ()) -> RingSource | Rec
             raise NotFound(
                 f"{path} holds no readable rings. They end in .ring; recordings end in .isr."
             )
-        return RingSource(lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks)
+        return RingSource(
+            lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks, listen=listen
+        )
     if not path.exists():
         raise NotFound(f"{path} does not exist.")
     if path.suffix == ".ring":
         RingReader(path).close()
-        return RingSource(lambda: [path], name=path.name, sinks=sinks)
-    return RecordingSource(path, sinks=sinks)
+        return RingSource(lambda: [path], name=path.name, sinks=sinks, listen=listen)
+    return RecordingSource(path, sinks=sinks, listen=listen)
 
 
 def catch_up(source: RingSource | RecordingSource, *, patience_s: float | None = None) -> None:

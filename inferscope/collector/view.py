@@ -230,13 +230,14 @@ def _health(collector: Collector, engine: EngineFold, probe_ns: int, window_s: i
 def _requests(
     engine: EngineFold, alive: list[Request], max_requests: int
 ) -> tuple[RequestRow, ...]:
-    rows = [_alive_row(engine, request) for request in alive[::-1][:max_requests]]
+    rows = [alive_row(engine, request) for request in alive[::-1][:max_requests]]
     room = max_requests - len(rows)
     rows += [finished_row(final) for final in list(engine.lives.finished)[::-1][:room]]
     return tuple(rows)
 
 
-def _alive_row(engine: EngineFold, request: Request) -> RequestRow:
+def alive_row(engine: EngineFold, request: Request) -> RequestRow:
+    """Return a request that is not final as the table shows it."""
     table = engine.lives.table
     slot = request.slot
     ledger_row = table.ledger.rows[slot]
@@ -310,4 +311,4 @@ def finished_row(final: FinalRequest) -> RequestRow:
     )
 
 
-__all__ = ["Quantiles", "finished_row", "snapshot"]
+__all__ = ["Quantiles", "alive_row", "finished_row", "snapshot"]

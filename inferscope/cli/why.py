@@ -1,0 +1,128 @@
+"""Say in sentences where one request's time went.
+
+REQUEST is the engine's own id, the client's (X-Request-Id), or the beginning of either. Without a
+source all rings here are searched, those of dead engines too: a server killed a minute ago can
+still be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from inferscope.cli.targets import engine_of
+from inferscope.collector.source import open_source
+from inferscope.errors import BadInput, NotFound
+from inferscope.report.find import Life, matching
+from inferscope.report.place import Place
+from inferscope.report.text import to_json, to_text
+from inferscope.report.why import why
+from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
+from inferscope.tui.plots import plain
+
+_WIDTH = 100
+_MOST_LISTED = 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("request", metavar="REQUEST", help="an id, or the beginning of one")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="FILE|DIR|PID|ID",
+        help="a recording, ring or folder, or an engine (default: all rings here)",
+    )
+    parser.add_argument(
+        "--pick", type=int, metavar="N", help="the Nth of several requests that match"
+    )
+    how = parser.add_argument_group("output")
+    how.add_argument("--json", action="store_true", help="print the report and its facts as JSON")
+    how.add_argument("--ascii", action="store_true", help="draw with plain characters")
+    parser.epilog = """examples:
+  inferscope why chat-0017                  what the client called it
+  inferscope why chatcmpl-4f demo.isr       the beginning of an id, in a recording
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explain the request."""
+    if not options.request:
+        raise BadInput("REQUEST is empty. Give an id, or the beginning of one.")
+    place = place_of(options.source)
+    lives = place.lives(options.request)
+    life = _chosen(matching(lives, options.request), options.request, options.pick, place.name)
+    facts = place.facts(life, lives)
+    report = why(facts)
+    if options.json:
+        sys.stdout.write(to_json(report, facts).decode() + "\n")
+        return 0
+    width = shutil.get_terminal_size((_WIDTH, 40)).columns
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(to_text(report, width=width, colour=colour, ascii=options.ascii))
+    return 0
+
+
+def place_of(target: str | None) -> Place:
+    """Return where to look.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it cannot be read.
+    """
+    if target is None:
+        folder = ring_directory()
+        return Place(f"the rings under {folder}", engines=find_engines(folder))
+    path = Path(target)
+    if target.isdigit() or not (path.exists() or path.suffix or "/" in target):
+        engine = engine_of(target)
+        return Place(f"the rings of {engine.engine_id}", engines=[engine])
+    open_source(path).close()  # says what is wrong with it
+    if path.is_dir():
+        return Place(f"the rings under {path}", engines=find_engines(path))
+    if path.suffix != ".ring":
+        return Place(str(path), recording=path)
+    one = [
+        EngineRings(engine.engine_id, tuple(ring for ring in engine.rings if ring.path == path))
+        for engine in find_engines(path.parent)
+    ]
+    return Place(str(path), engines=one)
+
+
+def _chosen(lives: list[Life], name: str, pick: int | None, where: str) -> Life:
+    """Return the one that is meant.
+
+    Raises:
+        NotFound: there is none.
+        BadInput: there are several and none was picked, or a wrong one.
+    """
+    if not lives:
+        raise NotFound(
+            f"no request is called {plain(name)}, nor begins so, in {where}. Names are those of"
+            " `inferscope attach`; a recording or a folder of rings can be given after the name."
+        )
+    if pick is not None:
+        if not 1 <= pick <= len(lives):
+            raise BadInput(f"--pick is {pick}, but {len(lives)} requests match {plain(name)}.")
+        return lives[pick - 1]
+    if len(lives) == 1:
+        return lives[0]
+    for number, life in enumerate(lives[:_MOST_LISTED], 1):
+        sys.stderr.write(f"  {number:>3}  {_line(life)}\n")
+    if len(lives) > _MOST_LISTED:
+        sys.stderr.write(f"       … and {len(lives) - _MOST_LISTED} older ones\n")
+    raise BadInput(
+        f"{len(lives)} requests match {plain(name)}. Give more of the name, or --pick N."
+    )
+
+
+def _line(life: Life) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(life.first_real_ns // 1_000_000_000))
+    names = plain(life.request_id if life.external_id is None else life.external_id)
+    if life.external_id is not None:
+        names += f" ({plain(life.request_id)})"
+    return f"{at}  {names}  {life.finish or 'not finished'}  {plain(life.engine_id)}"

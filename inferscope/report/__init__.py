@@ -1,0 +1,1 @@
+"""What a run can be told as: one request explained in sentences."""

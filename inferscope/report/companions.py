@@ -1,0 +1,177 @@
+"""Sums over the steps of one life: who was in them, for how long, for how many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inferscope.collector.finals import FinalStep
+from inferscope.records import PREFILL, RECOMPUTED
+from inferscope.report.facts import Companion, Computing
+
+
+class Companions:
+    """Other requests, and how much of one's life each was there for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[int]] = {}
+        """Steps, overlap, tokens, compute."""
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def add(self, request_id: str, overlap_ns: int, num_tokens: int, compute_ns: int) -> None:
+        """Add a request's part of one step."""
+        sums = self._sums.setdefault(request_id, [0, 0, 0, 0])
+        sums[0] += 1
+        sums[1] += overlap_ns
+        sums[2] += num_tokens
+        sums[3] += compute_ns
+
+    def ranked(
+        self, names: Mapping[str, str], *, by_compute: bool = False
+    ) -> tuple[Companion, ...]:
+        """Return all of them: first those that were there for longest, or computed most.
+
+        Args:
+            names: what to call them, by their internal ids.
+            by_compute: rank by attributed time.
+        """
+        first = 3 if by_compute else 1
+        ranked = sorted(
+            self._sums.items(), key=lambda item: (-item[1][first], -item[1][2], item[0])
+        )
+        return tuple(
+            Companion(names.get(request_id, request_id), *sums) for request_id, sums in ranked
+        )
+
+
+class Ahead:
+    """The steps that others had while a request waited to be admitted.
+
+    Attributes:
+        prefill_ns: attributed to prefill meanwhile; likewise decode.
+    """
+
+    def __init__(self) -> None:
+        self._companions = Companions()
+        self.prefill_ns = 0
+        self.decode_ns = 0
+
+    def add(self, step: FinalStep, waited_ns: int) -> None:
+        """Take a step.
+
+        Args:
+            step: of others.
+            waited_ns: how much of it the request waited for.
+        """
+        part = waited_ns / (step.end_ns - step.start_ns)
+        for request_id, work in _works(step).items():
+            prefill_ns, decode_ns = round(work.prefill_ns * part), round(work.decode_ns * part)
+            self.prefill_ns += prefill_ns
+            self.decode_ns += decode_ns
+            self._companions.add(request_id, waited_ns, work.num_tokens, prefill_ns + decode_ns)
+
+    def ranked(self, names: Mapping[str, str]) -> tuple[Companion, ...]:
+        """Return who had these steps, first those who computed most."""
+        return self._companions.ranked(names, by_compute=True)
+
+
+class Together:
+    """The steps that a request had, by the phase it was in."""
+
+    def __init__(self) -> None:
+        self._phases = {True: _Phase(), False: _Phase()}
+        """By whether it is prefill."""
+
+    def add(self, step: FinalStep, me: str) -> tuple[tuple[str, int], ...]:
+        """Take a step that `me` was in.
+
+        Returns:
+            Whose prompts it computed beside a decode of `me`, and how many tokens of them.
+        """
+        works = _works(step)
+        own = works.pop(me)
+        phase = self._phases[own.is_prefill]
+        same = [item for item in works.items() if item[1].is_prefill == own.is_prefill]
+        other = [item for item in works.items() if item[1].is_prefill != own.is_prefill]
+        overlap_ns = step.end_ns - step.start_ns
+        for companions, items in ((phase.same, same), (phase.other, other)):
+            for request_id, work in items:
+                companions.add(request_id, overlap_ns, work.num_tokens, work.compute_ns)
+        phase.num_steps += 1
+        phase.num_tokens += own.num_tokens
+        phase.num_recomputed += own.num_recomputed
+        phase.sum_same += len(same) + 1
+        phase.most_same = max(phase.most_same, len(same) + 1)
+        phase.num_mixed += bool(other)
+        phase.sum_other += len(other)
+        if own.is_prefill:
+            return ()
+        return tuple((request_id, work.num_tokens) for request_id, work in other)
+
+    def computing(self, names: Mapping[str, str], *, is_prefill: bool) -> Computing:
+        """Return what is known of one phase."""
+        phase = self._phases[is_prefill]
+        return Computing(
+            num_steps=phase.num_steps,
+            num_tokens=phase.num_tokens,
+            num_recomputed=phase.num_recomputed,
+            num_mixed=phase.num_mixed,
+            mean_same=phase.sum_same / phase.num_steps if phase.num_steps else 0.0,
+            most_same=phase.most_same,
+            mean_other=phase.sum_other / phase.num_mixed if phase.num_mixed else 0.0,
+            same=phase.same.ranked(names),
+            other=phase.other.ranked(names),
+        )
+
+
+@dataclass
+class _Phase:
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_recomputed: int = 0
+    num_mixed: int = 0
+    sum_same: int = 0
+    most_same: int = 0
+    sum_other: int = 0
+    same: Companions = field(default_factory=Companions)
+    other: Companions = field(default_factory=Companions)
+
+
+@dataclass
+class _Work:
+    """One request's part of one step, over all of its rows."""
+
+    is_prefill: bool = False
+    num_tokens: int = 0
+    num_recomputed: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+
+    @property
+    def compute_ns(self) -> int:
+        return self.prefill_ns + self.decode_ns
+
+
+def _works(step: FinalStep) -> dict[str, _Work]:
+    """Return what each request did in a step."""
+    works: dict[str, _Work] = {}
+    columns = zip(
+        step.request_ids,
+        step.phases.tolist(),
+        step.tokens.tolist(),
+        step.flags.tolist(),
+        step.shares_ns.tolist(),
+        strict=True,
+    )
+    for request_id, phase, tokens, flags, share_ns in columns:
+        work = works.setdefault(request_id, _Work())
+        work.num_tokens += tokens
+        if phase == PREFILL:
+            work.is_prefill = True
+            work.prefill_ns += share_ns
+            work.num_recomputed += tokens if flags & RECOMPUTED else 0
+        else:
+            work.decode_ns += share_ns
+    return works

@@ -1,0 +1,238 @@
+"""Finding requests by name: which rings and recordings speak of them, under which index.
+
+This is the first of two passes. It decodes nothing but names and ends, so a thousand requests that
+are not meant cost little; a ring in which the name stands nowhere, as bytes, is not parsed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from inferscope import records
+from inferscope.errors import UnreadableFile
+from inferscope.records import (
+    COLUMNS,
+    FINISHES,
+    Live,
+    Record,
+    RequestEvent,
+    RingOpened,
+    Tick,
+    UnknownRecord,
+    decode,
+)
+from inferscope.ring.discovery import EngineRings
+from inferscope.ring.layout import Identity
+from inferscope.ring.reader import Loss, RingReader
+from inferscope.ring.recording import RecordingReader
+
+_CODES = (RequestEvent.CODE, Live.CODE)
+
+_READ_BYTES = 1 << 22
+
+RingKey = tuple[str, int, int, int]
+"""Role, rank, pid and start of the process: a ring, wherever its frames are kept."""
+
+
+@dataclass
+class Life:
+    """One request's life as its names tell it, from its first record to its end.
+
+    Attributes:
+        engine_id: whose request it is.
+        request_id: the engine's own id; with the engine's it is nearly a key (ids come again).
+        external_id: the client's, None if it gave none.
+        first_ns: when it was first spoken of.
+        real_offset_ns: wall clock less monotonic clock then.
+        finish: how it ended, empty while it has not.
+        queued_ns: when it came into the queue, None if that was not seen; likewise `admitted_ns`.
+        held: when it was preempted, when resumed (None: not yet), and the reason.
+        indices: under which index each ring speaks of it.
+    """
+
+    engine_id: str
+    request_id: str
+    first_ns: int
+    real_offset_ns: int
+    external_id: str | None = None
+    finish: str = ""
+    queued_ns: int | None = None
+    admitted_ns: int | None = None
+    held: list[tuple[int, int | None, str]] = field(default_factory=list)
+    indices: dict[RingKey, int] = field(default_factory=dict)
+
+    def note(self, event: RequestEvent) -> None:
+        """Take one of its events, in their order; one that was taken before changes nothing."""
+        self.external_id = self.external_id or event.external_id
+        match event.kind:
+            case records.QUEUED:
+                self.queued_ns = event.at_ns
+            case records.ADMITTED:
+                self.admitted_ns = event.at_ns
+            case records.PREEMPTED if not any(at_ns == event.at_ns for at_ns, *_ in self.held):
+                self.held.append((event.at_ns, None, event.reason))
+            case records.RESUMED if self.held and event.at_ns >= self.held[-1][0]:
+                since_ns, _, reason = self.held[-1]
+                self.held[-1] = (since_ns, event.at_ns, reason)
+            case records.FINISHED:
+                self.finish = event.reason if event.reason in FINISHES else "error"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it may be called."""
+        return (self.request_id,) if self.external_id is None else (
+            self.request_id, self.external_id,
+        )  # fmt: skip
+
+    @property
+    def first_real_ns(self) -> int:
+        """Wall time at which it was first spoken of."""
+        return self.first_ns + self.real_offset_ns
+
+
+def matching(lives: Iterable[Life], name: str) -> list[Life]:
+    """Return the lives of a name, newest first; whole names go before prefixes."""
+    lives = sorted(lives, key=lambda life: -life.first_real_ns)
+    whole = [life for life in lives if name in life.names]
+    return whole or [life for life in lives if any(n.startswith(name) for n in life.names)]
+
+
+class Registry:
+    """Gathers lives from the records that name requests."""
+
+    def __init__(self) -> None:
+        self._lives: dict[tuple[str, str], list[Life]] = {}
+        self._by_index: dict[tuple[str, RingKey, int], Life] = {}
+
+    def lives(self) -> Iterator[Life]:
+        """Return all that were named."""
+        for same in self._lives.values():
+            yield from same
+
+    def take(self, engine_id: str, ring: RingKey, record: Record, real_offset_ns: int) -> None:
+        """Take one record of a ring."""
+        if isinstance(record, RequestEvent):
+            life = self._by_index.get((engine_id, ring, record.index))
+            if life is None and record.request_id:
+                life = self._bind(
+                    engine_id, ring, record.index, record.request_id, record.at_ns, real_offset_ns
+                )
+            if life is not None:
+                life.note(record)
+        elif isinstance(record, Live):
+            try:
+                indices = np.frombuffer(record.requests, dtype=COLUMNS["requests"]).tolist()
+                arrived = np.frombuffer(record.arrived_ns, dtype=COLUMNS["arrived_ns"]).tolist()
+                rows = list(zip(indices, arrived, record.request_ids, strict=True))
+            except ValueError:
+                return
+            for index, at_ns, request_id in rows:
+                if (engine_id, ring, index) not in self._by_index:
+                    self._bind(engine_id, ring, index, request_id, at_ns, real_offset_ns)
+
+    def _bind(
+        self,
+        engine_id: str,
+        ring: RingKey,
+        index: int,
+        request_id: str,
+        at_ns: int,
+        real_offset_ns: int,
+    ) -> Life:
+        same = self._lives.setdefault((engine_id, request_id), [])
+        teller = ring[:2]
+        if not same or any(known[:2] == teller for known in same[-1].indices):
+            same.append(Life(engine_id, request_id, at_ns, real_offset_ns))
+        life = same[-1]
+        life.first_ns = min(life.first_ns, at_ns)
+        life.indices[ring] = index
+        self._by_index[engine_id, ring, index] = life
+        return life
+
+
+def lives_in_rings(engines: Iterable[EngineRings], name: str) -> list[Life]:
+    """Return the requests of all engines whose rings hold the name, as bytes, anywhere."""
+    registry = Registry()
+    for engine in engines:
+        rings = [ring.path for ring in engine.rings]
+        if any(_holds(path, name.encode()) for path in rings):
+            # In the order of time, as the fold sees them: an id may be used again.
+            named = [item for path in rings for item in _named_in(path)]
+            named.sort(key=lambda item: item[0].t_ns)
+            for record, ring in named:
+                offset_ns = ring.start_real_ns - ring.start_ns
+                registry.take(engine.engine_id, key_of(ring), record, offset_ns)
+    return list(registry.lives())
+
+
+def lives_in_recording(path: Path) -> list[Life]:
+    """Return the requests that a recording names.
+
+    Raises:
+        UnreadableFile: it is none.
+    """
+    registry = Registry()
+    reader = RecordingReader(path)
+    rings: dict[int, tuple[str, RingKey]] = {}
+    offset_ns = 0
+    try:
+        for frame in reader.frames():
+            if frame.code not in (*_CODES, Tick.CODE, RingOpened.CODE):
+                continue
+            try:
+                record = decode(frame.code, frame.payload)
+            except UnknownRecord:
+                continue
+            if isinstance(record, Tick):
+                offset_ns = record.real_ns - record.t_ns
+            elif isinstance(record, RingOpened):
+                rings[record.ring] = (record.engine_id, key_of(record))
+                offset_ns = offset_ns or record.start_real_ns - record.start_ns
+            elif frame.ring in rings:
+                registry.take(*rings[frame.ring], record, offset_ns)
+    finally:
+        reader.close()
+    return list(registry.lives())
+
+
+def key_of(ring: RingOpened | Identity) -> RingKey:
+    """Return what a ring is known by."""
+    return ring.role, ring.rank, ring.pid, ring.start_ns
+
+
+def _named_in(path: Path) -> list[tuple[Record, Identity]]:
+    """Return the records of a ring that name requests."""
+    try:
+        reader = RingReader(path)
+    except UnreadableFile:
+        return []
+    named = []
+    try:
+        while frames := reader.read():
+            for frame in frames:
+                if isinstance(frame, Loss) or frame.code not in _CODES:
+                    continue
+                with suppress(UnknownRecord):
+                    named.append((decode(frame.code, frame.payload), reader.identity))
+    finally:
+        reader.close()
+    return named
+
+
+def _holds(path: Path, needle: bytes) -> bool:
+    """Tell whether the bytes stand anywhere in a file."""
+    try:
+        with path.open("rb") as file:
+            before = b""
+            while content := file.read(_READ_BYTES):
+                if needle in before + content:
+                    return True
+                before = content[-len(needle) :]
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,98 @@
+"""Where a request is looked for: the rings of some engines, or a recording; read twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from inferscope.collector.source import RecordingSource, RingSource
+from inferscope.errors import NotFound
+from inferscope.report.facts import Facts
+from inferscope.report.find import Life, lives_in_recording, lives_in_rings
+from inferscope.report.witness import Witness
+from inferscope.ring.discovery import EngineRings
+
+_BEHIND_NS = 1_000_000_000
+"""A living fold stays up to half a second behind; a second is caught up."""
+_POLL_S = 0.01
+
+
+class Place:
+    """A recording, or the rings of engines.
+
+    Attributes:
+        name: for messages.
+    """
+
+    def __init__(
+        self, name: str, *, engines: Iterable[EngineRings] = (), recording: Path | None = None
+    ) -> None:
+        """Take one of the two.
+
+        Args:
+            name: what to call the place.
+            engines: whose rings to read.
+            recording: the file to read instead.
+        """
+        self.name = name
+        self._engines = list(engines)
+        self._recording = recording
+
+    def lives(self, name: str) -> list[Life]:
+        """Return requests of the place: all of every engine that knows a request of this name."""
+        if self._recording is not None:
+            return lives_in_recording(self._recording)
+        return lives_in_rings(self._engines, name)
+
+    def facts(self, life: Life, lives: Iterable[Life]) -> Facts:
+        """Fold what is here until all is known of a request.
+
+        Args:
+            life: of the request.
+            lives: all that were found, for the names of its companions.
+
+        Raises:
+            NotFound: the fold knows nothing of it.
+        """
+        names = {
+            other.request_id: other.external_id or other.request_id
+            for other in lives
+            if other.engine_id == life.engine_id
+        }
+        witness = Witness(life, names)
+        source = self._open(life, witness)
+        try:
+            _advance(source, witness)
+            facts = witness.facts(source.collector)
+        finally:
+            source.close()
+        if facts is None:
+            raise NotFound(
+                f"{life.request_id} is named in {self.name}, but its records are gone: the ring"
+                " has been overwritten since. Record longer, or enlarge INFERSCOPE_RING_MB."
+            )
+        return facts
+
+    def _open(self, life: Life, witness: Witness) -> RingSource | RecordingSource:
+        sinks, listen = (witness,), witness.listen
+        if self._recording is not None:
+            return RecordingSource(self._recording, sinks=sinks, listen=listen)
+        rings = [
+            ring.path
+            for engine in self._engines
+            if engine.engine_id == life.engine_id
+            for ring in engine.rings
+        ]
+        return RingSource(lambda: rings, name=life.engine_id, sinks=sinks, listen=listen)
+
+
+def _advance(source: RingSource | RecordingSource, witness: Witness) -> None:
+    """Fold up to the request's end, or up to now if it is still under way."""
+    began_ns = time.monotonic_ns()
+    while not (source.has_ended or witness.is_complete):
+        is_idle = not source.advance()
+        if is_idle and source.collector.now_ns >= began_ns - _BEHIND_NS:
+            return
+        if is_idle:
+            time.sleep(_POLL_S)

@@ -1,0 +1,86 @@
+"""A report as lines of text, wrapped at a width, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+
+import msgspec
+
+from inferscope.report.facts import Facts
+from inferscope.report.why import NS_PER_TENTH_MS, Report, Row
+from inferscope.tui.lines import Role
+from inferscope.tui.plots import bar, plain, to_ascii
+from inferscope.tui.words import cause_role
+
+_NAME, _MS, _SHARE, _BAR = 22, 10, 8, 10
+_WITH_BAR, _BESIDE = 100, 72
+"""Narrower than the first there is no bar; than the second, sentences go below."""
+_ANSI = {"prefill": "33", "decode": "36", "alarm": "31"}
+"""The hues of the screen, in the colours that every terminal has."""
+
+
+def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bool = False) -> str:
+    """Write a report as text.
+
+    Args:
+        report: what to write.
+        width: no line is wider, but for names that are.
+        colour: paint bars and names of causes.
+        ascii: use ASCII characters only.
+    """
+    lines = [
+        *textwrap.wrap(plain(report.title), width, break_on_hyphens=False),
+        *textwrap.wrap(report.summary, width),
+        "",
+    ]
+    largest = max((row.ns for row in report.rows), default=1)
+    for row in report.rows:
+        lines += _row(row, width, largest, colour=colour)
+    lines.append(f"  {'sum':<{_NAME}}{_ms(sum(row.tenths_ms for row in report.rows)):>{_MS}}")
+    for sentence in ("", *report.conclusions, "", *report.caveats):
+        lines += textwrap.wrap(plain(sentence), width, break_on_hyphens=False) or [""]
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def to_json(report: Report, facts: Facts) -> bytes:
+    """Write a report as JSON, with the facts that it was made from."""
+    return msgspec.json.encode({"report": report, "facts": facts})
+
+
+def _row(row: Row, width: int, largest_ns: int, *, colour: bool) -> list[str]:
+    """Write one cause; the sentence stands beside its numbers, or below them."""
+    cells = _BAR if width >= _WITH_BAR else 0
+    name = f"{row.cause:<{_NAME}}"
+    drawn = bar(row.ns / largest_ns, cells) if cells else ""
+    if colour:
+        name, drawn = (_paint(text, cause_role(row.cause)) for text in (name, drawn))
+    head = f"  {name}{_ms(row.tenths_ms):>{_MS}}{row.mills / 10:>{_SHARE - 1}.1f}%"
+    if drawn:
+        head += f"  {drawn}"
+    indent = 2 + _NAME + _MS + _SHARE + (cells + 2 if cells else 0) + 2
+    sentence = plain(row.sentence)
+    if width < _BESIDE:
+        return [head, *_wrapped(sentence, width, 4)]
+    first, *rest = _wrapped(sentence, width, indent)
+    return [f"{head}  {first.strip()}", *rest]
+
+
+def _wrapped(sentence: str, width: int, indent: int) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(
+        sentence,
+        max(width, indent + 20),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+    )
+
+
+def _ms(tenths: int) -> str:
+    return f"{tenths * NS_PER_TENTH_MS / 1e6:.1f} ms"
+
+
+def _paint(text: str, role: Role) -> str:
+    code = _ANSI.get(role)
+    return f"\x1b[{code}m{text}\x1b[0m" if code else text

@@ -1,0 +1,200 @@
+"""One request's ledger as sentences: facts in, a report out; nothing here reads or prints.
+
+Every row of the ledger is one cause in plain words, the largest first, with the evidence that the
+records hold. The rows sum to the request's life, and where they do not, the report says by how
+much and why. What a cause means stands in `tui.words`, for the screens and for this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
+from inferscope.report.facts import Facts
+from inferscope.tui.plots import closed, count, duration, share
+from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS
+
+NS_PER_TENTH_MS = 100_000
+_ENOUGH = 0.8
+"""Of a wait: causes that explain this much of it are what made it long."""
+_MOST_CAUSES = 3
+_OWN_WORK = ("prefill_own", "decode_own")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cause of a request's latency."""
+
+    cause: str
+    ns: int
+    tenths_ms: int
+    """Rounded so that the rows add up to the rounded sum."""
+    mills: int
+    """Of the whole, in tenths of a per cent; they add up to 1000."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A request, explained."""
+
+    title: str
+    summary: str
+    rows: tuple[Row, ...]
+    """Largest first. What the records do not explain is a row as well, the last one."""
+    conclusions: tuple[str, ...]
+    """What made the first token late, what made tokens slow."""
+    caveats: tuple[str, ...]
+    """How the numbers were made, and what is missing from them."""
+    sum_ns: int
+    """Of the causes, without what is not explained."""
+    life_ns: int
+
+
+def why(facts: Facts) -> Report:
+    """Explain a request."""
+    row = facts.row
+    life_ns, sum_ns = row.age_ns, sum(row.ledger_ns.values())
+    ranked = sorted(row.ledger_ns.items(), key=lambda item: (-item[1], item[0]))
+    rest_ns = life_ns - sum_ns
+    if rest_ns > 0:
+        ranked.append((UNSEEN if row.joined_late else UNBOOKED, rest_ns))
+    amounts = [ns for _, ns in ranked]
+    tenths = closed(amounts, round(sum(amounts) / NS_PER_TENTH_MS))
+    mills = closed(amounts, 1000)
+    return Report(
+        title=_title(facts),
+        summary=_summary(facts),
+        rows=tuple(
+            Row(cause, ns, tenth, mill, sentence(cause, ns, facts))
+            for (cause, ns), tenth, mill in zip(ranked, tenths, mills, strict=True)
+        ),
+        conclusions=_conclusions(facts),
+        caveats=(_closing(facts, sum_ns, life_ns), *_caveats(facts)),
+        sum_ns=sum_ns,
+        life_ns=life_ns,
+    )
+
+
+# --- who, and how long ----------------------------------------------------------------------------
+
+
+def _title(facts: Facts) -> str:
+    row = facts.row
+    name = row.request_id
+    if row.external_id is not None and row.external_id != row.request_id:
+        name = f"{row.external_id} ({row.request_id})"
+    where = f" on {facts.model}" if facts.model else ""
+    tokens = f"{count(row.prompt_tokens)} tokens in, {count(row.output_tokens)} out"
+    return f"{name}{where}, engine {facts.engine_id}: {_ending(facts)}, {tokens}"
+
+
+def _ending(facts: Facts) -> str:
+    finish = facts.row.finish
+    if finish == "engine_lost":
+        return "lost with its engine"
+    if not facts.is_over:
+        return f"still under way ({facts.row.state})"
+    return f"{'failed' if finish in BAD_FINISHES else 'finished'} ({finish})"
+
+
+def _summary(facts: Facts) -> str:
+    row = facts.row
+    took = "It took" if facts.is_over else "So far it has taken"
+    said = [f"{took} {duration(row.age_ns)}"]
+    if row.ttft_ns is not None:
+        said.append(f"the first token came after {duration(row.ttft_ns)}")
+    elif row.joined_late:
+        said.append("its first token was not seen")
+    else:
+        said.append("no token came")
+    if row.tbt_mean_ns is not None:
+        p99 = duration(row.tbt_p99_ns)
+        said.append(f"then one every {duration(row.tbt_mean_ns)} on average (p99 {p99})")
+    return "; ".join(said) + "."
+
+
+# --- conclusions ----------------------------------------------------------------------------------
+
+
+def _conclusions(facts: Facts) -> tuple[str, ...]:
+    row = facts.row
+    said = []
+    if row.ttft_ns:
+        said.append(f"What made the first token late: {_largest(row.ttft_ledger_ns)}.")
+        after = {
+            cause: ns - row.ttft_ledger_ns.get(cause, 0) for cause, ns in row.ledger_ns.items()
+        }
+        if row.output_tokens > 1:
+            said.append(f"What made the tokens after it slow: {_largest(after)}.")
+    gap = facts.longest_gap
+    if gap is not None and row.tbt_mean_ns and gap.gap_ns > 2 * row.tbt_mean_ns:
+        said.append(_longest_gap(facts))
+    return tuple(said)
+
+
+def _largest(spent_ns: dict[str, int]) -> str:
+    """Name the causes that explain most of a wait."""
+    known = {cause: ns for cause, ns in spent_ns.items() if ns > 0}
+    whole_ns = sum(known.values())
+    if not whole_ns:
+        return "nothing is known of it"
+    said: list[str] = []
+    told_ns = 0
+    for cause, ns in sorted(known.items(), key=lambda item: (-item[1], item[0])):
+        said.append(f"{share(ns / whole_ns)} {cause} ({CAUSE_MEANINGS.get(cause, '?')})")
+        told_ns += ns
+        if told_ns >= _ENOUGH * whole_ns or len(said) == _MOST_CAUSES:
+            break
+    own_ns = sum(known.get(cause, 0) for cause in _OWN_WORK)
+    verdict = "mostly its own work: " if own_ns > whole_ns / 2 else ""
+    return f"{verdict}{', '.join(said)}"
+
+
+def _longest_gap(facts: Facts) -> str:
+    gap = facts.longest_gap
+    assert gap is not None
+    said = f"The longest gap was {duration(gap.gap_ns)}, before token {gap.before_token}"
+    if gap.was_preempted:
+        return f"{said}: it was preempted."
+    if gap.prefills:
+        return f"{said}, while {named(gap.prefills, of_tokens)} had their prompts computed."
+    return f"{said}; no other request's prompt was computed meanwhile."
+
+
+# --- what the numbers are -------------------------------------------------------------------------
+
+
+def _closing(facts: Facts, sum_ns: int, life_ns: int) -> str:
+    if sum_ns == life_ns:
+        return f"Every nanosecond is accounted for: the rows sum to {sum_ns:,} ns."
+    missing = f"the rows sum to {sum_ns:,} of {life_ns:,} ns."
+    if facts.row.joined_late:
+        return f"Part of its life was not seen: {missing}"
+    if not facts.is_over:
+        return f"It is not over: {missing}"
+    return f"The ledger does not close, which is a fault of InferScope: {missing}"
+
+
+def _caveats(facts: Facts) -> tuple[str, ...]:
+    row = facts.row
+    edge = (
+        "where the client's bytes are written" if facts.delivered_at == "http" else "at the engine"
+    )
+    clock = "the device's clock" if facts.clock == "device" else "the host's clock"
+    said = [f"Measured: when it came, ran and was delivered ({edge}; steps by {clock})."]
+    if facts.fit_ids and facts.residual is not None:
+        fits = ", ".join(fit for fit in facts.fit_ids[-2:] if fit)
+        said.append(
+            "Modelled: how a step's time divides into own, co-batched, interference and slowdown"
+            f" (cost model {fits or 'none'}; its steps took {100 * facts.residual:+.0f}% against it"
+            " in the median)."
+        )
+    if row.joined_late and facts.row.ttft_ns is None and row.output_tokens:
+        said.append("It was under way before the records begin, so its first token is not known.")
+    if facts.num_lost:
+        said.append(
+            f"{many(facts.num_lost, 'record')} of this engine were lost (overwritten before they"
+            " were read, or damaged): what they said is missing here."
+        )
+    return tuple(said)

@@ -1,0 +1,208 @@
+"""What is said of a request never contradicts its ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.collector.snapshot import RequestRow
+from inferscope.collector.source import RecordingSource
+from inferscope.records import CAUSES, Record
+from inferscope.report.facts import Facts
+from inferscope.report.find import lives_in_recording
+from inferscope.report.text import to_json, to_text
+from inferscope.report.why import NS_PER_TENTH_MS, why
+from inferscope.report.witness import Witness
+from inferscope.tui.words import CAUSE_MEANINGS
+
+ROUNDING_NS = 1_000
+"""Whole nanoseconds of a step are dealt out: a few go to causes that had no part in it."""
+SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
+
+
+@pytest.fixture(scope="module")
+def everyone() -> list[tuple[Facts, dict[str, int]]]:
+    """Every request of the sample, witnessed in one fold, with its ledger from the fold itself."""
+    lives = lives_in_recording(SAMPLE)
+    names = {life.request_id: life.external_id or life.request_id for life in lives}
+    witnesses = [Witness(life, names) for life in lives]
+
+    def listen(ring: int, record: Record) -> None:
+        for witness in witnesses:
+            witness.listen(ring, record)
+
+    ledgers = _Ledgers()
+    source = RecordingSource(SAMPLE, sinks=(*witnesses, ledgers), listen=listen)
+    source.advance()
+    source.close()
+    found = []
+    for life, witness in zip(lives, witnesses, strict=True):
+        facts = witness.facts(source.collector)
+        assert facts is not None
+        found.append((facts, ledgers.by_id[life.request_id]))
+    assert len(found) == 102
+    return found
+
+
+class _Ledgers:
+    """Keeps what the fold says of each request."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, dict[str, int]] = {}
+
+    def step(self, step: object) -> None:
+        """Steps do not matter here."""
+
+    def request(self, request: object) -> None:
+        self.by_id[request.request_id] = request.ledger_ns  # type: ignore[attr-defined]
+
+
+def test_the_rows_are_the_ledger_and_sum_to_the_life(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    for facts, ledger_ns in everyone:
+        report = why(facts)
+        assert {row.cause: row.ns for row in report.rows} == ledger_ns
+        assert report.sum_ns == report.life_ns == sum(row.ns for row in report.rows)
+        assert "Every nanosecond is accounted for" in report.caveats[0]
+        assert f"{report.life_ns:,} ns" in report.caveats[0]
+        assert sorted((row.ns for row in report.rows), reverse=True) == [
+            row.ns for row in report.rows
+        ]
+
+
+def test_the_evidence_is_there_where_the_ledger_blames_somebody(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    told = dict.fromkeys(CAUSES, 0)
+    for facts, ledger_ns in everyone:
+        for cause in ledger_ns:
+            told[cause] += 1
+        assert len(facts.preemptions) == facts.row.num_preemptions
+        assert facts.waiting is not None
+        if ledger_ns.get("queue", 0) > ROUNDING_NS:
+            assert facts.waiting.behind
+        if ledger_ns.get("decode_interference", 0) > ROUNDING_NS:
+            assert 0 < facts.decode.num_mixed <= facts.decode.num_steps
+            assert facts.decode.other
+        if ledger_ns.get("decode_co_batched", 0) > ROUNDING_NS:
+            assert facts.decode.same
+            assert facts.decode.most_same >= facts.decode.mean_same > 1
+        if ledger_ns.get("prefill_interference", 0) > ROUNDING_NS:
+            assert facts.prefill.other
+        if ledger_ns.get("prefill_co_batched", 0) > ROUNDING_NS:
+            assert facts.prefill.same
+        if ledger_ns.get("recompute", 0) > ROUNDING_NS:
+            assert facts.prefill.num_recomputed
+        if ledger_ns.get("cold_start", 0) > ROUNDING_NS:
+            assert facts.cold
+        assert facts.row.request_id not in {one.name for one in facts.decode.same}
+        computed = facts.prefill.num_tokens - facts.prefill.num_recomputed
+        assert computed + facts.row.cached_tokens >= facts.row.prompt_tokens
+    assert all(
+        told[cause]
+        for cause in ("queue", "decode_interference", "recompute", "preempted", "cold_start")
+    ), "the sample shows these causes"
+
+
+def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]]]) -> None:
+    gaps = [facts.longest_gap for facts, _ in everyone if facts.longest_gap is not None]
+    assert len(gaps) > 90
+    for facts, _ in everyone:
+        gap = facts.longest_gap
+        if gap is None:
+            assert facts.row.output_tokens < 2
+            continue
+        assert gap.gap_ns >= (facts.row.tbt_p99_ns or 0) - 1
+        assert gap.into_life_ns + gap.gap_ns <= facts.row.age_ns
+        assert 2 <= gap.before_token <= facts.row.output_tokens
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_line_is_wider_than_the_terminal(
+    everyone: list[tuple[Facts, dict[str, int]]], width: int
+) -> None:
+    for facts, _ in everyone[::5]:
+        lines = to_text(why(facts), width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert to_text(why(facts), width=width, ascii=True).isascii()
+        assert to_json(why(facts), facts).startswith(b'{"report":{"title":')
+
+
+def test_colour_changes_nothing_but_colour(everyone: list[tuple[Facts, dict[str, int]]]) -> None:
+    import re
+
+    facts, _ = everyone[0]
+    coloured = to_text(why(facts), colour=True)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == to_text(why(facts))
+
+
+def test_every_cause_has_words() -> None:
+    assert set(CAUSE_MEANINGS) == set(CAUSES)
+
+
+# --- generated ledgers ----------------------------------------------------------------------------
+
+amounts = st.integers(min_value=1, max_value=10**13)
+ledgers = st.dictionaries(st.sampled_from([*CAUSES, "of_a_newer_version"]), amounts, max_size=12)
+
+
+def made(ledger_ns: dict[str, int], rest_ns: int, *, is_over: bool, joined_late: bool) -> Facts:
+    """Build a request of which nothing is known but its ledger."""
+    life_ns = sum(ledger_ns.values()) + rest_ns
+    ttft_ns = {cause: ns // 2 for cause, ns in ledger_ns.items() if ns > 1}
+    row = RequestRow(
+        request_id="r", external_id=None, state="done" if is_over else "decode",
+        finish="stop" if is_over else None, arrived_ns=5, age_ns=life_ns, prompt_tokens=None,
+        cached_tokens=None, output_tokens=2, ttft_ns=sum(ttft_ns.values()) or None,
+        tbt_mean_ns=None, tbt_p99_ns=None, e2e_ns=None, prefill_ns=0, decode_ns=0,
+        interference_share=None, num_preemptions=0, ledger_ns=ledger_ns, ttft_ledger_ns=ttft_ns,
+        joined_late=joined_late,
+    )  # fmt: skip
+    return Facts(
+        row=row, engine_id="e", model="", arrived_real_ns=5, is_over=is_over,
+        arrived_at="engine", delivered_at="engine", clock="host", fit_ids=(), residual=None,
+        num_lost=0,
+    )  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ledgers,
+    st.integers(min_value=0, max_value=10**12),
+    st.booleans(),
+    st.booleans(),
+    st.integers(min_value=30, max_value=200),
+)
+def test_any_ledger_is_told_and_closed(
+    ledger_ns: dict[str, int], rest_ns: int, is_over: bool, joined_late: bool, width: int
+) -> None:
+    facts = made(ledger_ns, rest_ns, is_over=is_over, joined_late=joined_late)
+    report = why(facts)
+    whole_ns = sum(ledger_ns.values()) + rest_ns
+    assert sum(row.ns for row in report.rows) == whole_ns == report.life_ns
+    assert report.sum_ns == whole_ns - rest_ns
+    assert sum(row.tenths_ms for row in report.rows) == round(whole_ns / NS_PER_TENTH_MS)
+    assert sum(row.mills for row in report.rows) == (1000 if whole_ns else 0)
+    assert (len(report.rows) > len(ledger_ns)) == (rest_ns > 0)
+    closes = "Every nanosecond is accounted for" in report.caveats[0]
+    assert closes == (rest_ns == 0)
+    assert "fault of InferScope" not in report.caveats[0] or (is_over and not joined_late)
+    for row in report.rows:
+        if row.cause in CAUSE_MEANINGS:
+            assert row.sentence.startswith(CAUSE_MEANINGS[row.cause])
+    text = to_text(report, width=width)
+    for row in report.rows:
+        assert row.cause in text
+
+
+def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
+    facts = made({"decode_own": 10}, 5, is_over=True, joined_late=True)
+    said = " ".join(why(replace(facts, num_lost=7)).caveats)
+    assert "Part of its life was not seen: the rows sum to 10 of 15 ns" in said
+    assert "7 records of this engine were lost" in said
