@@ -1,48 +1,80 @@
 """Show a running engine live, opening with the history that its ring holds.
 
-Without a target: the only engine alive. A target is a pid, an engine's id, a recording (.isr), a
-ring (.ring) or a folder of rings; rings of dead processes are read like recordings.
+Without a target: the only engine alive; where there are several, or only ended ones, a list. A
+target is a pid, an engine's id, a recording (.isr), a ring (.ring) or a folder of rings; rings of
+dead processes are read like recordings.
+
+--since and --at open the past: [ and ] step through it, End goes to the present. Times are
+durations (-5m: five minutes before the end, or before now), the clock on the wall (14:02:07) or a
+date (2026-01-31T14:02).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
+from inferscope.cli.moments import accept_minus, ago, into
 from inferscope.cli.numbers import above_zero
-from inferscope.cli.targets import engine_of, rings_of
+from inferscope.cli.past import open_past
+from inferscope.cli.targets import engine_of, path_of, rings_of
+from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 
+Source = RingSource | RecordingSource | HistorySource
 _PATIENCE_S = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    accept_minus(parser)
     parser.add_argument("target", nargs="?", help="pid, engine id, file or folder")
+    past = parser.add_argument_group("history")
+    past.add_argument(
+        "--since", type=ago, metavar="TIME", help="show only what reaches beyond it, and its past"
+    )
+    past.add_argument("--at", type=into, metavar="TIME", help="open on this moment, frozen")
     how = parser.add_argument_group("output")
     how.add_argument("--once", action="store_true", help="print one look as text and leave")
     how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
     how.add_argument(
-        "--window", type=above_zero, default=60.0, help="seconds (default: %(default)s)"
+        "--window", type=above_zero, help="seconds (default: 60, or what --since asks for)"
     )
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope attach                      the only engine that runs here
   inferscope attach 41233 --once --json  one snapshot of a process, for a script
+  inferscope attach --since -5m          the last five minutes, of a server that was killed too
+  inferscope attach demo.isr --at 14:02  a recording, as the screen was then
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Attach to the target."""
-    source = source_of(options.target)
+    is_once = options.once or options.json or not sys.stdout.isatty()
+    window_ns = None if options.window is None else round(options.window * 1e9)
+    source: Source
+    if options.since is not None or options.at is not None:
+        source, window_ns = open_past(
+            options.target, since=options.since, at=options.at, window_ns=window_ns
+        )
+    else:
+        source = source_of(options.target)
+    window_ns = window_ns or 60_000_000_000
     try:
-        if options.once or options.json or not sys.stdout.isatty():
-            return _once(source, options)
+        if is_once:
+            return _once(source, window_ns, options)
         from inferscope.tui.app import InferScopeApp
 
-        InferScopeApp(source, ascii=options.ascii).run()
+        past = source if isinstance(source, HistorySource) else None
+        InferScopeApp(
+            source,
+            ascii=options.ascii,
+            window_ns=window_ns,
+            earlier=past.earlier if past else (),
+            at_idx=past.at_idx if past else None,
+        ).run()
     finally:
         source.close()
     return 0
@@ -55,22 +87,25 @@ def source_of(target: str | None) -> RingSource | RecordingSource:
         NotFound: nothing is there.
         UnreadableFile: it cannot be read.
     """
-    if target is not None and not target.isdigit():
-        path = Path(target)
-        if path.exists() or path.suffix or "/" in target:
-            return open_source(path)
+    path = path_of(target)
+    if path is not None:
+        return open_source(path)
     engine = engine_of(target)
     return RingSource(rings_of(engine), name=engine.engine_id)
 
 
-def _once(source: RingSource | RecordingSource, options: argparse.Namespace) -> int:
-    """Catch up with what is there, and print it."""
-    catch_up(source, patience_s=_PATIENCE_S)
-    snapshot = source.snapshot(round(options.window * 1e9))
+def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
+    """Catch up with what is there, and print it: the present, or the moment asked for."""
+    if isinstance(source, HistorySource):
+        at_idx = source.at_idx
+        looked = source.snapshot(window_ns) if at_idx is None else source.earlier[at_idx]
+    else:
+        catch_up(source, patience_s=_PATIENCE_S)
+        looked = source.snapshot(window_ns)
     if options.json:
-        sys.stdout.write(to_json(snapshot).decode() + "\n")
+        sys.stdout.write(to_json(looked).decode() + "\n")
         return 0
     from inferscope.tui.once import once_text
 
-    sys.stdout.write(once_text(snapshot, ascii=options.ascii) + "\n")
+    sys.stdout.write(once_text(looked, ascii=options.ascii) + "\n")
     return 0

@@ -26,7 +26,7 @@ from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import load_exporter
-from inferscope.private_file import private_file
+from inferscope.private import private_file
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.ring.discovery import ring_directory
 from inferscope.ring.recording import RecordingWriter

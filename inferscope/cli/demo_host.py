@@ -28,7 +28,7 @@ from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
 from inferscope.load.workload import Ask, Workload
-from inferscope.private_file import private_file
+from inferscope.private import private_file
 from inferscope.probe import Probe
 
 TEMPERATURE = 0.8

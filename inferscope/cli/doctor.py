@@ -23,7 +23,6 @@ _EXTRAS = {
     "reader": ("numpy", "attach, record, replay, export"),
     "tui": ("textual", "the live screen"),
     "engine": ("torch", "the reference engine and the demo"),
-    "gpu": ("pynvml", "GPU counters"),
     "prometheus": ("prometheus_client", "what collect serves"),
 }
 _ENGINES = ("vllm", "sglang", "transformers", "llama_cpp")
@@ -108,7 +107,8 @@ def _gpu() -> Finding:
         found = "no NVIDIA driver: steps are timed by the host's clock, SM and HBM columns show -"
         return Finding("GPU", False, found)
     text = Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
-    return Finding("GPU", True, text.splitlines()[0].strip())
+    found = f"{text.splitlines()[0].strip()}; its counters are not read yet: SM and HBM show -"
+    return Finding("GPU", True, found)
 
 
 def _engines() -> list[Finding]:

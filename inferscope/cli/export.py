@@ -10,7 +10,7 @@ from pathlib import Path
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import BadInput
 from inferscope.exporting import Exporter, exporter_names, load_exporter
-from inferscope.private_file import private_file
+from inferscope.private import private_file
 
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
 

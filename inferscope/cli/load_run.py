@@ -20,7 +20,7 @@ from inferscope.load.report import live_line
 from inferscope.load.server import Counted, count_words, find_model
 from inferscope.load.summary import Summary, Tally
 from inferscope.load.workload import Ask
-from inferscope.private_file import private_file
+from inferscope.private import private_file
 
 _GRACE_S = 5.0
 _REFRESH_S = 0.5

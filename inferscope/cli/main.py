@@ -16,7 +16,7 @@ COMMANDS = {
     "demo": "a real engine under load, on this machine, and the live screen over it",
     "attach": "the live screen over a running engine, with history",
     "record": "write what an engine does into a file",
-    "replay": "show a recording at the pace at which it was made",
+    "replay": "show a recording or rings at the pace at which they were made",
     "why": "one request: where its time went, in sentences",
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",

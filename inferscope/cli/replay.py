@@ -1,4 +1,7 @@
-"""Show a recording at the pace at which it was made, or faster; it gives the same numbers."""
+"""Show a recording, a ring or a folder of rings at the pace at which it was made, or faster.
+
+It gives the same numbers as when it was live.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import sys
 from pathlib import Path
 
 from inferscope.cli.numbers import above_zero
-from inferscope.collector.source import RecordingSource
+from inferscope.collector.source import open_replay
 from inferscope.errors import BadInput
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", type=Path, help="a recording (.isr)")
+    parser.add_argument("file", type=Path, help="a recording (.isr), ring or folder")
     parser.add_argument("--speed", type=above_zero, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.add_argument("--check", action="store_true", help="only fold it; print the digest")
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         return _picture(options)
     if not sys.stdout.isatty():
         raise BadInput("replay needs a terminal. For text: inferscope attach FILE --once.")
-    source = RecordingSource(options.file, speed=options.speed)
+    source = open_replay(options.file, speed=options.speed)
     try:
         from inferscope.tui.app import InferScopeApp
 
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(file: Path) -> int:
-    source = RecordingSource(file)
+    source = open_replay(file)
     try:
         source.advance()
     finally:
@@ -67,7 +70,7 @@ def _picture(options: argparse.Namespace) -> int:
     if not (columns.isdigit() and rows.isdigit() and int(columns) and int(rows)):
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
-    source = RecordingSource(options.file, until_ns=until_ns)
+    source = open_replay(options.file, until_ns=until_ns)
     from inferscope.tui.picture import save_picture
 
     save_picture(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from inferscope.cli.targets import engine_of
-from inferscope.errors import InferScopeError
+from inferscope.errors import InferScopeError, NotFound
 from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, switch
 
 
@@ -18,6 +19,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Set the control byte of every ring of the engine."""
     engine = engine_of(options.target)
+    if not engine.is_alive(time.monotonic_ns()):
+        raise NotFound(
+            f"{engine.engine_id} has ended: there is no probe left to switch {options.command}."
+        )
     to = SWITCHED_ON if options.command == "on" else SWITCHED_OFF
     try:
         for ring in engine.rings:

@@ -9,8 +9,19 @@ from pathlib import Path
 
 from inferscope.errors import NotFound
 from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
+from inferscope.ring.extent import Extent, extent_of_rings
+from inferscope.tui.plots import duration
 
 _HOW_TO_START = "Start one with `inferscope demo`."
+_MOST_LISTED = 10
+
+
+def path_of(target: str | None) -> Path | None:
+    """Return the file or folder that is meant; None where it is a pid, an engine or nothing."""
+    if target is None or target.isdigit():
+        return None
+    path = Path(target)
+    return path if path.exists() or path.suffix or "/" in target else None
 
 
 def engine_of(target: str | None) -> EngineRings:
@@ -25,14 +36,13 @@ def engine_of(target: str | None) -> EngineRings:
     if target.isdigit():
         by_pid = [engine for engine in engines if int(target) in engine.pids]
         if not by_pid:
+            list_engines(engines)
             raise NotFound(_unknown_pid(int(target)))
         return by_pid[0]
     by_id = [engine for engine in engines if engine.engine_id == target]
     if not by_id:
-        raise NotFound(
-            f"{target} is neither a file, a folder, a pid nor an engine's id. "
-            "`inferscope attach` without a target lists the engines."
-        )
+        list_engines(engines)
+        raise NotFound(f"{target} is neither a file, a folder, a pid nor an engine's id.")
     return by_id[0]
 
 
@@ -42,34 +52,53 @@ def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
     return lambda: folder.glob("*.ring")
 
 
+def extent_of(engine: EngineRings) -> Extent | None:
+    """Return the time that an engine's rings span; None where they hold nothing."""
+    return extent_of_rings(ring.path for ring in engine.rings)
+
+
+def list_engines(engines: Iterable[EngineRings]) -> None:
+    """Tell the user, beside an error, which engines there are: newest first."""
+    for engine in list(engines)[:_MOST_LISTED]:
+        sys.stderr.write(f"  {_line(engine)}\n")
+
+
 def _only_one(engines: list[EngineRings]) -> EngineRings:
     now_ns = time.monotonic_ns()
     alive = [engine for engine in engines if engine.is_alive(now_ns)]
     if len(alive) == 1:
         return alive[0]
-    if not alive:
-        dead = (
-            f" {len(engines)} ended engine(s) have left rings there: name one to read it."
-            if (engines)
-            else ""
-        )
-        for engine in engines[:5]:
-            sys.stderr.write(f"  {_line(engine)}\n")
-        raise NotFound(f"no engine is running under {ring_directory()}. {_HOW_TO_START}{dead}")
-    for engine in alive:
-        sys.stderr.write(f"  {_line(engine)}\n")
-    raise NotFound(f"{len(alive)} engines are running. Name one by its pid.")
+    if alive:
+        list_engines(alive)
+        raise NotFound(f"{len(alive)} engines are running. Name one by its pid.")
+    if not engines:
+        raise NotFound(f"no engine is running under {ring_directory()}. {_HOW_TO_START}")
+    list_engines(engines)
+    ended = "One that has ended" if len(engines) == 1 else f"{len(engines)} that have ended"
+    raise NotFound(
+        f"no engine is running under {ring_directory()}. {ended} can still be read: name it by pid"
+        " or id, or say how far to look back, as in `inferscope attach --since -5m`."
+    )
 
 
 def _line(engine: EngineRings) -> str:
     pids = ", ".join(map(str, engine.pids))
     roles = " ".join(sorted({ring.identity.role for ring in engine.rings}))
-    return f"{engine.engine_id}  pid {pids}  {roles}"
+    return f"{engine.engine_id}  pid {pids}  {roles}  {_state(engine)}"
+
+
+def _state(engine: EngineRings) -> str:
+    if engine.is_alive(time.monotonic_ns()):
+        return "running"
+    extent = extent_of(engine)
+    if extent is None:
+        return "ended"
+    return f"ended {duration(max(0, time.time_ns() - extent.last_real_ns))} ago"
 
 
 def _unknown_pid(pid: int) -> str:
     if not Path(f"/proc/{pid}").exists():
-        return f"there is no process {pid}. `inferscope attach` without a pid lists the engines."
+        return f"there is no process {pid}, nor a ring of one under {ring_directory()}."
     return (
         f"process {pid} is not observed: it has no ring under {ring_directory()}. {_HOW_TO_START}"
     )

@@ -12,9 +12,8 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
 
-from inferscope.cli.targets import engine_of
+from inferscope.cli.targets import engine_of, path_of
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
 from inferscope.report.find import Life, matching
@@ -77,8 +76,8 @@ def place_of(target: str | None) -> Place:
     if target is None:
         folder = ring_directory()
         return Place(f"the rings under {folder}", engines=find_engines(folder))
-    path = Path(target)
-    if target.isdigit() or not (path.exists() or path.suffix or "/" in target):
+    path = path_of(target)
+    if path is None:
         engine = engine_of(target)
         return Place(f"the rings of {engine.engine_id}", engines=[engine])
     open_source(path).close()  # says what is wrong with it

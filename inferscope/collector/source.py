@@ -14,7 +14,7 @@ from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.records import Missed, Record, Tick, UnknownRecord, decode
+from inferscope.records import FORMAT_VERSION, Missed, Record, Tick, UnknownRecord, decode
 from inferscope.ring.discovery import find_rings
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
@@ -112,6 +112,7 @@ class RecordingSource:
         self,
         path: Path,
         *,
+        rings: Callable[[], Iterable[Path]] | None = None,
         sinks: tuple[Sink, ...] = (),
         listen: Listener | None = None,
         speed: float | None = None,
@@ -122,6 +123,7 @@ class RecordingSource:
 
         Args:
             path: the recording.
+            rings: finds rings to read as if they had been recorded, instead of the file.
             sinks: receive what becomes final.
             listen: is told every record.
             speed: times the pace of the recording; None folds all of it at the first call.
@@ -134,7 +136,7 @@ class RecordingSource:
         self.title = path.name
         self.collector = Collector(*sinks)
         self._listen = listen
-        self._reader = RecordingReader(path)
+        self._reader = RecordingReader(path) if rings is None else RingFrames(rings)
         self._clock = clock or SystemClock()
         self._speed = speed
         self._until_ns = until_ns
@@ -208,6 +210,37 @@ class RecordingSource:
         return self._speed is None or into_ns <= (now_ns - began_ns) * self._speed
 
 
+class RingFrames:
+    """Rings read as a recording is: dead ones to their end, living ones up to now."""
+
+    version = FORMAT_VERSION
+    is_newer = False
+    is_complete = True
+    damaged_blocks = 0
+    """Always: what a ring lost is among its frames, as `Missed`."""
+
+    def __init__(self, find: Callable[[], Iterable[Path]]) -> None:
+        self._follower = RingFollower(find, SystemClock())
+
+    def frames(self) -> Iterator[RecordedFrame]:
+        """Yield all frames in the order of the fold."""
+        until_ns = time.monotonic_ns() - _BEHIND_NS
+        now_ns = 0
+        while not self._follower.has_ended:
+            items = self._follower.poll()
+            for item in items:
+                yield recorded(item)
+                now_ns = item.t_ns
+            if not items and now_ns >= until_ns:
+                return
+            if not items:
+                time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Close the rings."""
+        self._follower.close()
+
+
 class Gaps:
     """Finds out how many frames of each ring went with the damaged blocks of a recording."""
 
@@ -238,6 +271,24 @@ class Gaps:
 def recorded(item: Item) -> RecordedFrame:
     """Return a folded item as a recording keeps it."""
     return RecordedFrame(item.ring, item.record.CODE, item.sequence, item.t_ns, item.payload)
+
+
+def open_replay(
+    path: Path, *, speed: float | None = None, until_ns: int | None = None
+) -> RecordingSource:
+    """Open a recording, a ring, or a folder of rings, to be folded at a pace.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it is none of them.
+    """
+    open_source(path).close()
+    if path.is_dir():
+        rings = tuple(path.glob("**/*.ring"))
+    else:
+        rings = (path,) if path.suffix == ".ring" else ()
+    find = (lambda: rings) if rings else None
+    return RecordingSource(path, rings=find, speed=speed, until_ns=until_ns)
 
 
 def open_source(

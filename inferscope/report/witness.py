@@ -115,9 +115,9 @@ class Witness:
         ):
             self._bindings[plan.binding] += 1
             self._plans += (plan.running, plan.waiting)
-        for since_ns, *_ in life.held:
-            if since_ns <= plan.start_ns:  # decided by the plan before: this one shows its effect
-                self._kv_shares.setdefault(since_ns, _kv_share(self._last_plan))
+        for held_ns, *_ in life.held:
+            if held_ns <= plan.start_ns:  # decided by the plan before: this one shows its effect
+                self._kv_shares.setdefault(held_ns, _kv_share(self._last_plan))
         self._last_plan = plan
 
     # --- what is final --------------------------------------------------------------------------

@@ -107,6 +107,14 @@ class RingReader:
         """Return the start of the oldest step without a span, 0 for none."""
         return self.words()[4]
 
+    def skip_to_last_keyframe(self) -> None:
+        """Pass over all but the last seconds; what is passed over is not counted as lost."""
+        claim, head, _ = self._bounds()
+        position = self.words()[5]
+        lowest = max(self._position, claim - self._capacity)
+        if lowest <= position < head and self._keyframe_at(position) is not None:
+            self._position, self._expected = position, None
+
     def read(self) -> list[Frame | Loss]:
         """Copy out what was written since the last call, about `READ_BYTES`; empty at the head.
 

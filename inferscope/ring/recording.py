@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferscope.errors import InferScopeError, UnreadableFile
+from inferscope.private import open_private
 from inferscope.records import FORMAT_VERSION
 
 MAGIC = b"INFSREC\n"
@@ -71,7 +72,7 @@ class RecordingWriter:
         """
         self.path = path
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            handle = open_private(path)
         except OSError as error:
             raise InferScopeError(
                 f"cannot write {path}: {error.strerror}. Choose another folder."

@@ -8,8 +8,7 @@ frames and never keys. Nothing here acts on the observed server.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -21,6 +20,8 @@ from textual.message import Message
 from textual.screen import Screen
 
 from inferscope.collector.snapshot import RequestRow, Snapshot, to_json
+from inferscope.private import write_private
+from inferscope.tui.past import Past
 from inferscope.tui.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
 from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
 from inferscope.tui.source import Feed, SnapshotSource
@@ -28,9 +29,6 @@ from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
 
 Number = TypeVar("Number", int, float)
 
-_KEPT_SNAPSHOTS = 120
-_KEPT_ROWS = 40_000
-"""Over all kept snapshots, about 50 MB: with thousands of requests fewer snapshots are kept."""
 _MESSAGE_S = 5.0
 
 
@@ -78,7 +76,14 @@ class InferScopeApp(App[None]):
     ]
 
     def __init__(
-        self, source: SnapshotSource, *, refresh_hz: float = 4, ascii: bool = False
+        self,
+        source: SnapshotSource,
+        *,
+        refresh_hz: float = 4,
+        ascii: bool = False,
+        window_ns: int = WINDOWS_NS[1],
+        earlier: Sequence[Snapshot] = (),
+        at_idx: int | None = None,
     ) -> None:
         """Show a source.
 
@@ -86,19 +91,22 @@ class InferScopeApp(App[None]):
             source: Read, and in the end closed, by a thread of this application.
             refresh_hz: How often the screen is drawn anew.
             ascii: Draw with ASCII characters only.
+            window_ns: Of distributions and rates.
+            earlier: Snapshots of before, to step back to.
+            at_idx: The one of them to open on, frozen; None opens on the present.
         """
         super().__init__()
         self.animation_level = "none"
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = theme_of_terminal()
-        self.scene = Scene(title=getattr(source, "title", ""), refresh_hz=refresh_hz)
+        self.scene = Scene(
+            title=getattr(source, "title", ""), refresh_hz=refresh_hz, window_ns=window_ns
+        )
         self._is_ascii = ascii
         self._overview = OverviewScreen(is_ascii=ascii)
-        self._kept: deque[Snapshot] = deque(maxlen=_KEPT_SNAPSHOTS)
-        self._num_kept_rows = 0
-        self._shown_idx = -1
-        """Of a frozen screen, in the kept snapshots."""
+        self._past = Past(earlier)
+        self._at_idx = at_idx
         self._feed = Feed(
             source,
             window_ns=self.scene.window_ns,
@@ -113,6 +121,8 @@ class InferScopeApp(App[None]):
 
     def on_mount(self) -> None:
         """Show that nothing is there yet, and start to fetch."""
+        if self._at_idx is not None:
+            self._freeze_at(self._at_idx)
         self.call_after_refresh(lambda: self.show(self.scene))
         self._feed.start()
 
@@ -124,9 +134,9 @@ class InferScopeApp(App[None]):
 
     def on_snapshot_ready(self, message: SnapshotReady) -> None:
         """Keep the newest snapshot, and show it unless the screen is frozen."""
-        self._keep(message.snapshot)
+        self._past.add(message.snapshot)
         if self.scene.is_frozen:
-            self._show_kept(self._shown_idx)
+            self._freeze_at(self._past.shown_idx)
         else:
             self.show(replace(self.scene, snapshot=message.snapshot, failure=""))
 
@@ -170,20 +180,20 @@ class InferScopeApp(App[None]):
         """Hold the screen, or let it go on."""
         if self.scene.is_frozen:
             self.action_live()
-        elif self._kept:
-            self._show_kept(len(self._kept) - 1)
+        elif len(self._past):
+            self._freeze_at(len(self._past) - 1)
 
     def action_step(self, step: int) -> None:
         """Step through the kept snapshots; the first step freezes."""
-        if not self._kept:
+        if not len(self._past):
             return
-        shown = self._shown_idx if self.scene.is_frozen else len(self._kept) - 1
-        self._show_kept(shown + step)
+        shown = self._past.shown_idx if self.scene.is_frozen else len(self._past) - 1
+        self._freeze_at(shown + step)
 
     def action_live(self) -> None:
         """Show the newest again."""
         if self.scene.is_frozen:
-            snapshot = self._kept[-1]
+            snapshot = self._past[-1]
             self.show(replace(self.scene, snapshot=snapshot, is_frozen=False, behind_ns=0))
 
     def action_window(self) -> None:
@@ -240,25 +250,10 @@ class InferScopeApp(App[None]):
     def _post(self, message: Message) -> None:
         self.post_message(message)
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        if len(self._kept) == self._kept.maxlen:
-            self._drop_oldest()
-        self._kept.append(snapshot)
-        self._num_kept_rows += _num_rows(snapshot)
-        while self._num_kept_rows > _KEPT_ROWS and len(self._kept) > 1:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        self._num_kept_rows -= _num_rows(self._kept.popleft())
-        self._shown_idx = max(self._shown_idx - 1, 0)
-
-    def _show_kept(self, index: int) -> None:
-        self._shown_idx = max(min(index, len(self._kept) - 1), 0)
-        snapshot = self._kept[self._shown_idx]
-        behind_ns = self._kept[-1].mono_ns - snapshot.mono_ns
-        self.show(
-            replace(self.scene, snapshot=snapshot, is_frozen=True, behind_ns=max(behind_ns, 0))
-        )
+    def _freeze_at(self, index: int) -> None:
+        snapshot = self._past.show(index)
+        behind_ns = max(self._past[-1].mono_ns - snapshot.mono_ns, 0)
+        self.show(replace(self.scene, snapshot=snapshot, is_frozen=True, behind_ns=behind_ns))
 
     def _set_pace(self, scene: Scene) -> None:
         self._feed.set_pace(window_ns=scene.window_ns, refresh_hz=scene.refresh_hz)
@@ -270,16 +265,12 @@ class InferScopeApp(App[None]):
 
     def _write(self, name: str, drawing: str, snapshot: Snapshot) -> None:
         try:
-            Path(f"{name}.svg").write_text(drawing, encoding="utf-8")
-            Path(f"{name}.json").write_bytes(to_json(snapshot))
+            write_private(Path(f"{name}.svg"), drawing.encode())
+            write_private(Path(f"{name}.json"), to_json(snapshot))
         except OSError as error:
             self.call_from_thread(self.say, f"cannot export here: {error}")
             return
         self.call_from_thread(self.say, f"wrote {name}.svg and {name}.json")
-
-
-def _num_rows(snapshot: Snapshot) -> int:
-    return sum(len(view.requests) for view in snapshot.engines)
 
 
 def _after(choices: tuple[Number, ...], present: Number, step: int, *, wraps: bool) -> Number:

@@ -8,6 +8,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from inferscope.errors import BadInput
+from inferscope.private import write_private
 from inferscope.tui.app import InferScopeApp
 from inferscope.tui.source import SnapshotSource
 
@@ -50,7 +51,7 @@ def save_picture(
                 await pilot.pause(0.05)
         svg = app.export_screenshot(title="inferscope")
         try:
-            path.write_text(svg, encoding="utf-8")
+            write_private(path, svg.encode())
         except OSError as error:
             app.exit(return_code=1)
             raise BadInput(f"cannot write {path}: {error.strerror}.") from error

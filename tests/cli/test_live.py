@@ -10,63 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.running import inferscope
-
-
-class Engine:
-    """A demo's engine, running for as long as a test needs it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rings = folder / "rings"
-        settings = {
-            "model": "builtin",
-            "seed": 5,
-            "duration_s": None,
-            "load": 0.5,
-            "rate_s": 6.0,
-            "client_times": None,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "inferscope.cli.demo_start", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "INFERSCOPE_DIR": str(self.rings),
-                "INFERSCOPE_ENGINE_ID": "under-test",
-            },
-        )
-        assert self.process.stdout is not None
-        assert b"Ready" in self.process.stdout.readline()
-
-    def attach(self) -> dict[str, Any]:
-        """Take one look."""
-        pid = str(self.process.pid)
-        done = inferscope("attach", pid, "--once", "--json", rings=self.rings)
-        assert done.returncode == 0, done.stderr
-        (engine,) = json.loads(done.stdout)["engines"]
-        return dict(engine)
-
-    def wait_for(self, num_finished: int) -> dict[str, Any]:
-        """Look until so many requests have finished."""
-        for _ in range(60):
-            seen = self.attach()
-            if seen["num_finished"] >= num_finished:
-                return seen
-            time.sleep(0.1)
-        raise AssertionError(f"only {seen['num_finished']} requests finished")
-
-    def stop(self) -> None:
-        """End it by its standard input."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=20)
-        self.process.stdout.close()
+from tests.cli.running import Engine, inferscope
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +103,7 @@ def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
     engine: Engine, tmp_path: Path
 ) -> None:
     engine.wait_for(2)
-    engine.process.kill()
-    engine.process.wait()
+    engine.kill()
     out = tmp_path / "killed.jsonl"
     done = inferscope("export", str(engine.rings), "-o", str(out), rings=engine.rings)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from inferscope_prometheus import names
 
 from inferscope.collector.source import catch_up, open_source
 from inferscope.exporting import load_exporter
-from inferscope.private_file import private_file
+from inferscope.private import private_file
 from inferscope.records import CAUSES, FINISHES
 from tests.cli.running import inferscope
 from tests.collecting.running import Scrape, collecting, engine_by_hand, eventually

@@ -197,14 +197,14 @@ def test_space_freezes_brackets_step_and_end_goes_live() -> None:
 
 
 def test_kept_snapshots_are_bounded_in_number_and_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferscope.tui.app._KEPT_ROWS", 37 * 3)
+    monkeypatch.setattr("inferscope.tui.past.KEPT_ROWS", 37 * 3)
 
     async def scenario() -> None:
         async with screen() as running:
             await running.press("space")
             for tick in range(1, 6):
                 await running.show(moving_snapshot(tick))
-            assert [kept.mono_ns for kept in running.app._kept] == [
+            assert [kept.mono_ns for kept in running.app._past] == [
                 moving_snapshot(tick).mono_ns for tick in (3, 4, 5)
             ]
             assert running.app.scene.snapshot == moving_snapshot(3), "the frozen one fell out"

@@ -1,0 +1,145 @@
+"""A source opened on its past: what it holds since a time, and how it looked on the way.
+
+    rings or recording ─► fold ─┬─► snapshots at chosen times (`earlier`)
+                                └─► the present, limited to what reaches into the window
+
+A fold can only go forward, so the past is looked at while the fold passes it: at the Ticks next to
+the times that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from inferscope.collector.finals import FinalRequest, FinalStep, Sink
+from inferscope.collector.snapshot import EngineView, RequestRow, Snapshot
+from inferscope.collector.source import Listener, RecordingSource, RingSource, catch_up
+from inferscope.collector.view import finished_row, snapshot
+from inferscope.records import Record, Tick
+
+NUM_EARLIER = 100
+"""Snapshots of the past; with `MOST_ROWS` in each they take about 50 MB."""
+MOST_ROWS = 400
+MOST_FINISHED = 2000
+
+Open = Callable[[tuple[Sink, ...], Listener], RingSource | RecordingSource]
+
+
+class HistorySource:
+    """Folds a source up to its present, and keeps what it passes.
+
+    Attributes:
+        title: what is being read.
+        earlier: the past, oldest first; complete once `catch_up` has returned.
+        at_idx: the snapshot of the time that was asked for; None where none was.
+    """
+
+    def __init__(
+        self, open_with: Open, *, since_ns: int, until_ns: int, at_ns: int | None, window_ns: int
+    ) -> None:
+        """Open the source.
+
+        Args:
+            open_with: opens it with these sinks and this listener.
+            since_ns: wall time from which on its past is kept and shown.
+            until_ns: wall time of its present.
+            at_ns: wall time of a look that must be among the ones kept.
+            window_ns: of the looks.
+        """
+        self._since_ns, self._window_ns = since_ns, window_ns
+        self._at_ns = at_ns
+        self._wanted = deque(_looks(since_ns, until_ns, at_ns))
+        self._finished: dict[str, deque[tuple[int, RequestRow]]] = {}
+        """By engine: delivered when, and the row; newest last."""
+        self._offset_ns = 0
+        self.earlier: list[Snapshot] = []
+        self.at_idx: int | None = None
+        self._source = open_with((self,), self._listen)
+        self.title = self._source.title
+        self.collector = self._source.collector
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether nothing more will come."""
+        return self._source.has_ended
+
+    def catch_up(self, *, patience_s: float | None = None) -> None:
+        """Fold all there is by now."""
+        catch_up(self._source, patience_s=patience_s)
+        self._wanted.clear()
+        if self._at_ns is not None and self.at_idx is None and self.earlier:
+            self.at_idx = len(self.earlier) - 1
+
+    def advance(self) -> int:
+        """Fold what has become due; return how many records that was."""
+        return self._source.advance()
+
+    def snapshot(self, window_ns: int) -> Snapshot:
+        """Fold what is due and freeze the result, without what ended before the window."""
+        now = self._source.snapshot(window_ns)
+        return replace(
+            now, engines=tuple(self._limited(view, MOST_FINISHED) for view in now.engines)
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what must be said of the files."""
+        return self._source.notes() if isinstance(self._source, RecordingSource) else ()
+
+    def close(self) -> None:
+        """Close the source; safe to call twice."""
+        self._source.close()
+
+    # --- a sink and a listener ------------------------------------------------------------------
+
+    def step(self, step: FinalStep) -> None:
+        """Steps are in the sums already."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Keep a request that reaches into the window: more of them than a live screen needs."""
+        if request.delivered_ns + self._offset_ns >= self._since_ns:
+            kept = self._finished.setdefault(request.engine_id, deque(maxlen=MOST_FINISHED))
+            kept.append((request.delivered_ns, finished_row(request)))
+
+    def _listen(self, ring: int, record: Record) -> None:
+        if not isinstance(record, Tick):
+            return
+        self._offset_ns = record.real_ns - record.t_ns
+        if not self._wanted or record.real_ns < self._wanted[0]:
+            return
+        is_at = False
+        while self._wanted and self._wanted[0] <= record.real_ns:
+            is_at |= self._wanted.popleft() == self._at_ns
+        look = snapshot(
+            self.collector,
+            window_ns=self._window_ns,
+            mode="paused",
+            max_requests=MOST_ROWS,
+            source=self.title,
+        )
+        if is_at:
+            self.at_idx = len(self.earlier)
+        engines = tuple(self._limited(view, MOST_ROWS) for view in look.engines)
+        self.earlier.append(replace(look, engines=engines))
+
+    def _limited(self, view: EngineView, most: int) -> EngineView:
+        """Return a view with the requests of the window only, and with all of those."""
+        since_ns = self._since_ns - self._offset_ns
+        kept = self._finished.get(view.engine_id, ())
+        finished = {(row.request_id, row.arrived_ns) for _, row in kept}
+        rows = [
+            row
+            for row in view.requests
+            if row.arrived_ns + row.age_ns >= since_ns
+            and (row.request_id, row.arrived_ns) not in finished
+        ]
+        rows += [row for _, row in reversed(kept)]
+        return replace(view, requests=tuple(rows[:most]))
+
+
+def _looks(since_ns: int, until_ns: int, at_ns: int | None) -> list[int]:
+    """Return the wall times to look at: evenly over the window, and the one that was asked for."""
+    span_ns = max(until_ns - since_ns, 1)
+    looks = {since_ns + span_ns * number // NUM_EARLIER for number in range(NUM_EARLIER)}
+    return sorted(looks | ({at_ns} if at_ns is not None else set()))

@@ -1,0 +1,55 @@
+"""The snapshots one can step back to: a fixed past from before the screen, and what came since."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from inferscope.collector.snapshot import Snapshot
+
+KEPT_SNAPSHOTS = 120
+KEPT_ROWS = 40_000
+"""Over all that came since, about 50 MB: with thousands of requests fewer snapshots are kept."""
+
+
+class Past:
+    """Snapshots in the order of time; of those that come, the oldest fall out.
+
+    Attributes:
+        shown_idx: the one on a frozen screen; it stays the same one as others fall out.
+    """
+
+    def __init__(self, earlier: Sequence[Snapshot] = ()) -> None:
+        """Begin with a past that stays."""
+        self._earlier = tuple(earlier)
+        self._kept: deque[Snapshot] = deque()
+        self._num_rows = 0
+        self.shown_idx = 0
+
+    def __len__(self) -> int:
+        return len(self._earlier) + len(self._kept)
+
+    def __getitem__(self, index: int) -> Snapshot:
+        num = len(self._earlier)
+        index = index + len(self) if index < 0 else index
+        return self._earlier[index] if index < num else self._kept[index - num]
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take the newest."""
+        self._kept.append(snapshot)
+        self._num_rows += _num_rows(snapshot)
+        while len(self._kept) > 1 and (
+            len(self._kept) > KEPT_SNAPSHOTS or self._num_rows > KEPT_ROWS
+        ):
+            self._num_rows -= _num_rows(self._kept.popleft())
+            if self.shown_idx >= len(self._earlier):
+                self.shown_idx = max(self.shown_idx - 1, len(self._earlier))
+
+    def show(self, index: int) -> Snapshot:
+        """Make the nearest there is the one shown, and return it."""
+        self.shown_idx = max(min(index, len(self) - 1), 0)
+        return self[self.shown_idx]
+
+
+def _num_rows(snapshot: Snapshot) -> int:
+    return sum(len(view.requests) for view in snapshot.engines)
