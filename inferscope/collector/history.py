@@ -58,6 +58,7 @@ class HistorySource:
         self.at_idx: int | None = None
         self._source = open_with((self,), self._listen)
         self.title = self._source.title
+        self.focus: str | None = None
         self.collector = self._source.collector
 
     @property
@@ -78,6 +79,7 @@ class HistorySource:
 
     def snapshot(self, window_ns: int) -> Snapshot:
         """Fold what is due and freeze the result, without what ended before the window."""
+        self._source.focus = self.focus
         now = self._source.snapshot(window_ns)
         return replace(
             now, engines=tuple(self._limited(view, MOST_FINISHED) for view in now.engines)
@@ -134,7 +136,8 @@ class HistorySource:
             if row.arrived_ns + row.age_ns >= since_ns
             and (row.request_id, row.arrived_ns) not in finished
         ]
-        rows += [row for _, row in reversed(kept)]
+        in_focus = {row.request_id: row for row in view.requests if row.gaps_ns}
+        rows += [in_focus.get(row.request_id, row) for _, row in reversed(kept)]
         return replace(view, requests=tuple(rows[:most]))
 
 

@@ -73,6 +73,11 @@ class RequestRow:
     """Its life so far by cause; causes that took no time are left out."""
     ttft_ledger_ns: dict[str, int]
     joined_late: bool
+    gaps_ns: tuple[int, ...] = ()
+    """Between its tokens, the longest of every `gaps_per_cell`: of the request in focus only."""
+    gaps_per_cell: int = 1
+    trace: str = ""
+    """W3C `traceparent`, of the request in focus only."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class RingSource:
 
     Attributes:
         collector: the fold.
+        focus: the request whose tokens snapshots tell one by one.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RingSource:
         `since_ns` and `stays` are a RingFollower's.
         """
         self.title = name
+        self.focus: str | None = None
         self._listen = listen
         self.collector = Collector(*sinks)
         self._follower = RingFollower(find, clock or SystemClock(), since_ns=since_ns, stays=stays)
@@ -92,6 +94,7 @@ class RingSource:
             mode="ended" if self.has_ended else "live",
             source=self.title,
             notes=tuple(self._follower.notes),
+            focus=self.focus,
         )
 
     def close(self) -> None:
@@ -106,6 +109,7 @@ class RecordingSource:
 
     Attributes:
         collector: the fold.
+        focus: the request whose tokens snapshots tell one by one.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class RecordingSource:
             UnreadableFile: it is not a recording.
         """
         self.title = path.name
+        self.focus: str | None = None
         self.collector = Collector(*sinks)
         self._listen = listen
         self._reader = RecordingReader(path) if rings is None else RingFrames(rings)
@@ -191,6 +196,7 @@ class RecordingSource:
             mode="ended" if self.has_ended else "replay",
             source=self.title,
             notes=self.notes(),
+            focus=self.focus,
         )
 
     def close(self) -> None:

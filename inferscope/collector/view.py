@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,8 @@ _INTERFERENCE = [
     CAUSES.index("prefill_interference"),
     CAUSES.index("decode_interference"),
 ]
+_MOST_CELLS = 240
+"""Of the chart of a request's gaps: more than a wide screen has."""
 _IDLE = ("idle_no_work", "idle_host_gap")
 
 
@@ -51,6 +54,7 @@ def snapshot(
     max_requests: int = 2000,
     source: str = "",
     notes: tuple[str, ...] = (),
+    focus: str | None = None,
 ) -> Snapshot:
     """Freeze the fold.
 
@@ -61,6 +65,7 @@ def snapshot(
         max_requests: rows at most, those alive first; readers who show none ask for none.
         source: what is being read.
         notes: what the reader must say.
+        focus: the request whose tokens are looked at one by one.
     """
     offset_ns = collector.real_offset_ns
     return Snapshot(
@@ -68,7 +73,7 @@ def snapshot(
         real_ns=0 if offset_ns is None else collector.now_ns + offset_ns,
         mode=mode,
         engines=tuple(
-            _engine(collector, engine, window_ns=window_ns, max_requests=max_requests)
+            _engine(collector, engine, window_ns=window_ns, max_requests=max_requests, focus=focus)
             for engine in collector.engines.values()
         ),
         digest=collector.digest(),
@@ -78,7 +83,12 @@ def snapshot(
 
 
 def _engine(
-    collector: Collector, engine: EngineFold, *, window_ns: int, max_requests: int
+    collector: Collector,
+    engine: EngineFold,
+    *,
+    window_ns: int,
+    max_requests: int,
+    focus: str | None,
 ) -> EngineView:
     buckets = engine.lives.windows.last(window_ns)
     amounts = windows.amounts(buckets)
@@ -141,7 +151,7 @@ def _engine(
         model_residual=engine.book.residuals().get("eager"),
         model_source=engine.book.sources().get("eager", ""),
         series=_series(buckets),
-        requests=_requests(engine, alive, max_requests),
+        requests=_requests(engine, alive, max_requests, focus),
         num_requests=len(alive),
         health=_health(collector, engine, amounts["probe_ns"], window_s),
         num_ranks_seen=num_seen,
@@ -228,12 +238,32 @@ def _health(collector: Collector, engine: EngineFold, probe_ns: int, window_s: i
 
 
 def _requests(
-    engine: EngineFold, alive: list[Request], max_requests: int
+    engine: EngineFold, alive: list[Request], max_requests: int, focus: str | None
 ) -> tuple[RequestRow, ...]:
-    rows = [alive_row(engine, request) for request in alive[::-1][:max_requests]]
+    rows = []
+    for request in alive[::-1][:max_requests]:
+        row = alive_row(engine, request)
+        if request.request_id == focus:
+            times_ns = engine.lives.table.token_times_ns[request.slot]
+            row = _in_focus(row, times_ns, request.trace)
+        rows.append(row)
     room = max_requests - len(rows)
-    rows += [finished_row(final) for final in list(engine.lives.finished)[::-1][:room]]
+    for final in list(engine.lives.finished)[::-1][:room]:
+        row = finished_row(final)
+        if final.request_id == focus:
+            row = _in_focus(row, final.token_times_ns, final.trace)
+        rows.append(row)
     return tuple(rows)
+
+
+def _in_focus(row: RequestRow, times_ns: array[int], trace: str) -> RequestRow:
+    """Add what only the request that is looked at shows: its gaps, the longest of each cell."""
+    if len(times_ns) < 2:
+        return replace(row, trace=trace)
+    gaps_ns = np.diff(np.frombuffer(times_ns, dtype=np.int64))
+    per_cell = -(-len(gaps_ns) // _MOST_CELLS)
+    longest = np.maximum.reduceat(gaps_ns, range(0, len(gaps_ns), per_cell))
+    return replace(row, gaps_ns=tuple(longest.tolist()), gaps_per_cell=per_cell, trace=trace)
 
 
 def alive_row(engine: EngineFold, request: Request) -> RequestRow:

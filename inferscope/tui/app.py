@@ -166,8 +166,13 @@ class InferScopeApp(App[None]):
     def open_request(self, row: RequestRow) -> None:
         """Open the detail of a request."""
         screen = DetailScreen(row, self._overview.table, is_ascii=self._is_ascii)
-        self.push_screen(screen, callback=lambda _: self.show(self.scene))
+        self.focus_on(row.request_id)
+        self.push_screen(screen, callback=lambda _: self._close_request())
         self.call_after_refresh(lambda: self.show(self.scene))
+
+    def focus_on(self, request_id: str | None) -> None:
+        """Ask for the tokens of a request, one by one."""
+        self._feed.set_focus(request_id)
 
     def copy_request(self, row: RequestRow) -> None:
         """Put a request as JSON on the clipboard (OSC 52)."""
@@ -246,6 +251,10 @@ class InferScopeApp(App[None]):
         yield SystemCommand("Quit", "Leave the server as it is", self.exit)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _close_request(self) -> None:
+        self.focus_on(None)
+        self.show(self.scene)
 
     def _post(self, message: Message) -> None:
         self.post_message(message)

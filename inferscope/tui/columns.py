@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inferscope.collector.snapshot import RequestRow
 from inferscope.tui.lines import Line, Role, Span
 from inferscope.tui.panels.phases import Unit
-from inferscope.tui.plots import UNKNOWN, count, fit, milliseconds, plain, seconds, share
+from inferscope.tui.plots import UNKNOWN, count, fit, fit_name, milliseconds, plain, seconds, share
 from inferscope.tui.words import BAD_FINISHES, STATE_MARKS
 
 SortValue = float | str | None
@@ -166,6 +166,8 @@ def row_line(row: RequestRow, columns: Sequence[Column], width: int, *, unit: Un
         if role == "body" and (is_done or text == UNKNOWN):
             role = "dim"
         room = cells - 1 if column.is_text else cells
+        if not column.width:
+            text = fit_name(text, room)
         text = fit(fit(text, room, align="left" if column.is_text else "right"), cells)
         spans.append((text, role))
     return tuple(spans)

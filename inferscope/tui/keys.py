@@ -28,6 +28,7 @@ FROZEN_KEYS: tuple[Key, ...] = (
 DETAIL_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
     ("← →", "prev/next request"),
+    ("z", "gaps"),
     ("Space", "freeze"),
     ("y", "copy JSON"),
     ("e", "export"),
@@ -52,7 +53,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("s S", "sort by the next column, reverse; or click a heading"),
             ("w", "window of all numbers: 10 s, 60 s, 5 min"),
             ("u", "the other unit: % or ms"),
-            ("z", "the focused panel alone, and back"),
+            ("z", "the focused panel alone; in the detail: time between tokens"),
             ("n", "next engine, where there are several"),
             ("t", "dark or light"),
         ),

@@ -20,7 +20,11 @@ _RETRY_S = 1.0
 
 
 class SnapshotSource(Protocol):
-    """What the screen reads. A source may also have a `title`, shown until the first snapshot."""
+    """What the screen reads.
+
+    A source may also have a `title`, shown until the first snapshot, and a `focus`: the request
+    whose tokens it tells one by one.
+    """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
         """Give the present view over a window, None while there is nothing to show."""
@@ -47,6 +51,7 @@ class Feed:
         self._refresh_hz = refresh_hz
         self._on_snapshot = on_snapshot
         self._on_failure = on_failure
+        self._focus: str | None = None
         self._wake = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
@@ -60,6 +65,12 @@ class Feed:
         self._window_ns = window_ns
         self._refresh_hz = refresh_hz
         self._wake.set()
+
+    def set_focus(self, request_id: str | None) -> None:
+        """Change the request that is looked at; the next snapshot comes at once."""
+        if request_id != self._focus:
+            self._focus = request_id
+            self._wake.set()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
         """Stop fetching and wait until the source is closed, up to a timeout."""
@@ -80,6 +91,8 @@ class Feed:
     def _fetch(self) -> float:
         """Fetch once; give the pause until the next time."""
         try:
+            if hasattr(self._source, "focus"):
+                self._source.focus = self._focus
             snapshot = self._source.snapshot(self._window_ns)
         except InferScopeError as error:
             self._on_failure(str(error))

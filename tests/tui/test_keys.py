@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
+from inferscope.tui.app import InferScopeApp
 from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
-from tests.tui.live_screen import Screen, play, screen
+from tests.tui.live_screen import Screen, SilentSource, play, screen
 from tests.tui.scenes import moving_snapshot, requests, with_requests
 
 
@@ -372,5 +373,69 @@ def test_a_resize_goes_through_all_layouts() -> None:
                 assert "rag-018c" in running.text
                 has_panels = "Tokens / s" in running.text
                 assert has_panels == (width >= 100 and height >= 32)
+
+    play(scenario)
+
+
+def test_z_in_the_detail_draws_the_gaps_and_leaves_them_out_again() -> None:
+    gaps_ns = tuple(8_000_000 if i % 40 else 64_800_000 for i in range(411))
+    rows = tuple(
+        replace(row, gaps_ns=gaps_ns, gaps_per_cell=1) if row.external_id == "chat-7f3a" else row
+        for row in requests()
+    )
+
+    async def scenario() -> None:
+        async with screen(with_requests(moving_snapshot(), rows), size=(80, 24)) as running:
+            await running.press("slash", *"7f3a", "enter", "enter")
+            assert "To the first token" in running.text
+            await running.press("z")
+            assert "Time between tokens" in running.text
+            assert "longest 64.8" in running.text
+            assert "To the first token" not in running.text
+            await running.show(with_requests(moving_snapshot(1), requests()))
+            assert "Time between tokens" in running.text, "what was seen stays on screen"
+            await running.press("z")
+            assert "To the first token" in running.text
+            await running.pilot.resize_terminal(120, 40)
+            await running.press("z")
+            assert "To the first token" in running.text
+            assert "Time between tokens" in running.text
+
+    play(scenario)
+
+
+def test_the_source_is_asked_for_the_request_on_screen() -> None:
+    async def scenario() -> None:
+        async with screen() as running:
+            feed = running.app._feed
+            await running.press("j", "enter")
+            assert feed._focus == "req-rag-018c"
+            await running.press("right")
+            assert feed._focus == "req-rag-0188"
+            await running.press("escape")
+            assert feed._focus is None
+
+    play(scenario)
+
+
+def test_a_past_from_before_the_screen_can_be_stepped_through_and_stays() -> None:
+    past = [moving_snapshot(tick) for tick in range(5)]
+
+    async def scenario() -> None:
+        app = InferScopeApp(SilentSource(), earlier=past, at_idx=2)
+        async with app.run_test(size=(120, 40)) as pilot:
+            running = Screen(app, pilot)
+            await pilot.pause()
+            assert app.scene.snapshot == past[2]
+            assert "frozen" in running.lines[0]
+            for tick in range(10, 140):
+                app._past.add(moving_snapshot(tick))
+            await running.press("left_square_bracket")
+            assert app.scene.snapshot == past[1]
+            await running.press(*["right_square_bracket"] * 4)
+            assert app.scene.snapshot == moving_snapshot(20), "the oldest of those that came"
+            await running.press("end")
+            assert app.scene.snapshot == moving_snapshot(139)
+            assert not app.scene.is_frozen
 
     play(scenario)

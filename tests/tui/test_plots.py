@@ -11,6 +11,7 @@ from inferscope.tui.plots import (
     count,
     duration,
     fit,
+    fit_name,
     milliseconds,
     offset_bar,
     per_second,
@@ -148,3 +149,13 @@ def test_ascii_maps_blocks_by_weight() -> None:
 
 def test_plain_replaces_what_is_not_one_cell() -> None:
     assert plain("a\x1b[31mb\n日e\u0301") == "a?[31mb??e?"
+
+
+@given(st.text(max_size=60), st.integers(min_value=0, max_value=40))
+def test_a_name_keeps_both_ends_and_its_width(name: str, width: int) -> None:
+    fitted = fit_name(name, width)
+    assert len(fitted) == width
+    if len(name) > width >= 9:
+        head, tail = fitted.split("…", 1) if "…" not in name else (fitted[:4], fitted[-4:])
+        assert name.startswith(head)
+        assert name.endswith(tail)

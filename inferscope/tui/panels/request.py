@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from inferscope.collector.snapshot import EngineView, RequestRow
-from inferscope.tui.lines import Line, Role, beside, fit_line, frame, rule
+from inferscope.tui.lines import Line, Role, beside, fit_line, frame, rule, width_of
+from inferscope.tui.panels.gaps import LEAST_ROWS, gap_lines, gaps_note
 from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
 from inferscope.tui.plots import (
     UNKNOWN,
@@ -22,6 +25,9 @@ from inferscope.tui.words import BAD_FINISHES, STATE_MARKS
 _FRAMED = 100
 _FOOT_HEIGHT = 7
 _NUM_CAUSES = 25
+_MOST_GAP_ROWS = 8
+_FEW_CAUSES = 4
+"""To the first token: so many are enough to tell what it was, if the gaps need the room."""
 
 
 def breadcrumb(row: RequestRow, width: int, *, arrived_real_ns: int, is_gone: bool) -> Line:
@@ -44,40 +50,62 @@ def breadcrumb(row: RequestRow, width: int, *, arrived_real_ns: int, is_gone: bo
         spans.append(("   left the screen's window", "dim"))
     elif arrived_real_ns:
         millis = arrived_real_ns // 1_000_000 % 1000
-        spans.append((f"   arrived {clock(arrived_real_ns)}.{millis:03d}", "dim"))
+        arrived = f"   arrived {clock(arrived_real_ns)}.{millis:03d}"
+        if width_of(tuple(spans)) + len(arrived) <= width:
+            spans.append((arrived, "dim"))
     return fit_line(tuple(spans), width)
 
 
-def request_detail(row: RequestRow, view: EngineView, width: int, height: int) -> list[Line]:
-    """Draw the ledger up to the first token, the whole one below it, resources and identity."""
+class _Rows(NamedTuple):
+    """How many rows of the screen each part gets; 0 leaves it out."""
+
+    first: int
+    whole: int
+    gaps: int
+
+
+def request_detail(
+    row: RequestRow, view: EngineView, width: int, height: int, *, chart: bool | None = None
+) -> list[Line]:
+    """Draw the ledger to the first token, the whole one, the gaps, resources and identity.
+
+    Args:
+        row: the request.
+        view: its engine.
+        width: of every line.
+        height: how many lines.
+        chart: whether to draw the gaps: even in the place of the first ledger, if there is no
+            other room; never; or, with None, if the ledgers are hardly shortened by it.
+    """
     is_framed = width >= _FRAMED
     foot = _FOOT_HEIGHT if is_framed else 2
     chrome = 4 if is_framed else 3
-    room = height - foot - 2 * chrome
-    num_whole = len(in_life_order(row.ledger_ns, _NUM_CAUSES)) or 1
-    num_first = len(in_life_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
-    if num_first + num_whole > room:
-        num_first = max(min(num_first, room - num_whole, room // 2), min(3, num_first))
-        num_whole = max(min(num_whole, room - num_first), 1)
+    rows = _share_out(row, height - foot, chrome, 2 if is_framed else 1, chart)
     inner = width - 4 if is_framed else width - 2
     is_over = row.state == "done"
-    first_ns = row.ttft_ns
-    if first_ns is None:
-        first_ns = row.age_ns if not is_over else None
-    first = waterfall(
-        row.ttft_ledger_ns, inner, num_first, total="first token", note=_first_note(row)
-    )
-    whole_ns = row.age_ns
+    lines: list[Line] = []
+    if rows.first:
+        first_ns = row.ttft_ns
+        if first_ns is None:
+            first_ns = row.age_ns if not is_over else None
+        first = waterfall(
+            row.ttft_ledger_ns, inner, rows.first, total="first token", note=_first_note(row)
+        )
+        is_known = row.ttft_ns is not None
+        equals = equation(row.ttft_ledger_ns, first_ns, is_over=is_known)
+        lines += _block("To the first token", first, width, chrome + rows.first, equals)
+    gaps: list[Line] = []
+    if rows.gaps:
+        drawn = gap_lines(row, inner, rows.gaps)
+        num_lines = rows.gaps + (2 if is_framed else 1)
+        gaps = _block("Time between tokens", drawn, width, num_lines, gaps_note(row))
     whole = waterfall(
-        row.ledger_ns, inner, num_whole,
+        row.ledger_ns, inner, rows.whole,
         total="last token" if is_over else "so far", note=_whole_note(row),
     )  # fmt: skip
-    lines = [
-        *_block("To the first token", first, width, chrome + num_first,
-                equation(row.ttft_ledger_ns, first_ns, is_over=row.ttft_ns is not None)),
-        *_block("Latency ledger", whole, width, height - foot - chrome - num_first,
-                equation(row.ledger_ns, whole_ns, is_over=is_over)),
-    ]  # fmt: skip
+    equals = equation(row.ledger_ns, row.age_ns, is_over=is_over)
+    lines += _block("Latency ledger", whole, width, height - foot - len(lines) - len(gaps), equals)
+    lines += gaps
     if is_framed:
         half = width // 2
         resources = frame("Resources", _resources(row, view, half - 4), half, foot)
@@ -86,6 +114,29 @@ def request_detail(row: RequestRow, view: EngineView, width: int, height: int) -
     else:
         lines += [(), _summary(row)]
     return [fit_line(line, width) for line in lines[:height]]
+
+
+def _share_out(
+    row: RequestRow, height: int, chrome: int, rule_rows: int, chart: bool | None
+) -> _Rows:
+    """Deal out the rows: the whole ledger first, then that of the first token, then the gaps."""
+    room = height - 2 * chrome
+    num_whole = len(in_life_order(row.ledger_ns, _NUM_CAUSES)) or 1
+    num_first = len(in_life_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
+    if row.gaps_ns and chart is not False:
+        left = room - num_whole - rule_rows - LEAST_ROWS
+        if left >= min(num_first, _FEW_CAUSES):
+            num_first = min(num_first, left)
+            left = room - num_whole - num_first - rule_rows
+            return _Rows(num_first, num_whole, min(left, _MOST_GAP_ROWS))
+        if chart:
+            room += chrome
+            num_whole = max(min(num_whole, room - rule_rows - LEAST_ROWS), 1)
+            return _Rows(0, num_whole, min(room - num_whole - rule_rows, _MOST_GAP_ROWS))
+    if num_first + num_whole > room:
+        num_first = max(min(num_first, room - num_whole, room // 2), min(3, num_first))
+        num_whole = max(min(num_whole, room - num_first), 1)
+    return _Rows(num_first, num_whole, 0)
 
 
 def _block(title: str, lines: list[Line], width: int, height: int, note: str) -> list[Line]:
@@ -144,7 +195,12 @@ def _identity(row: RequestRow, view: EngineView) -> list[Line]:
         (("request   ", "dim"), (plain(row.request_id), "body")),
         (("external  ", "dim"), (plain(row.external_id or UNKNOWN), "body")),
         (("engine    ", "dim"), (plain(view.engine_id), "body")),
-        (("age       ", "dim"), (duration(row.age_ns), "body")),
+        (("trace     ", "dim"), (plain(row.trace or UNKNOWN), "body"))
+        if row.trace
+        else (
+            ("life      " if row.state == "done" else "age       ", "dim"),
+            (duration(row.age_ns), "body"),
+        ),
         (("timed by  ", "dim"), (timed, "body")),
     ]
 

@@ -13,7 +13,7 @@ from inferscope.tui.plots.numbers import (
     seconds,
     share,
 )
-from inferscope.tui.plots.text import fit, plain, to_ascii
+from inferscope.tui.plots.text import fit, fit_name, plain, to_ascii
 
 __all__ = [
     "UNKNOWN",
@@ -24,6 +24,7 @@ __all__ = [
     "count",
     "duration",
     "fit",
+    "fit_name",
     "milliseconds",
     "offset_bar",
     "per_second",

@@ -60,6 +60,17 @@ def plain(text: str) -> str:
     )
 
 
+def fit_name(text: str, width: int) -> str:
+    """Pad or cut to exactly `width` cells; a cut is in the middle, for names differ at their ends.
+
+    Too narrow for both ends, it is cut at the end.
+    """
+    if len(text) <= width or width < 9:
+        return fit(text, width)
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
 def fit(text: str, width: int, *, align: Align = "left") -> str:
     """Pad or cut to exactly `width` cells; a cut shows as `…`."""
     if width <= 0:

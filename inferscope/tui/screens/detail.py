@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -19,6 +20,13 @@ from inferscope.tui.request_table import RequestTable
 from inferscope.tui.scene import Scene
 
 
+def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
+    """Keep the gaps that were seen: of a request out of focus, or in the past, there are none."""
+    if row.gaps_ns or not before.gaps_ns or row.output_tokens < before.output_tokens:
+        return row
+    return replace(row, gaps_ns=before.gaps_ns, gaps_per_cell=before.gaps_per_cell)
+
+
 class DetailScreen(Screen[None]):
     """Layout and keys of the detail. The request stays on screen after it has left the table."""
 
@@ -26,6 +34,7 @@ class DetailScreen(Screen[None]):
         Binding("escape,enter", "leave", "back", show=False),
         Binding("left,h,k,up", "step(-1)", "previous request", show=False),
         Binding("right,l,j,down", "step(1)", "next request", show=False),
+        Binding("z", "zoom", "gaps", show=False),
         Binding("y", "copy", "copy row", show=False),
     ]
 
@@ -36,6 +45,9 @@ class DetailScreen(Screen[None]):
         self._is_ascii = is_ascii
         self._scene = Scene()
         self._is_gone = False
+        self._chart: bool | None = None
+        """Whether the gaps are drawn; None where there is room for them."""
+        self._has_chart = False
         self._canvases: list[Canvas] = []
 
     def compose(self) -> ComposeResult:
@@ -55,7 +67,7 @@ class DetailScreen(Screen[None]):
         rows = scene.view.requests if scene.view is not None else ()
         for row in rows:
             if row.request_id == self.row.request_id:
-                self.row, self._is_gone = row, False
+                self.row, self._is_gone = _with_gaps(row, self.row), False
                 break
         else:
             self._is_gone = True
@@ -71,7 +83,13 @@ class DetailScreen(Screen[None]):
         row = self._table.neighbour(self.row.request_id, step)
         if row is not None:
             self.row = row
+            self.app.focus_on(row.request_id)  # type: ignore[attr-defined]  # as above
             self.show(self._scene)
+
+    def action_zoom(self) -> None:
+        """Draw the gaps between tokens, or leave the room to the ledgers."""
+        self._chart = not self._has_chart
+        self.show(self._scene)
 
     def action_copy(self) -> None:
         """Copy the request as JSON."""
@@ -87,10 +105,15 @@ class DetailScreen(Screen[None]):
     def _body(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.view is None:
             return []
-        return request_detail(self.row, scene.view, width, height)
+        lines = request_detail(self.row, scene.view, width, height, chart=self._chart)
+        self._has_chart = any("Time between tokens" in text for line in lines for text, _ in line)
+        return lines
 
     def _message(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return [fit_line(((f" {plain(scene.message)}", "strong"),), width)]
+        if scene.message:
+            return [fit_line(((f" {plain(scene.message)}", "strong"),), width)]
+        name = plain(self.row.external_id or self.row.request_id)
+        return [fit_line(((f" in words, with names: inferscope why {name}", "dim"),), width)]
 
     def _footer(self, scene: Scene, width: int, height: int) -> list[Line]:
         return [footer(DETAIL_KEYS, width)]

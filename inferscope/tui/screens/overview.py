@@ -44,7 +44,8 @@ def why_line(scene: Scene, width: int) -> Line:
         problem = largest_problem(scene.view)
         if problem:
             hint = " Enter: ledger." if scene.view.is_alive and scene.view.requests else ""
-            sentence = plain(problem + hint)
+            fits = len(problem) + len(hint) + 3 <= width
+            sentence = plain(problem + (hint if fits else ""))
             return fit_line(((f" {TRIANGLE} ", "alarm"), (sentence, "body")), width)
     if scene.snapshot is not None and scene.snapshot.notes:
         return fit_line(((f" {plain(scene.snapshot.notes[0])}", "dim"),), width)

@@ -1,0 +1,46 @@
+"""Time between tokens of one request: every gap, or the longest of a few, as one column."""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import RequestRow
+from inferscope.tui.lines import Line
+from inferscope.tui.plots import columns, fit, milliseconds
+
+LEAST_ROWS = 4
+"""Of which one is the axis."""
+_SCALE = 9
+
+
+def gap_lines(row: RequestRow, width: int, height: int) -> list[Line]:
+    """Draw the chart: its scale at the left, the number of tokens below."""
+    chart = max(width - _SCALE, 1)
+    cells = longest_of(row.gaps_ns, chart)
+    rows = max(height - 1, 1)
+    top_ns = max(cells, default=0)
+    scale = [fit(milliseconds(top_ns, width=_SCALE - 2), _SCALE - 2, align="right")]
+    scale += [""] * rows
+    lines: list[Line] = [
+        ((f"{label:<{_SCALE}}", "dim"), (drawn, "decode"))
+        for label, drawn in zip(scale, columns(cells, chart, rows), strict=False)
+    ]
+    last = str(row.output_tokens)
+    axis = fit("token 2", max(chart - len(last), 0)) + last
+    lines.append(((f"{'':<{_SCALE}}{axis}", "dim"),))
+    return lines
+
+
+def gaps_note(row: RequestRow) -> str:
+    """Say what a column is, and the longest gap."""
+    each = f"longest of {row.gaps_per_cell} gaps each, " if row.gaps_per_cell > 1 else ""
+    return f"{each}ms, longest {milliseconds(max(row.gaps_ns))}"
+
+
+def longest_of(gaps_ns: tuple[int, ...], width: int) -> list[float]:
+    """Spread gaps over columns: fewer of them are stretched, of more the longest shows."""
+    num = len(gaps_ns)
+    if num == 0:
+        return []
+    return [
+        float(max(gaps_ns[at * num // width : max((at + 1) * num // width, at * num // width + 1)]))
+        for at in range(width)
+    ]
