@@ -35,7 +35,9 @@ class Past:
         return self._earlier[index] if index < num else self._kept[index - num]
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take the newest."""
+        """Take the newest; of a time at which nothing went on, it replaces the one before."""
+        if self._kept and self._kept[-1].mono_ns == snapshot.mono_ns:
+            self._num_rows -= _num_rows(self._kept.pop())
         self._kept.append(snapshot)
         self._num_rows += _num_rows(snapshot)
         while len(self._kept) > 1 and (

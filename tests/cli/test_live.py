@@ -49,6 +49,19 @@ def test_off_stops_the_recording_and_on_resumes_it(engine: Engine) -> None:
     assert after["health"]["probe_state"] == "on"
 
 
+def test_why_explains_a_request_that_is_still_under_way(engine: Engine) -> None:
+    for _ in range(20):
+        newest = engine.attach()["requests"][0]["request_id"]
+        done = inferscope("why", newest, rings=engine.rings)
+        assert done.returncode == 0, done.stderr
+        assert newest in done.stdout.splitlines()[0]
+        if "still under way" in done.stdout:
+            assert "So far it has taken" in done.stdout
+            assert "the rows sum to" in done.stdout
+            return
+    raise AssertionError("every request had finished before it could be explained")
+
+
 def test_a_recording_replays_to_the_recorders_digest(engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "run.isr"
     recorded = inferscope("record", "--duration", "1", "-o", str(out), rings=engine.rings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -187,11 +186,3 @@ def test_an_engine_that_has_ended_cannot_be_switched(killed: Killed, verb: str) 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "has ended" in line
-
-
-def test_a_ring_that_was_copied_away_is_history_too(killed: Killed, tmp_path: Path) -> None:
-    copied = tmp_path / "copied"
-    shutil.copytree(killed.rings, copied)
-    done = inferscope("attach", str(copied), "--since", "5m", "--once", rings=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "ended" in done.stdout.splitlines()[0]

@@ -439,3 +439,14 @@ def test_a_past_from_before_the_screen_can_be_stepped_through_and_stays() -> Non
             assert not app.scene.is_frozen
 
     play(scenario)
+
+
+def test_an_engine_that_has_ended_adds_nothing_to_step_through() -> None:
+    async def scenario() -> None:
+        async with screen() as running:
+            for _ in range(5):
+                await running.show(replace(moving_snapshot(1), mode="ended"))
+            await running.press("left_square_bracket")
+            assert running.app.scene.snapshot == moving_snapshot(0)
+
+    play(scenario)
