@@ -23,7 +23,8 @@ import msgspec
 from inferscope.cli.demo_link import Ready, Refused, Settings, say
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
-from inferscope.engine.load import BUILTIN, describe
+from inferscope.engine.load import describe
+from inferscope.engine.names import BUILTIN
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop

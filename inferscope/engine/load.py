@@ -1,15 +1,9 @@
-"""From a model's name to an engine that runs it.
-
-builtin             the small trained model in this package
-random:SHAPE        any shape with random weights; see `shapes.py`
-a folder            a Hugging Face checkpoint with safetensors
-"""
+"""From a model's name (see `names.py`) to an engine that runs it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -18,14 +12,11 @@ from inferscope.engine import shapes
 from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
 from inferscope.engine.core import Engine
 from inferscope.engine.model import Model, Outline, build_model
+from inferscope.engine.names import model_folder
 from inferscope.engine.remote import RemoteRunner
-from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
 from inferscope.errors import BadInput
 from inferscope.probe import EngineInfo, Probe, Shape
-
-BUILTIN = "builtin"
-_BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 
 def load_engine(
@@ -66,22 +57,12 @@ def load_model(model: str, options: EngineOptions) -> Model:
         dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
         weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
     else:
-        folder = _folder(model)
+        folder = model_folder(model)
         config = read_checkpoint_config(folder)
         dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
         weights = load_weights(folder, config, dtype=dtype, device=device)
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
     return build_model(config, weights, max_tokens=max_tokens)
-
-
-def load_tokenizer(model: str) -> Tokenizer:
-    """Return the tokenizer of a model; a random one borrows the built-in model's if it can."""
-    if not model.startswith(shapes.PREFIX):
-        return FileTokenizer(_folder(model) / "tokenizer.json")
-    vocab = shapes.parse_shape(model.removeprefix(shapes.PREFIX)).vocab
-    if vocab >= shapes.BUILTIN_VOCAB:
-        return FileTokenizer(_BUILTIN_FOLDER / "tokenizer.json")
-    return ByteTokenizer()
 
 
 def describe(engine: Engine, *, name: str) -> EngineInfo:
@@ -127,18 +108,6 @@ def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
         activation_bits=element_bits,
         tied=config.is_tied,
     )
-
-
-def _folder(model: str) -> Path:
-    if model == BUILTIN:
-        return _BUILTIN_FOLDER
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise BadInput(
-            f'{model!r} is no model: not "builtin", not "random:SHAPE" and not a folder. Name one '
-            f"of these, for example random:{next(iter(shapes.SHAPES))}."
-        )
-    return folder
 
 
 def _device(name: str) -> torch.device:

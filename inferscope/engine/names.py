@@ -1,0 +1,44 @@
+"""From a model's name to its files and its tokenizer, without torch.
+
+builtin             the small trained model in this package
+random:SHAPE        any shape with random weights; see `shapes.py`
+a folder            a Hugging Face checkpoint with safetensors
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferscope.engine import shapes
+from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
+from inferscope.errors import BadInput
+
+BUILTIN = "builtin"
+_BUILTIN_FOLDER = Path(__file__).parent / "builtin"
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Return the tokenizer of a model; a random one borrows the built-in model's if it can."""
+    if not model.startswith(shapes.PREFIX):
+        return FileTokenizer(model_folder(model) / "tokenizer.json")
+    vocab = shapes.parse_shape(model.removeprefix(shapes.PREFIX)).vocab
+    if vocab >= shapes.BUILTIN_VOCAB:
+        return FileTokenizer(_BUILTIN_FOLDER / "tokenizer.json")
+    return ByteTokenizer()
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of a model that has one.
+
+    Raises:
+        BadInput: If there is no such folder.
+    """
+    if model == BUILTIN:
+        return _BUILTIN_FOLDER
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise BadInput(
+            f'{model!r} is no model: not "builtin", not "random:SHAPE" and not a folder. Name one '
+            f"of these, for example random:{next(iter(shapes.SHAPES))}."
+        )
+    return folder
