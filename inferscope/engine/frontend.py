@@ -14,34 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from inferscope.engine.conversation import Conversation, Delivery
 from inferscope.engine.core import Engine, Output
 from inferscope.engine.request import Sampling
-from inferscope.engine.tokenizer import TextStream, Tokenizer
+from inferscope.engine.tokenizer import Tokenizer
 from inferscope.probe import Probe
-from inferscope.records import RequestIndex
-
-
-class Delivery:
-    """Tokens of one request as they reach the client."""
-
-    __slots__ = ("finish", "num_tokens", "text")
-
-    def __init__(self, text: str, num_tokens: int, finish: str | None) -> None:
-        self.text = text
-        self.num_tokens = num_tokens
-        self.finish = finish
-
-
-class _Conversation:
-    """One request under way."""
-
-    __slots__ = ("inbox", "index", "stream", "tokens_seen")
-
-    def __init__(self, index: RequestIndex, stream: TextStream) -> None:
-        self.index = index
-        self.stream = stream
-        self.inbox: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.tokens_seen = 0
 
 
 class FrontEnd:
@@ -52,7 +29,7 @@ class FrontEnd:
         self._engine = engine
         self._tokenizer = tokenizer
         self._probe = probe
-        self._conversations: dict[str, _Conversation] = {}
+        self._conversations: dict[str, Conversation] = {}
         self._number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -78,7 +55,8 @@ class FrontEnd:
         request_id = f"fe-{self._number}"
         probe = self._probe
         index = probe.received(request_id, external_id=external_id)
-        conversation = _Conversation(index, TextStream(self._tokenizer))
+        news = asyncio.Event()
+        conversation = Conversation(index, self._tokenizer, news.set)
         self._conversations[request_id] = conversation
         is_over = False
         try:
@@ -93,9 +71,12 @@ class FrontEnd:
                 probe.finished(index, "rejected")
                 raise
             while not is_over:
-                delivery = await conversation.inbox.get()
-                is_over = delivery.finish is not None
-                yield delivery
+                await news.wait()
+                news.clear()
+                delivery = conversation.take()
+                if delivery is not None:
+                    is_over = delivery.finish is not None
+                    yield delivery
         finally:
             if not is_over:
                 self._engine.cancel(request_id)
@@ -114,15 +95,12 @@ class FrontEnd:
             conversation = self._conversations.get(output.request.request_id)
             if conversation is None:
                 continue
-            text = conversation.stream.push(output.tokens)
-            if output.finish is not None:
-                text += conversation.stream.finish()
+            is_first = not conversation.num_tokens
+            conversation.push(output.tokens, output.finish)
             if output.tokens:
                 indices.append(conversation.index)
                 counts.append(len(output.tokens))
-                if not conversation.tokens_seen:
+                if is_first:
                     self._probe.first_byte(conversation.index)
-                conversation.tokens_seen += len(output.tokens)
-            conversation.inbox.put_nowait(Delivery(text, len(output.tokens), output.finish))
         if indices:
             self._probe.emitted(indices, counts)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferscope.engine.conversation import Conversation
+from inferscope.engine.tokenizer import ByteTokenizer
+from inferscope.records import RequestIndex
+
+
+def conversation(stops: Sequence[str] = (), min_tokens: int = 0) -> Conversation:
+    return Conversation(
+        RequestIndex(0), ByteTokenizer(), lambda: None, stops=stops, min_tokens=min_tokens
+    )
+
+
+def test_what_a_slow_client_has_not_taken_comes_in_one_piece() -> None:
+    talk = conversation()
+    talk.push(list(b"one "), None)
+    talk.push(list(b"two"), "length")
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.num_tokens, delivery.finish) == ("one two", 7, "length")
+    assert talk.take() is None
+
+
+def test_a_stop_string_across_tokens_ends_the_text_and_asks_the_engine_to_stop() -> None:
+    talk = conversation(["STOP"])
+    for byte in b"go STO":
+        talk.push([byte], None)
+    talk.push(list(b"P and on"), None)
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.finish) == ("go ", "stop")
+    assert talk.num_tokens == len("go STOP")
+    assert talk.is_over
+    assert talk.is_cut
+    talk.push(list(b"late"), "length")
+    assert talk.take() is None
+
+
+def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
+    talk = conversation(["STOP"])
+    talk.push(list(b"go ST"), None)
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.num_tokens) == ("go ", 5)
+    talk.push([], "length")
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.num_tokens, delivery.finish) == ("ST", 0, "length")
+    assert not talk.is_cut
+
+
+def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
+    talk = conversation(["a"], min_tokens=3)
+    talk.push(list(b"aaab"), None)
+    talk.push(list(b"a"), None)
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.finish) == ("aaab", "stop")
