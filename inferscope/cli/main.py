@@ -14,6 +14,7 @@ from inferscope.errors import InferScopeError
 
 COMMANDS = {
     "demo": "a real engine under load, on this machine, and the live screen over it",
+    "serve": "a model behind an OpenAI-compatible API, on the reference engine",
     "attach": "the live screen over a running engine, with history",
     "record": "write what an engine does into a file",
     "replay": "show a recording or rings at the pace at which they were made",
@@ -34,6 +35,10 @@ _EXTRAS = {
     "tokenizers": "engine",
     "safetensors": "engine",
     "aiohttp": "load",
+    "starlette": "engine",
+    "uvicorn": "engine",
+    "httptools": "engine",
+    "zmq": "engine",
 }
 _INTERRUPTED = 130
 

@@ -36,11 +36,12 @@ class Conversation:
         num_tokens: generated so far, up to the one that completed a stop string.
         is_over: nothing more comes.
         is_cut: a stop string ended it, and the engine does not know yet.
+        wake: is called when there is something to take.
     """
 
     __slots__ = (
-        "_min_tokens", "_pending", "_stops", "_stream", "_wake", "index", "is_cut", "is_over",
-        "num_tokens",
+        "_min_tokens", "_pending", "_stops", "_stream", "index", "is_cut", "is_over", "num_tokens",
+        "wake",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +69,7 @@ class Conversation:
         self._stream = TextStream(tokenizer)
         self._stops = StopSearch(stops) if stops else None
         self._min_tokens = min_tokens
-        self._wake = wake
+        self.wake = wake
         self._pending: Delivery | None = None
 
     def push(self, tokens: Sequence[int], finish: str | None) -> None:
@@ -92,6 +93,11 @@ class Conversation:
         self.is_over = finish is not None
         self._deliver("".join(parts), num_tokens, finish)
 
+    @property
+    def has_news(self) -> bool:
+        """There is something to take."""
+        return self._pending is not None
+
     def take(self) -> Delivery | None:
         """Return all that came since the last call, None if nothing did."""
         pending, self._pending = self._pending, None
@@ -110,4 +116,4 @@ class Conversation:
             pending.text += text
             pending.num_tokens += num_tokens
             pending.finish = finish
-        self._wake()
+        self.wake()

@@ -122,8 +122,16 @@ class Engine:
         *,
         request_id: str | None = None,
         external_id: str | None = None,
+        parent: str = "",
     ) -> str:
         """Hand in a prompt and return the request's id; safe from any thread.
+
+        Args:
+            prompt: its tokens.
+            sampling: how to choose the output.
+            request_id: unique among those under way; None has one made.
+            external_id: the client's own name for it.
+            parent: the id of the request that this one was asked for together with.
 
         Raises:
             BadRequest: If the prompt is empty, too long, or holds an id outside the vocabulary,
@@ -139,6 +147,7 @@ class Engine:
             prompt=list(prompt),
             sampling=sampling or Sampling(),
             external_id=external_id,
+            parent=parent,
             arrived_ns=arrived_ns,
         )
         with self._wake:
@@ -183,6 +192,11 @@ class Engine:
         else:
             self._thread.join()
         self._runner.close()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the loop, if it was not `close`."""
+        return self._failure
 
     # --- from the loop ------------------------------------------------------------------------
 
@@ -263,6 +277,7 @@ class Engine:
             submission.request_id,
             prompt_tokens=len(submission.prompt),
             external_id=submission.external_id,
+            parent=submission.parent,
             at_ns=submission.arrived_ns,
         )
         own_stops = () if sampling.ignore_eos else config.eos_token_ids
@@ -286,6 +301,7 @@ class Engine:
             submission.request_id,
             prompt_tokens=len(submission.prompt),
             external_id=submission.external_id,
+            parent=submission.parent,
             at_ns=submission.arrived_ns,
         )
         self.probe.finished(index, "rejected")

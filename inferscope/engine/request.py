@@ -72,6 +72,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     prompt: list[int]
     sampling: Sampling
     external_id: str | None
+    parent: str
     arrived_ns: int
 
 

@@ -1,0 +1,134 @@
+"""Serve a model with the reference engine behind an OpenAI-compatible API, the probe on.
+
+One process runs the engine, one or more speak HTTP; the engine never waits for them. What they do
+can be watched with `inferscope attach` while they do it, and afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import sys
+from typing import Literal
+
+from inferscope.cli.numbers import above_zero
+from inferscope.engine.config import DtypeName, EngineOptions
+from inferscope.engine.names import BUILTIN
+from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
+from inferscope.errors import BadInput
+from inferscope.probe.identity import engine_id
+
+_NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn", "httptools", "zmq")
+_MOST_API_SERVERS = 64
+_ANYWHERE = ("0.0.0.0", "::", "")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    usual = EngineOptions()
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="builtin, random:SHAPE, or a checkpoint's folder",
+    )
+    web = parser.add_argument_group("API")
+    web.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    web.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    web.add_argument(
+        "--api-servers", type=int, default=1, metavar="N", help="processes for HTTP (%(default)s)"
+    )
+    web.add_argument("--served-model-name", metavar="NAME", help="for clients (default: MODEL)")
+    web.add_argument(
+        "--drain", type=above_zero, default=5.0, metavar="SECONDS",
+        help="for requests under way when stopping (%(default)s)",
+    )  # fmt: skip
+    web.add_argument(
+        "--client-timeout", type=above_zero, default=30.0, metavar="SECONDS",
+        help="that a client may leave its stream unread (%(default)s)",
+    )  # fmt: skip
+    engine = parser.add_argument_group("engine")
+    for name, default, text in (
+        ("max-running", usual.max_running, "requests that hold KV blocks at once"),
+        ("token-budget", usual.token_budget, "tokens that one step computes at most"),
+        ("max-waiting", usual.max_waiting, "requests that may queue; a further one gets 429"),
+        ("seed", usual.seed, "for random weights, and for requests that name none"),
+        ("threads", usual.num_threads, "CPU threads of one operator"),
+    ):
+        engine.add_argument(f"--{name}", type=int, default=default, help=f"{text} (%(default)s)")
+    engine.add_argument("--num-blocks", type=int, help="KV blocks (default: by memory)")
+    engine.add_argument(
+        "--max-model-len", type=int, help="tokens of prompt and output (default: the model's)"
+    )
+    engine.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)"
+    )
+    engine.add_argument("--device", default="cpu", help="cpu, cuda:0, … (%(default)s)")
+    parser.epilog = """examples:
+  inferscope serve builtin
+  inferscope serve random:small-100m --port 0 --api-servers 2 --max-running 32
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the server until somebody stops it."""
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
+    _check(options)
+    settings = ServeSettings(
+        model=options.model,
+        served_name=options.served_model_name or options.model,
+        host=options.host,
+        port=options.port,
+        num_api_servers=options.api_servers,
+        drain_s=options.drain,
+        client_timeout_s=options.client_timeout,
+        options=EngineOptions(
+            token_budget=options.token_budget,
+            max_running=options.max_running,
+            max_waiting=options.max_waiting,
+            num_blocks=options.num_blocks,
+            dtype=_dtype(options),
+            device=options.device,
+            seed=options.seed,
+            max_model_tokens=options.max_model_len,
+            num_threads=options.threads,
+        ),
+    )
+    name = engine_id()  # before the children start: they inherit it
+    listening = listen(options.host, options.port)
+    port = listening.getsockname()[1]
+
+    def on_ready() -> None:
+        host = "127.0.0.1" if options.host in _ANYWHERE else options.host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        ask = f'{{"model": "{settings.served_name}", "prompt": "def main", "max_tokens": 32}}'
+        _say(
+            f"serving {settings.served_name} on {url}; "
+            f"try: curl {url}/v1/completions -H 'Content-Type: application/json' -d '{ask}'; "
+            f"watch: inferscope attach {name}"
+        )
+
+    asyncio.run(Supervisor(settings, listening, _say).run(on_ready))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not 0 <= options.port <= 65535:
+        raise BadInput(f"--port is {options.port}. Give 0 to 65535.")
+    if not 1 <= options.api_servers <= _MOST_API_SERVERS:
+        raise BadInput(f"--api-servers is {options.api_servers}. Give 1 to {_MOST_API_SERVERS}.")
+
+
+def _dtype(options: argparse.Namespace) -> DtypeName | Literal["auto"]:
+    """Return the dtype asked for; the built-in model is fastest in float32 on a CPU."""
+    if options.model == BUILTIN and options.dtype == "auto" and options.device == "cpu":
+        return "float32"
+    asked: DtypeName | Literal["auto"] = options.dtype
+    return asked
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"inferscope: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,167 @@
+"""An API server's process: HTTP on a socket it shares with the others, a link to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from inferscope.engine.names import load_tokenizer
+from inferscope.engine.request import Finish
+from inferscope.engine.server.app import Service, build_app
+from inferscope.engine.server.chat import load_template
+from inferscope.engine.server.exchange import Exchange, Front
+from inferscope.engine.server.link import Link
+from inferscope.engine.server.parent import CORE_GONE, Failed, Ready, listen_to_parent, say
+from inferscope.engine.server.written import Written
+from inferscope.errors import InferScopeError
+from inferscope.probe import Probe
+
+_ACCEPT_AT_ONCE = 8
+"""Connections that one API server takes in a row: of a burst, the others shall have theirs."""
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 65
+_LOOK_S = 0.25
+
+
+class ApiSettings(msgspec.Struct, frozen=True):
+    """What the parent wants.
+
+    Attributes:
+        name: of this process among all API servers that this engine ever had.
+        rank: its number among those running.
+        handle: the listening socket.
+        drain_s: how long requests may go on after the word to stop.
+        client_timeout_s: how long a client may leave its stream unread.
+    """
+
+    name: str
+    rank: int
+    handle: int
+    folder: str
+    model: str
+    served_name: str
+    drain_s: float
+    client_timeout_s: float
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose buffer holds no more than the piece that did not fit."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
+        self.app_state = {**self.app_state, "abort": transport.abort}
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, which says when it has begun."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(_BACKLOG)
+        say(Ready())
+
+
+class _Process:
+    """The API server."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._settings = settings
+        self._exchanges: set[Exchange] = set()
+        self._link: Link | None = None
+        self._server: _Server | None = None
+
+    async def run(self) -> None:
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        listen_to_parent(lambda word: loop.call_soon_threadsafe(self._on_word, word))
+        tokenizer = load_tokenizer(settings.model)
+        template = load_template(settings.model)
+        link = self._link = Link(Path(settings.folder), settings.name)
+        welcome = await link.connect()
+        probe = Probe.open(welcome.info, role="frontend", rank=settings.rank)
+        front = Front(tokenizer, link, probe, Written(probe), self._exchanges)
+        service = Service(
+            front, template, settings.served_name, welcome.max_model_tokens, int(time.time())
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                build_app(service),
+                http=_Connection,
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_ACCEPT_AT_ONCE,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(settings.drain_s) + 2),
+            )
+        )
+        tasks = [asyncio.create_task(link.receive()), asyncio.create_task(self._look_after())]
+        await self._server.serve([socket.socket(fileno=settings.handle)])
+        for task in tasks:
+            task.cancel()
+        probe.close()
+        link.close()
+
+    def _on_word(self, word: str) -> None:
+        if self._link is None or self._server is None:
+            return
+        if word == CORE_GONE:
+            self._link.lose()
+        else:
+            self._server.should_exit = True
+            asyncio.get_running_loop().call_later(
+                self._settings.drain_s, self._end_all, "server_abort"
+            )
+
+    def _end_all(self, reason: Finish) -> None:
+        for exchange in list(self._exchanges):
+            exchange.leave(reason)
+
+    async def _look_after(self) -> None:
+        """End the exchanges whose clients do not read."""
+        limit_ns = round(self._settings.client_timeout_s * 1e9)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_ns = time.monotonic_ns()
+            for exchange in list(self._exchanges):
+                since_ns = exchange.sending_since_ns
+                if since_ns and now_ns - since_ns > limit_ns:
+                    exchange.leave("timeout")
+
+
+def main() -> int:
+    """Run until the parent says stop or is gone; return the process's exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
+    # Uvicorn stops in order on SIGTERM, and raises it again when it has.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with suppress(ValueError, OSError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    settings = msgspec.json.decode(sys.argv[1], type=ApiSettings)
+    try:
+        asyncio.run(_Process(settings).run())
+    except InferScopeError as error:
+        say(Failed(str(error), error.exit_code))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

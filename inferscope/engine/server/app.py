@@ -1,0 +1,278 @@
+"""The routes of an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inferscope import __version__
+from inferscope.engine.server import protocol
+from inferscope.engine.server.answers import Answer, Kind
+from inferscope.engine.server.chat import Template
+from inferscope.engine.server.errors import ApiError, bad_field
+from inferscope.engine.server.exchange import Exchange, Front, Left, Origin
+from inferscope.engine.server.protocol import Ask
+from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
+
+MOST_BODY_BYTES = 8 << 20
+_NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
+"""What may stand in a header of the answer."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What an API server serves.
+
+    Attributes:
+        front: its way to the engine.
+        template: from a chat to a prompt.
+        served_name: of the model.
+        max_model_tokens: of prompt and output together.
+        created: when it came up, for the list of models.
+    """
+
+    front: Front
+    template: Template
+    served_name: str
+    max_model_tokens: int
+    created: int
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model; one that names none gets this one."""
+        if name not in (None, self.served_name):
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist. This server has {self.served_name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def build_app(service: Service) -> ASGIApp:
+    """Return the application."""
+    plain = _Plain(service)
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", _Generation(service, "completion"), methods=["POST"]),
+            Route("/v1/chat/completions", _Generation(service, "chat"), methods=["POST"]),
+            Route("/v1/models", plain.models),
+            Route("/health", plain.health),
+            Route("/version", plain.version),
+            Route("/tokenize", plain.tokenize, methods=["POST"]),
+            Route("/detokenize", plain.detokenize, methods=["POST"]),
+        ],
+        exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _fail},
+    )
+    return _Edge(app)
+
+
+class _Edge:
+    """The outermost layer: when a request came."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["arrived_ns"] = time.monotonic_ns()
+        await self._app(scope, receive, send)
+
+
+class _Generation:
+    """An endpoint that generates text."""
+
+    def __init__(self, service: Service, kind: Kind) -> None:
+        self._service = service
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        answer = Answer(self._kind, service.served_name)
+        given = _given_name(scope)
+        headers: Headers = [(b"x-request-id", given or answer.id.encode())]
+        origin = Origin(
+            arrived_ns=scope["arrived_ns"],
+            external_id=None if given is None else given.decode("latin-1"),
+            trace=(_header(scope, b"traceparent") or b"").decode("latin-1"),
+            endpoint=scope["path"],
+            abort=scope["state"]["abort"],
+        )
+        ask, error = None, None
+        try:
+            body = await read_body(scope, receive)
+            ask = self._read(body)
+        except ApiError as refused:
+            error = refused
+        except Left:
+            return
+        exchange = Exchange(service.front, origin, ask)
+        leaver = asyncio.create_task(_watch(receive, exchange))
+        try:
+            if error is not None:
+                raise error
+            assert ask is not None
+            await exchange.submit(ask)
+            if ask.is_stream:
+                await send_events(exchange, answer, ask, send, headers)
+            else:
+                await send_whole(exchange, answer, send, headers)
+        except ApiError as refused:
+            await send_body(send, refused.status, refused.body, headers + _headers(refused))
+        except Left:
+            pass
+        finally:
+            leaver.cancel()
+            exchange.close()
+
+    def _read(self, body: bytes) -> Ask:
+        service = self._service
+        if self._kind == "completion":
+            completion = protocol.parse(body, protocol.CompletionRequest)
+            protocol.check_neutral(body)
+            service.check_model(completion.model)
+            return protocol.completion_ask(completion)
+        chat = protocol.parse(body, protocol.ChatRequest)
+        protocol.check_neutral(body)
+        service.check_model(chat.model)
+        prompt = service.template(chat.messages, chat.chat_template_kwargs or {})
+        return protocol.chat_ask(chat, prompt, max_model_tokens=service.max_model_tokens)
+
+
+class _Plain:
+    """The endpoints that answer at once."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: Request) -> Response:
+        service = self._service
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": service.served_name,
+                        "object": "model",
+                        "created": service.created,
+                        "owned_by": "inferscope",
+                        "max_model_len": service.max_model_tokens,
+                    }
+                ],
+            }
+        )
+
+    async def health(self, request: Request) -> Response:
+        if self._service.front.link.is_lost:
+            raise ApiError(503, "the engine's process has ended.", code="engine_stopped")
+        return Response()
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def tokenize(self, request: Request) -> Response:
+        service = self._service
+        body = await read_body(request.scope, request.receive)
+        asked = protocol.parse(body, protocol.TokenizeRequest)
+        service.check_model(asked.model)
+        if asked.messages is not None:
+            text = service.template(asked.messages, {})
+        elif asked.prompt is not None:
+            text = asked.prompt
+        else:
+            raise bad_field("prompt", "there is neither prompt nor messages. Give one of them.")
+        tokens = await asyncio.to_thread(service.front.tokenizer.encode, text)
+        return _json(
+            {"count": len(tokens), "max_model_len": service.max_model_tokens, "tokens": tokens}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        service = self._service
+        body = await read_body(request.scope, request.receive)
+        asked = protocol.parse(body, protocol.DetokenizeRequest)
+        service.check_model(asked.model)
+        if min(asked.tokens, default=0) < 0:
+            raise bad_field("tokens", "tokens holds a negative id. Give ids from 0 on.")
+        return _json({"prompt": service.front.tokenizer.decode(asked.tokens)})
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """Read a request's body.
+
+    Raises:
+        ApiError: it is too large.
+        Left: the client has gone.
+    """
+    declared = _header(scope, b"content-length") or b"0"
+    if declared.isdigit() and int(declared) > MOST_BODY_BYTES:
+        raise _too_large(int(declared))
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Left
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > MOST_BODY_BYTES:
+            raise _too_large(num_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large(num_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has {num_bytes} bytes or more. Send at most {MOST_BODY_BYTES}.",
+        code="body_too_large",
+        headers={"connection": "close"},  # the rest of it is not wanted
+    )
+
+
+async def _watch(receive: Callable[[], Awaitable[Message]], exchange: Exchange) -> None:
+    """Note when the client goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.leave("client_cancel")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        allowed = (error.headers or {}).get("Allow")
+        hint = f" Use {allowed}." if allowed else " See docs/serve.md."
+        text = f"{request.method} {request.url.path[:200]}: {error.detail}.{hint}"
+        error = ApiError(error.status_code, text, headers=dict(error.headers or {}))
+    assert isinstance(error, ApiError)
+    return Response(error.body, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """Answer for an error of ours; Starlette raises it again, into the log."""
+    return await _refuse(request, ApiError(500, "an error of the server's own; see its log."))
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _headers(error: ApiError) -> Headers:
+    return [(name.encode(), value.encode()) for name, value in error.headers.items()]
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((bytes(value) for key, value in scope["headers"] if key == name), None)
+
+
+def _given_name(scope: Scope) -> bytes | None:
+    given = _header(scope, b"x-request-id")
+    return given if given and _NAME.fullmatch(given) else None

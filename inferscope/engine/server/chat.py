@@ -1,0 +1,118 @@
+"""A chat as the text that the model continues.
+
+The checkpoint's own template is used where there is one and jinja2 is installed (`pip install
+jinja2`; it comes with transformers). Otherwise each message is a line, and the answer's line is
+begun:
+
+    user: How do I read a file?
+    assistant:
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from inferscope.engine import shapes
+from inferscope.engine.names import BUILTIN, model_folder
+from inferscope.engine.server.errors import ApiError, bad_field
+from inferscope.engine.server.protocol import Message
+
+logger = logging.getLogger(__name__)
+
+Template: TypeAlias = Callable[[list[Message], Mapping[str, Any]], str]
+"""From messages, and what the request tells the template, to a prompt."""
+
+
+def load_template(model: str) -> Template:
+    """Return the chat template of a model."""
+    if model == BUILTIN or model.startswith(shapes.PREFIX):
+        return plain
+    folder = model_folder(model)
+    settings = _settings(folder)
+    source = _source(folder, settings)
+    if source is None:
+        return plain
+    if importlib.util.find_spec("jinja2") is None:
+        logger.warning(
+            "%s has a chat template, and jinja2 is not installed: chats are written plainly, "
+            "one message per line. pip install jinja2",
+            folder,
+        )
+        return plain
+    return _compiled(source, settings)
+
+
+def plain(messages: list[Message], told: Mapping[str, Any]) -> str:
+    """Write each message as a line, and begin the assistant's."""
+    lines = [f"{message.role}: {text_of(message)}\n" for message in messages]
+    return "".join([*lines, "assistant:"])
+
+
+def text_of(message: Message) -> str:
+    """Return a message's text, its parts joined.
+
+    Raises:
+        ApiError: a part is no text.
+    """
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for part in message.content:
+        if part.type not in ("text", "input_text") or part.text is None:
+            raise bad_field(
+                "messages", f"a content part has the type {part.type[:32]!r}. Give text parts only."
+            )
+    return "\n".join(part.text or "" for part in message.content)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        read = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the template's text: a file of its own, or in the tokenizer's settings."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except OSError:
+        found = settings.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        by_name = {one.get("name"): one.get("template") for one in found}
+        found = by_name.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _compiled(source: str, settings: Mapping[str, Any]) -> Template:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    template = environment.from_string(source)
+    tokens = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name in ("bos_token", "eos_token", "pad_token", "unk_token") and value is not None
+    }
+
+    def render(messages: list[Message], told: Mapping[str, Any]) -> str:
+        turns = [{"role": message.role, "content": text_of(message)} for message in messages]
+        given = {**tokens, **told, "messages": turns, "add_generation_prompt": True}
+        try:
+            return template.render(given)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ApiError(
+                400, f"the chat template refuses: {error}.", param="messages", code="chat_template"
+            ) from None
+
+    return render

@@ -1,0 +1,232 @@
+"""The engine's process: model, step loop, and the way to the API servers.
+
+The main thread takes requests in; the step loop's thread sends outputs out, itself, so that a step
+never waits for another thread. An API server that does not read for `MOST_UNREAD_STEPS` is given
+up: the loop drops what it cannot send, cancels its requests, and the parent ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+
+from inferscope.engine.config import EngineOptions
+from inferscope.engine.core import Engine, Output
+from inferscope.engine.load import load_engine
+from inferscope.engine.request import BadRequest, QueueFull
+from inferscope.engine.server.parent import STOP, Failed, Ready, Stuck, listen_to_parent, say
+from inferscope.engine.server.wire import (
+    LINGER_MS,
+    MOST_UNREAD_STEPS,
+    Cancel,
+    FromServer,
+    Hello,
+    Refusal,
+    Refused,
+    Row,
+    Step,
+    Submit,
+    Welcome,
+    core_address,
+    decode_from_server,
+    encode,
+)
+from inferscope.errors import InferScopeError
+from inferscope.probe import EngineInfo, Probe
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MS = 100
+"""Between looks at what other threads have decided."""
+_WELCOME_MS = 5000
+
+
+class CoreSettings(msgspec.Struct, frozen=True):
+    """What the parent wants."""
+
+    model: str
+    served_name: str
+    folder: str
+    options: EngineOptions
+
+
+class _Link:
+    """The way down to one API server."""
+
+    __slots__ = ("is_broken", "name", "socket")
+
+    def __init__(self, name: str, socket: zmq.Socket[bytes]) -> None:
+        self.name = name
+        self.socket = socket
+        self.is_broken = False
+
+
+class Core:
+    """Serves API servers on an engine."""
+
+    def __init__(self, engine: Engine, info: EngineInfo, folder: Path) -> None:
+        """Listen in a folder; the engine has not been started."""
+        self._engine = engine
+        self._welcome = encode(Welcome(info, engine.max_model_tokens))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = self._context.socket(zmq.ROUTER)
+        self._inbox.linger = LINGER_MS
+        self._inbox.bind(core_address(folder))
+        self._links: dict[bytes, _Link] = {}
+        """By the identity that ZeroMQ gave the API server."""
+        self._link_of: dict[str, _Link] = {}
+        """By request. The main thread adds, the loop's thread removes."""
+        self._told_stuck: set[str] = set()
+
+    def serve(self, words: SimpleQueue[str]) -> None:
+        """Serve until a word from the parent says stop.
+
+        Raises:
+            InferScopeError: the engine's loop has failed.
+        """
+        self._engine.start(self._deliver)
+        while self._obeys(words) and self._engine.failure is None:
+            if self._inbox.poll(_LOOK_MS):
+                identity, message = self._inbox.recv_multipart()
+                self._take(identity, decode_from_server(message))
+            self._tell_of_stuck()
+        self._engine.close()
+        for link in self._links.values():
+            link.socket.close(linger=LINGER_MS)
+        self._inbox.close()
+        self._context.term()
+        if self._engine.failure is not None:
+            raise InferScopeError(f"the engine's loop failed: {self._engine.failure!r}")
+
+    def _obeys(self, words: SimpleQueue[str]) -> bool:
+        """Forget the API servers that the parent names; False when it says stop."""
+        while not words.empty():
+            word = words.get()
+            if word == STOP:
+                return False
+            self._forget(word)
+        return True
+
+    def _tell_of_stuck(self) -> None:
+        for link in self._links.values():
+            if link.is_broken and link.name not in self._told_stuck:
+                self._told_stuck.add(link.name)
+                say(Stuck(link.name))
+
+    def _take(self, identity: bytes, message: FromServer) -> None:
+        if isinstance(message, Submit):
+            self._submit(identity, message)
+        elif isinstance(message, Cancel):
+            self._engine.cancel(message.request_id, message.reason)
+        else:
+            self._links[identity] = self._connect(message)
+
+    def _connect(self, hello: Hello) -> _Link:
+        socket = self._context.socket(zmq.PUSH)
+        socket.sndhwm = MOST_UNREAD_STEPS
+        # What is sent to a process that is gone must fail, not wait for its return.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.sndtimeo = _WELCOME_MS
+        socket.connect(hello.address)
+        link = _Link(hello.name, socket)
+        try:
+            socket.send(self._welcome)
+        except zmq.Again:
+            link.is_broken = True
+        return link
+
+    def _submit(self, identity: bytes, asked: Submit) -> None:
+        link = self._links[identity]
+        if link.is_broken:
+            return
+        # Before the engine has it: the first output may come before `submit` returns.
+        self._link_of[asked.request_id] = link
+        try:
+            self._engine.submit(
+                asked.prompt,
+                asked.sampling,
+                request_id=asked.request_id,
+                external_id=asked.external_id,
+                parent=asked.parent,
+            )
+        except InferScopeError as error:
+            self._link_of.pop(asked.request_id, None)
+            refused = Refused(asked.request_id, _kind_of(error), str(error))
+            self._inbox.send_multipart([identity, encode(refused)])
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """Send what a step did to the API servers; runs in the loop's thread."""
+        rows_of: dict[_Link, list[Row]] = {}
+        for output in outputs:
+            request = output.request
+            link = self._link_of.get(request.request_id)
+            if link is None:
+                continue
+            if output.finish is not None:
+                del self._link_of[request.request_id]
+            row = Row(request.request_id, output.tokens, output.finish, request.cached_tokens)
+            rows_of.setdefault(link, []).append(row)
+        for link, rows in rows_of.items():
+            if link.is_broken:
+                continue
+            try:
+                link.socket.send(encode(Step(rows)), zmq.NOBLOCK)
+            except zmq.ZMQError:
+                link.is_broken = True
+                self._cancel_all(link)
+
+    def _forget(self, name: str) -> None:
+        """Give up an API server that is gone."""
+        for link in self._links.values():
+            if link.name == name:
+                link.is_broken = True
+                self._told_stuck.add(name)  # by the one who told us
+                self._cancel_all(link)
+
+    def _cancel_all(self, gone: _Link) -> None:
+        """Cancel the requests of an API server that is gone; either thread."""
+        for request_id, link in list(self._link_of.items()):
+            if link is gone:
+                self._engine.cancel(request_id, "server_abort")
+
+
+def _kind_of(error: InferScopeError) -> Refusal:
+    if isinstance(error, QueueFull):
+        return "queue_full"
+    return "bad_request" if isinstance(error, BadRequest) else "stopped"
+
+
+def main() -> int:
+    """Run until the parent says stop or is gone; return the process's exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
+    settings = msgspec.json.decode(sys.argv[1], type=CoreSettings)
+    words: SimpleQueue[str] = SimpleQueue()
+    listen_to_parent(words.put)
+    infos: list[EngineInfo] = []
+
+    def open_probe(info: EngineInfo) -> Probe:
+        infos.append(msgspec.structs.replace(info, served_name=settings.served_name))
+        return Probe.open(infos[0])
+
+    try:
+        engine = load_engine(settings.model, settings.options, open_probe=open_probe)
+        core = Core(engine, infos[0], Path(settings.folder))
+        say(Ready())
+        core.serve(words)
+    except InferScopeError as error:
+        say(Failed(str(error), error.exit_code))
+        return error.exit_code
+    engine.probe.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

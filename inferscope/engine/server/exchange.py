@@ -1,0 +1,230 @@
+"""One HTTP request for text: its requests to the engine, and what became of them.
+
+An HTTP request asks for several texts where it has several prompts or `n` > 1. Each text is a
+request of its own to the engine and in the records; all but the first name the first as their
+parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from inferscope.engine.conversation import Conversation, Delivery
+from inferscope.engine.request import Finish, Sampling
+from inferscope.engine.server.errors import ended_early, refusal
+from inferscope.engine.server.link import Link
+from inferscope.engine.server.protocol import Ask
+from inferscope.engine.server.wire import Refused, Row
+from inferscope.engine.server.written import Written
+from inferscope.engine.tokenizer import Tokenizer
+from inferscope.probe import Probe
+
+_LONG_PROMPT_CHARS = 20_000
+"""From here on tokenising takes milliseconds, which other clients would wait."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """What all exchanges of an API server share."""
+
+    tokenizer: Tokenizer
+    link: Link
+    probe: Probe
+    written: Written
+    exchanges: set[Exchange]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an HTTP request comes from, for the records.
+
+    Attributes:
+        arrived_ns: when its first bytes reached the application.
+        external_id: its own name for itself.
+        trace: the `traceparent` that came with it.
+        endpoint: its path.
+        abort: ends its connection, whatever is still to be written.
+    """
+
+    arrived_ns: int
+    external_id: str | None
+    trace: str
+    endpoint: str
+    abort: Callable[[], object]
+
+
+class Left(Exception):
+    """The exchange is over before its answer is complete: nobody waits for it any more."""
+
+
+class Choice:
+    """One text of an answer, a request to the engine.
+
+    Attributes:
+        talk: its text.
+        num_prompt: tokens of its prompt.
+        cached_tokens: of the prompt, found in the engine's prefix cache.
+        num_written: tokens that the client has.
+        refused: the engine's no.
+    """
+
+    def __init__(self, number: int, request_id: str, talk: Conversation, front: Front) -> None:
+        self.number = number
+        self.request_id = request_id
+        self.talk = talk
+        self.num_prompt = 0
+        self.cached_tokens = 0
+        self.refused: Refused | None = None
+        self._front = front
+        self.num_written = 0
+
+    def take_row(self, row: Row) -> None:
+        """Take what a step did."""
+        self.cached_tokens = row.cached_tokens
+        self.talk.push(row.tokens, row.finish)
+        if self.talk.is_cut:
+            # Said here too: the engine will say it a step late, and of tokens that nobody gets.
+            self._front.probe.finished(self.talk.index, "stop")
+            self._front.link.cancel(self.request_id, "stop")
+
+    def take_refusal(self, refused: Refused) -> None:
+        """Take the engine's no."""
+        self.refused = refused
+        if refused.kind != "lost":
+            self._front.probe.finished(self.talk.index, "rejected")
+        self.talk.wake()
+
+    def wrote(self, delivery: Delivery) -> None:
+        """Note that a delivery is with the client."""
+        if not delivery.num_tokens:
+            return
+        if not self.num_written:
+            self._front.probe.first_byte(self.talk.index)
+        self.num_written += delivery.num_tokens
+        self._front.written.note(self.talk.index, delivery.num_tokens)
+
+
+class Exchange:
+    """One HTTP request for text, from its receipt to its last byte.
+
+    Attributes:
+        choices: its texts.
+        num_each: how many of them each prompt has.
+        sending_since_ns: since when the client has been taking a piece, 0 between pieces.
+    """
+
+    def __init__(self, front: Front, origin: Origin, ask: Ask | None) -> None:
+        """Note the receipt; `ask` is None for a request that could not be read."""
+        self._front = front
+        self._origin = origin
+        self._news = asyncio.Event()
+        self._left: Finish | None = None
+        self._is_submitted = False
+        self.sending_since_ns = 0
+        self.num_each = 1 if ask is None else ask.num_each
+        self.choices: list[Choice] = []
+        num_choices = 1 if ask is None else len(ask.prompts) * ask.num_each
+        is_stream = ask is not None and ask.is_stream
+        for number in range(num_choices):
+            request_id = front.link.name_request()
+            index = front.probe.received(
+                request_id,
+                external_id=origin.external_id,
+                trace=origin.trace,
+                at_ns=origin.arrived_ns,
+                attributes={"endpoint": origin.endpoint, "stream": str(is_stream).lower()},
+            )
+            talk = Conversation(
+                index,
+                front.tokenizer,
+                self._news.set,
+                stops=() if ask is None else ask.stops,
+                min_tokens=0 if ask is None else ask.sampling.min_tokens,
+            )
+            self.choices.append(Choice(number, request_id, talk, front))
+        front.exchanges.add(self)
+
+    async def submit(self, ask: Ask) -> None:
+        """Tokenise and hand in all prompts."""
+        prompts = [await self._tokens(prompt) for prompt in ask.prompts]
+        for choice in self.choices:
+            prompt = prompts[choice.number // ask.num_each]
+            choice.num_prompt = len(prompt)
+            self._front.probe.tokenised(choice.talk.index, len(prompt))
+        self._is_submitted = True
+        for choice in self.choices:
+            self._front.link.submit(
+                choice.request_id,
+                prompts[choice.number // ask.num_each],
+                _of_number(ask, choice.number % ask.num_each),
+                choice,
+                external_id=self._origin.external_id,
+                parent=self.choices[0].request_id if choice.number else "",
+            )
+
+    async def news(self) -> list[tuple[Choice, Delivery]]:
+        """Wait for what is new, at least one delivery.
+
+        Raises:
+            ApiError: the engine refuses, or ends a request before its time.
+            Left: nobody waits for it any more.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._left == "server_abort":
+                raise ended_early(self._left)
+            if self._left is not None:
+                raise Left
+            found = []
+            for choice in self.choices:
+                if choice.refused is not None:
+                    raise refusal(choice.refused)
+                delivery = choice.talk.take()
+                if delivery is None:
+                    continue
+                if delivery.finish not in (None, "stop", "length"):
+                    raise ended_early(delivery.finish)
+                found.append((choice, delivery))
+            if found:
+                return found
+
+    @property
+    def is_taken(self) -> bool:
+        """All of it has been generated, and taken by `news`."""
+        return all(choice.talk.is_over and not choice.talk.has_news for choice in self.choices)
+
+    def leave(self, reason: Finish) -> None:
+        """End it before its time; the first reason counts."""
+        self._left = self._left or reason
+        self._news.set()
+        if reason == "timeout":
+            self._origin.abort()  # it waits for a client that does not read
+
+    def close(self) -> None:
+        """Note that the client has all that it will get, and cancel the rest."""
+        probe = self._front.probe
+        self._front.written.tell()
+        for choice in self.choices:
+            if not self._is_submitted:
+                probe.finished(choice.talk.index, self._left or "rejected")
+            elif not choice.talk.is_over:
+                self._front.link.cancel(choice.request_id, self._left or "server_abort")
+            probe.last_byte(choice.talk.index)
+        self._front.exchanges.discard(self)
+
+    async def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        if len(prompt) < _LONG_PROMPT_CHARS:
+            return self._front.tokenizer.encode(prompt)
+        return await asyncio.to_thread(self._front.tokenizer.encode, prompt)
+
+
+def _of_number(ask: Ask, number: int) -> Sampling:
+    """Return the sampling of one of several answers to a prompt: each needs a seed of its own."""
+    if ask.sampling.seed is None or not number:
+        return ask.sampling
+    return replace(ask.sampling, seed=ask.sampling.seed + number)

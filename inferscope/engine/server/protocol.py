@@ -1,0 +1,255 @@
+"""OpenAI's requests: what clients send, checked, as what the engine is asked.
+
+Unknown fields are ignored. A field that would change the text and that the engine does not honour
+is refused unless it is neutral: an answer must not silently be to another question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from inferscope.engine.request import BadRequest, Sampling
+from inferscope.engine.server.errors import ApiError, bad_field
+
+MOST_CHOICES = 256
+"""Texts that one HTTP request may ask for."""
+_MOST_STOPS = 64
+_MOST_STOP_CHARS = 1024
+_DEFAULT_MAX_TOKENS = 16
+_NONE = (None, False)
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "length_penalty": (None, 1),
+    "min_p": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": _NONE,
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "echo": _NONE,
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "use_beam_search": _NONE,
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+}
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Generation(msgspec.Struct):
+    """The fields that both kinds of request have; each may be null, which is as if left out."""
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+
+
+class CompletionRequest(_Generation, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+class Part(msgspec.Struct):
+    """A typed part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One turn of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+
+
+class ChatRequest(_Generation, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    """POST /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for text, checked.
+
+    Attributes:
+        prompts: texts, or tokens.
+        num_each: answers to each prompt.
+        stops: strings that end an answer.
+        has_usage: a stream ends with the numbers of tokens.
+        has_running_usage: each of its chunks has them.
+    """
+
+    prompts: list[str | list[int]]
+    num_each: int
+    sampling: Sampling
+    stops: tuple[str, ...]
+    is_stream: bool
+    has_usage: bool
+    has_running_usage: bool
+
+
+_Body = TypeVar("_Body")
+
+
+def parse(body: bytes, kind: type[_Body]) -> _Body:
+    """Read a body.
+
+    Raises:
+        ApiError: it is no JSON, or a field is missing or of the wrong type.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        param = path.strip("`").lstrip(".")
+        where = f"{param}: " if param else ""
+        raise bad_field(param or "body", f"{where}{message}. See docs/serve.md.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # What exactly is wrong would quote the body.
+        raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
+
+
+def check_neutral(body: bytes) -> None:
+    """Refuse fields that the engine does not honour, unless they change nothing."""
+    given = msgspec.json.decode(body)
+    for name in _NEUTRAL.keys() & given.keys():
+        value = given[name]
+        allowed = _NEUTRAL[name]
+        is_same = (
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            for neutral in allowed
+        )
+        if not any(is_same):
+            shown = msgspec.json.encode(allowed[-1]).decode()
+            raise bad_field(name, f"{name} is not supported. Leave it out, or give {shown}.")
+
+
+def completion_ask(request: CompletionRequest) -> Ask:
+    """Turn a completion request into what the engine is asked."""
+    given = request.prompt
+    prompts: list[str | list[int]] = []
+    if isinstance(given, str):
+        prompts = [given]
+    elif given and all(isinstance(part, int) for part in given):
+        prompts = [[part for part in given if isinstance(part, int)]]
+    else:
+        prompts = [part for part in given if not isinstance(part, int)]
+        if len(prompts) < len(given) or len({type(part) for part in prompts}) > 1:
+            raise bad_field(
+                "prompt",
+                "prompt mixes texts and tokens. Give a string, a list of strings, a list of token "
+                "ids, or a list of lists of token ids.",
+            )
+    if not prompts:
+        raise bad_field("prompt", "prompt is an empty list. Give at least one prompt.")
+    return _ask(request, prompts, _or(request.max_tokens, _DEFAULT_MAX_TOKENS))
+
+
+def chat_ask(request: ChatRequest, prompt: str, *, max_model_tokens: int) -> Ask:
+    """Turn a chat request, rendered, into what the engine is asked."""
+    limit = _or(request.max_completion_tokens, _or(request.max_tokens, max_model_tokens))
+    return _ask(request, [prompt], limit)
+
+
+def _ask(request: _Generation, prompts: list[str | list[int]], max_tokens: int) -> Ask:
+    num_each = _or(request.n, 1)
+    most_each = MOST_CHOICES // len(prompts)
+    if not 1 <= num_each <= most_each:
+        raise bad_field(
+            "n",
+            f"n is {num_each} for {len(prompts)} prompts. Give at least 1; one request may ask "
+            f"for {MOST_CHOICES} texts.",
+        )
+    options = request.stream_options or StreamOptions()
+    has_running_usage = bool(options.continuous_usage_stats)
+    return Ask(
+        prompts=prompts,
+        num_each=num_each,
+        sampling=_sampling(request, max_tokens),
+        stops=_stops(request.stop),
+        is_stream=bool(request.stream),
+        has_usage=bool(options.include_usage),
+        has_running_usage=has_running_usage and bool(options.include_usage),
+    )
+
+
+def _sampling(request: _Generation, max_tokens: int) -> Sampling:
+    top_k = _or(request.top_k, 0)
+    try:
+        return Sampling(
+            max_tokens=max_tokens,
+            min_tokens=_or(request.min_tokens, 0),
+            temperature=_or(request.temperature, 1.0),
+            top_k=0 if top_k == -1 else top_k,  # vLLM's word for all
+            top_p=_or(request.top_p, 1.0),
+            seed=request.seed,
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+        )
+    except BadRequest as error:
+        name = re.match(r"\w+", str(error))
+        raise bad_field(name.group() if name else "body", str(error)) from None
+
+
+def _stops(given: str | list[str] | None) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if not all(0 < len(stop) <= _MOST_STOP_CHARS for stop in stops) or len(stops) > _MOST_STOPS:
+        raise bad_field(
+            "stop",
+            f"stop holds {len(stops)} strings of {min(map(len, stops))} to {max(map(len, stops))} "
+            f"characters. Give at most {_MOST_STOPS}, of 1 to {_MOST_STOP_CHARS} characters.",
+        )
+    return stops
+
+
+_Value = TypeVar("_Value")
+
+
+def _or(value: _Value | None, default: _Value) -> _Value:
+    return default if value is None else value

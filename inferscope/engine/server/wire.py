@@ -1,0 +1,99 @@
+"""What the engine's process and the API servers say to each other.
+
+    API server ── Hello, Submit, Cancel ──> core        DEALER to ROUTER
+    API server <──────────────── Refused ── core        the same way back, from its main thread
+    API server <────────── Welcome, Step ── core        PUSH to PULL, from the step loop's thread
+
+Two ways down, because a ZeroMQ socket belongs to one thread and the step loop must not wait for
+another: it sends a step's outputs itself, one message per API server that has any.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from inferscope.engine.request import Finish, Sampling
+from inferscope.records import EngineInfo
+
+MOST_UNREAD_STEPS = 2000
+"""Messages that an API server may leave unread before it is given up, at either end."""
+LINGER_MS = 500
+"""How long the last messages may take when a process ends."""
+
+Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost"]
+"""The last is the API server's own: the core ended before the request did."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=0, array_like=True):
+    """An API server has come up and listens there."""
+
+    name: str
+    address: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    """A request, to be queued."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: Sampling
+    external_id: str | None
+    parent: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    """End a request; it may have ended already."""
+
+    request_id: str
+    reason: Finish
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=3, array_like=True):
+    """What the engine is."""
+
+    info: EngineInfo
+    max_model_tokens: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=4, array_like=True):
+    """A request that was not queued."""
+
+    request_id: str
+    kind: Refusal
+    message: str
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step did for one request."""
+
+    request_id: str
+    tokens: list[int]
+    finish: Finish | None
+    cached_tokens: int
+
+
+class Step(msgspec.Struct, frozen=True, tag=5, array_like=True):
+    """What one step did for the requests of one API server."""
+
+    rows: list[Row]
+
+
+FromServer: TypeAlias = Hello | Submit | Cancel
+FromCore: TypeAlias = Welcome | Refused | Step
+
+encode = msgspec.msgpack.encode
+decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
+decode_from_core = msgspec.msgpack.Decoder(FromCore).decode
+
+
+def core_address(folder: Path) -> str:
+    """Return where the core listens."""
+    return f"ipc://{folder}/core"
+
+
+def server_address(folder: Path, name: str) -> str:
+    """Return where an API server listens."""
+    return f"ipc://{folder}/{name}"
