@@ -26,6 +26,7 @@ from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
 
 MOST_BODY_BYTES = 8 << 20
+_MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
 _NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
 """What may stand in a header of the answer."""
 
@@ -208,13 +209,13 @@ class _Plain:
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Read a request's body.
 
+    One that is too large is read to its end and thrown away: a client that is still sending would
+    lose our answer with the connection. To a point.
+
     Raises:
         ApiError: it is too large.
         Left: the client has gone.
     """
-    declared = _header(scope, b"content-length") or b"0"
-    if declared.isdigit() and int(declared) > MOST_BODY_BYTES:
-        raise _too_large(int(declared))
     parts: list[bytes] = []
     num_bytes = 0
     while True:
@@ -223,20 +224,20 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             raise Left
         part = message.get("body", b"")
         num_bytes += len(part)
-        if num_bytes > MOST_BODY_BYTES:
-            raise _too_large(num_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
+        if num_bytes <= MOST_BODY_BYTES:
+            parts.append(part)
+        else:
+            parts.clear()
+        is_whole = not message.get("more_body", False)
+        if num_bytes > MOST_BODY_BYTES and (is_whole or num_bytes > _MOST_DISCARDED_BYTES):
+            raise ApiError(
+                413,
+                f"the body has {num_bytes} bytes or more. Send at most {MOST_BODY_BYTES}.",
+                code="body_too_large",
+                headers={"connection": "close"},
+            )
+        if is_whole:
             return b"".join(parts)
-
-
-def _too_large(num_bytes: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body has {num_bytes} bytes or more. Send at most {MOST_BODY_BYTES}.",
-        code="body_too_large",
-        headers={"connection": "close"},  # the rest of it is not wanted
-    )
 
 
 async def _watch(receive: Callable[[], Awaitable[Message]], exchange: Exchange) -> None:

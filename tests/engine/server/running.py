@@ -1,0 +1,213 @@
+"""A real `inferscope serve`, and clients that speak to it in plain HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inferscope.collector.finals import FinalRequest
+from inferscope.collector.source import RingSource, catch_up
+
+
+class Server:
+    """A server, started with its options, and everything it says on stderr."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.rings = folder / "rings"
+        self.log = folder / "stderr.txt"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "inferscope", "serve", "--port", "0", *options],
+                env={
+                    **os.environ,
+                    "INFERSCOPE_DIR": str(self.rings),
+                    "INFERSCOPE_RING_MB": "4",
+                    "INFERSCOPE_ENGINE_ID": "served",
+                },
+                stderr=log,
+                stdout=subprocess.DEVNULL,
+            )
+        self.port = 0
+
+    def wait(self) -> Server:
+        """Wait until it is ready."""
+        deadline_s = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < deadline_s:
+            found = re.search(r"serving .* on http://127\.0\.0\.1:(\d+);", self.said())
+            if found:
+                self.port = int(found.group(1))
+                return self
+            time.sleep(0.02)
+        raise AssertionError(f"the server did not come up: {self.said()}")
+
+    def said(self) -> str:
+        """Return what it has written to stderr."""
+        return self.log.read_text(encoding="utf-8")
+
+    def post(
+        self, path: str, body: object, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Post JSON, or bytes as they are; return status, body and headers."""
+        return self.ask("POST", path, body, headers)
+
+    def ask(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Send a request; return status, body and headers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            connection.request(method, path, raw, headers or {})
+            answer = connection.getresponse()
+            content = answer.read()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, json.loads(content) if content else None, names
+        finally:
+            connection.close()
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Stream; return the events, the last being the text [DONE] if it came."""
+        with Stream(self.port, path, body) as stream:
+            return list(stream.events())
+
+    def children(self) -> list[int]:
+        """Return its processes, the core first."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def finals(self, *, until: int = 0) -> dict[str, FinalRequest]:
+        """Fold the rings until so many requests are final; return them by their internal id."""
+        sink = Finals()
+        source = RingSource(lambda: self.rings.glob("served/*.ring"), name="test", sinks=(sink,))
+        deadline_s = time.monotonic() + 20
+        catch_up(source)
+        while len(sink.requests) < until and time.monotonic() < deadline_s:
+            source.advance()
+            time.sleep(0.02)
+        source.close()
+        return {request.request_id: request for request in sink.requests}
+
+    def final(self, external_id: str) -> FinalRequest:
+        """Fold the rings until the request of this name is final, and return it."""
+        deadline_s = time.monotonic() + 20
+        while time.monotonic() < deadline_s:
+            for request in self.finals().values():
+                if request.external_id == external_id:
+                    return request
+            time.sleep(0.1)
+        raise AssertionError(f"{external_id} is not final")
+
+    def wait_until_idle(self) -> None:
+        """Wait until there is room for a request, and it has been served."""
+        deadline_s = time.monotonic() + 20
+        while self.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] != 200:
+            assert time.monotonic() < deadline_s, "the queue stays full"
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+class Finals:
+    """Keeps what becomes final."""
+
+    def __init__(self) -> None:
+        self.requests: list[FinalRequest] = []
+
+    def step(self, step: object) -> None:
+        """Steps are not looked at."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Keep a request."""
+        self.requests.append(request)
+
+
+class Stream:
+    """A streaming request on a socket of its own, read only when asked to."""
+
+    def __init__(
+        self,
+        port: int,
+        path: str,
+        body: dict[str, Any],
+        *,
+        headers: dict[str, str] | None = None,
+        receive_bytes: int | None = None,
+    ) -> None:
+        self.socket = socket.socket()
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.settimeout(30)
+        self.socket.connect(("127.0.0.1", port))
+        content = json.dumps({**body, "stream": True}).encode()
+        lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        lines += [f"Content-Length: {len(content)}", "", ""]
+        self.socket.sendall("\r\n".join(lines).encode() + content)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def events(self) -> Iterator[Any]:
+        """Yield events as they come; raise what their absence means."""
+        answer = http.client.HTTPResponse(self.socket)
+        answer.begin()
+        assert answer.status == 200, answer.read()
+        for line in answer:
+            if line.startswith(b"data: "):
+                data = line[len(b"data: ") :].decode().strip()
+                yield data if data == "[DONE]" else json.loads(data)
+        answer.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that only waits to be buried does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def all_gone(pids: list[int], within_s: float = 10) -> bool:
+    """Wait for processes to end."""
+    deadline_s = time.monotonic() + within_s
+    while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
+
+
+def in_background(task: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+    """Run a call in a thread; return the thread and where its result or error will be."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(task(*arguments))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results

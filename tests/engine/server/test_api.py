@@ -1,0 +1,292 @@
+"""What clients see: answers, streams, and errors."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
+from tests.engine.server.running import Server, Stream, in_background
+
+PROMPT = "def main(argv"
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
+    ) as made:
+        yield made
+
+
+def test_openai_completion_streams_the_same_text_that_it_returns_whole(
+    client: openai.OpenAI,
+) -> None:
+    whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, seed=5)
+    pieces = list(
+        client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=12, seed=5, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    usage = pieces.pop()
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert whole.usage is not None
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    assert len(whole.choices[0].text) > 5
+    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert usage.usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert usage.usage.prompt_tokens == whole.usage.prompt_tokens > 3
+
+
+def test_openai_chat_takes_parts_and_streams(client: openai.OpenAI) -> None:
+    plain: Any = [{"role": "user", "content": "import os"}]
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": "import os"}]}]
+    whole = client.chat.completions.create(
+        model="tiny", messages=plain, max_completion_tokens=9, temperature=0
+    )
+    pieces = list(
+        client.chat.completions.create(
+            model="tiny", messages=parts, max_tokens=9, temperature=0, stream=True
+        )
+    )
+    assert whole.choices[0].message.role == "assistant"
+    assert pieces[0].choices[0].delta.role == "assistant"
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].choices[0].finish_reason == "length"
+
+
+def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        client.completions.create(model="gpt-5", prompt=PROMPT)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt=PROMPT, top_p=1.5)
+    assert caught.value.param == "top_p"
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_tokens_are_those_of_the_engine_in_process(server: Server) -> None:
+    engine = load_engine("builtin", EngineOptions(dtype="float32"))
+    tokenizer = load_tokenizer("builtin")
+    prompt = tokenizer.encode(PROMPT)
+    for temperature, seed in ((0.0, 0), (0.9, 11)):
+        (tokens,) = engine.generate(
+            [prompt], Sampling(max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True)
+        )
+        for given in (PROMPT, prompt):
+            _, answer, _ = server.post(
+                "/v1/completions",
+                {"prompt": given, "max_tokens": 24, "temperature": temperature, "seed": seed,
+                 "ignore_eos": True},
+            )  # fmt: skip
+            assert answer["choices"][0]["text"] == tokenizer.decode(tokens)
+
+
+def test_several_prompts_and_answers_are_each_what_they_are_alone(server: Server) -> None:
+    def text(prompt: object, seed: int) -> str:
+        body = {"prompt": prompt, "max_tokens": 6, "seed": seed}
+        return str(server.post("/v1/completions", body)[1]["choices"][0]["text"])
+
+    prompts = ["def a(", "class B:"]
+    body: dict[str, Any] = {"prompt": prompts, "n": 2, "max_tokens": 6, "seed": 3}
+    _, answer, _ = server.post("/v1/completions", body)
+    alone = [text(prompt, seed) for prompt in prompts for seed in (3, 4)]
+    assert [choice["text"] for choice in answer["choices"]] == alone
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    streamed = ["", "", "", ""]
+    events = server.events("/v1/completions", body)
+    assert events.pop() == "[DONE]"
+    for event in events:
+        for choice in event["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert streamed == alone
+    assert answer["usage"]["completion_tokens"] == 24
+
+
+def test_a_stop_string_over_several_tokens_is_never_emitted(server: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    _, answer, _ = server.post("/v1/completions", body)
+    text = answer["choices"][0]["text"]
+    stop = text[9:15]
+    assert len(load_tokenizer("builtin").encode(stop)) > 1
+    stopped = {**body, "stop": ["never there", stop]}
+    _, whole, _ = server.post("/v1/completions", stopped)
+    assert whole["choices"][0]["text"] == text[: text.index(stop)]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    events = server.events("/v1/completions", stopped)[:-1]
+    assert "".join(e["choices"][0]["text"] for e in events) == text[: text.index(stop)]
+    assert whole["usage"]["completion_tokens"] < 60
+
+
+def test_stop_tokens_and_min_tokens(server: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    _, answer, _ = server.post("/v1/completions", body)
+    tokens = load_tokenizer("builtin").encode(answer["choices"][0]["text"])
+    _, stopped, _ = server.post("/v1/completions", {**body, "stop_token_ids": tokens})
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["usage"]["completion_tokens"] < 20
+    some = {**body, "stop_token_ids": tokens, "min_tokens": 15}
+    _, late, _ = server.post("/v1/completions", some)
+    assert late["usage"]["completion_tokens"] > 15
+
+
+def test_usage_counts_cached_tokens_and_runs_along(server: Server) -> None:
+    body = {"prompt": list(range(100, 180)), "max_tokens": 5, "temperature": 0}
+    server.post("/v1/completions", body)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events("/v1/completions", {**body, "stream_options": options})
+    assert events.pop() == "[DONE]"
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == 5
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    plain = server.events("/v1/completions", body)
+    assert not any("usage" in event for event in plain[:-1])
+
+
+def test_tokenize_and_detokenize_are_inverse(server: Server) -> None:
+    _, tokenized, _ = server.post("/tokenize", {"prompt": PROMPT})
+    assert tokenized["tokens"] == load_tokenizer("builtin").encode(PROMPT)
+    assert tokenized["count"] == len(tokenized["tokens"])
+    _, text, _ = server.post("/detokenize", {"tokens": tokenized["tokens"]})
+    assert text == {"prompt": PROMPT}
+    _, chat, _ = server.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
+    _, text, _ = server.post("/detokenize", {"tokens": chat["tokens"]})
+    assert text == {"prompt": "user: hi\nassistant:"}
+
+
+def test_models_health_and_version(server: Server) -> None:
+    _, models, _ = server.ask("GET", "/v1/models")
+    assert models["data"][0]["id"] == "tiny"
+    assert models["data"][0]["max_model_len"] == 4096
+    assert server.ask("GET", "/health")[0] == 200
+    assert server.ask("GET", "/version")[1]["version"]
+
+
+TOO_LONG = [1] * 5000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param", "said"),
+    [
+        ("POST", "/v1/completions", b'{"prompt": "x"', 400, None, "not valid JSON"),
+        ("POST", "/v1/completions", b"\xff\xfe", 400, None, "not valid JSON"),
+        ("POST", "/v1/completions", [], 400, "body", "object"),
+        ("POST", "/v1/completions", {}, 400, "body", "prompt"),
+        ("POST", "/v1/completions", {"prompt": 7}, 400, "prompt", "int"),
+        ("POST", "/v1/completions", {"prompt": ""}, 400, "prompt", "empty"),
+        ("POST", "/v1/completions", {"prompt": []}, 400, "prompt", "empty"),
+        ("POST", "/v1/completions", {"prompt": [1, "x"]}, 400, "prompt", "mixes"),
+        ("POST", "/v1/completions", {"prompt": [[1], "x"]}, 400, "prompt", "mixes"),
+        ("POST", "/v1/completions", {"prompt": [99999]}, 400, "prompt", "1023"),
+        ("POST", "/v1/completions", {"prompt": TOO_LONG}, 400, "prompt", "5000 tokens"),
+        ("POST", "/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature", "-1"),
+        ("POST", "/v1/completions", {"prompt": "x", "top_k": -2}, 400, "top_k", "-2"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "1"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": "9"}, 400, "max_tokens", "str"),
+        ("POST", "/v1/completions", {"prompt": "x", "n": 1000}, 400, "n", "256"),
+        ("POST", "/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop", "0"),
+        ("POST", "/v1/completions", {"prompt": "x", "logprobs": 3}, 400, "logprobs", "false"),
+        ("POST", "/v1/completions", {"prompt": "x", "echo": True}, 400, "echo", "false"),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "presence_penalty": 0.5},
+            400, "presence_penalty", "give 0",
+        ),
+        (
+            "POST", "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400, "messages", "image_url",
+        ),
+        ("POST", "/v1/completions", {"prompt": "x", "model": "y"}, 404, "model", "tiny"),
+        ("GET", "/v1/nothing", None, 404, None, "/v1/nothing"),
+        ("GET", "/v1/completions", None, 405, None, "POST"),
+        ("POST", "/v1/completions", b" " * (9 << 20), 413, None, "bytes"),
+        ("POST", "/tokenize", {}, 400, "prompt", "messages"),
+        ("POST", "/detokenize", {"tokens": [-1]}, 400, "tokens", "negative"),
+    ],
+)  # fmt: skip
+def test_every_error_has_openais_shape(
+    server: Server,
+    method: str,
+    path: str,
+    body: object,
+    status: int,
+    param: str | None,
+    said: str,
+) -> None:
+    got, answer, _ = server.ask(method, path, body)
+    assert got == status, answer
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["param"] == param
+    assert said in answer["error"]["message"]
+
+
+def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
+    body = {
+        "prompt": "x", "max_tokens": 1, "made_up": {"a": 1}, "presence_penalty": 0.0, "user": "u",
+        "logprobs": None, "best_of": 1, "response_format": {"type": "text"}, "temperature": None,
+    }  # fmt: skip
+    assert server.post("/v1/completions", body)[0] == 200
+
+
+def test_a_full_queue_is_429_with_retry_after(server: Server) -> None:
+    endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+    streams = [Stream(server.port, "/v1/completions", endless) for _ in range(4)]
+    for stream in streams:
+        next(stream.events())  # all four seats are taken
+    waiting = [Stream(server.port, "/v1/completions", endless) for _ in range(8)]
+    try:
+        refused = {}
+        for _ in range(50):
+            status, answer, headers = server.post(
+                "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 1}
+            )
+            if status == 429:
+                refused = {"answer": answer, "headers": headers}
+                break
+        assert refused["answer"]["error"]["type"] == "rate_limit_error"
+        assert int(refused["headers"]["retry-after"]) >= 1
+    finally:
+        for stream in (*streams, *waiting):
+            stream.socket.close()
+    server.wait_until_idle()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(server: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
+    headers = {"X-Request-Id": "never-reads"}
+    with Stream(server.port, "/v1/completions", body, headers=headers, receive_bytes=2048):
+        events = server.events("/v1/completions", {**body, "max_tokens": 40})
+        assert events[-1] == "[DONE]"
+        final = server.final("never-reads")
+    assert final.finish == "timeout"
+    assert 0 < final.output_tokens < 3900
+    assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+
+
+def test_a_connection_serves_many_requests(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for stream in (False, True, False):
+        body = {"prompt": "x", "max_tokens": 2, "stream": stream}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert b"choices" in answer.read()
+    connection.close()
+
+
+def test_many_streams_at_once_are_each_complete(server: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 10, "ignore_eos": True}
+    started = [in_background(server.events, "/v1/completions", body) for _ in range(8)]
+    for thread, results in started:
+        thread.join()
+        assert results[0][-1] == "[DONE]"
+        assert results[0][-2]["choices"][0]["finish_reason"] == "length"
