@@ -21,6 +21,7 @@ from inferscope.probe.identity import engine_id
 
 _NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn", "httptools", "zmq")
 _MOST_API_SERVERS = 64
+_INTERRUPTED = 130
 _ANYWHERE = ("0.0.0.0", "::", "")
 
 
@@ -110,8 +111,8 @@ def run(options: argparse.Namespace) -> int:
             f"watch: inferscope attach {name}"
         )
 
-    asyncio.run(Supervisor(settings, listening, _say).run(on_ready))
-    return 0
+    has_served = asyncio.run(Supervisor(settings, listening, _say).run(on_ready))
+    return 0 if has_served else _INTERRUPTED
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import socket
@@ -120,7 +121,7 @@ class _Process:
 
     def _on_word(self, word: str) -> None:
         if self._link is None or self._server is None:
-            return
+            os._exit(0)  # nobody is served yet
         if word == CORE_GONE:
             self._link.lose()
         else:

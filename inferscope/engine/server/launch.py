@@ -104,7 +104,7 @@ class _Refused(InferScopeError):
 
 
 class _Asked(Exception):
-    """Somebody asked us to stop."""
+    """Somebody asked us to stop before all was ready."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -154,8 +154,8 @@ class Supervisor:
         self._watchers: set[asyncio.Task[None]] = set()
         self._num_started = 0
 
-    async def run(self, on_ready: Callable[[], object]) -> None:
-        """Serve until a signal says stop.
+    async def run(self, on_ready: Callable[[], object]) -> bool:
+        """Serve until a signal says stop; False if that was before anybody was served.
 
         Args:
             on_ready: called when all processes are ready.
@@ -174,8 +174,9 @@ class Supervisor:
             await self._serve(folder, on_ready)
             await self._stop_servers()
             await self._stop_core()
+            return True
         except _Asked:
-            pass  # before it was ready: nobody is served yet
+            return False
         finally:
             await self._kill_all()
             shutil.rmtree(folder, ignore_errors=True)

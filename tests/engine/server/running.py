@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -12,12 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from inferscope.collector.finals import FinalRequest
-from inferscope.collector.source import RingSource, catch_up
+from inferscope.collector.source import RingSource
 
 
 class Server:
@@ -86,27 +87,28 @@ class Server:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
 
-    def finals(self, *, until: int = 0) -> dict[str, FinalRequest]:
+    def finals(self, *, until: int) -> dict[str, FinalRequest]:
         """Fold the rings until so many requests are final; return them by their internal id."""
-        sink = Finals()
-        source = RingSource(lambda: self.rings.glob("served/*.ring"), name="test", sinks=(sink,))
-        deadline_s = time.monotonic() + 20
-        catch_up(source)
-        while len(sink.requests) < until and time.monotonic() < deadline_s:
-            source.advance()
-            time.sleep(0.02)
-        source.close()
-        return {request.request_id: request for request in sink.requests}
+        found = self._fold(lambda requests: len(requests) >= until)
+        return {request.request_id: request for request in found}
 
     def final(self, external_id: str) -> FinalRequest:
         """Fold the rings until the request of this name is final, and return it."""
+        found = self._fold(lambda requests: any(r.external_id == external_id for r in requests))
+        named = [request for request in found if request.external_id == external_id]
+        assert len(named) == 1, f"{external_id} is final {len(named)} times"
+        return named[0]
+
+    def _fold(self, is_enough: Callable[[list[FinalRequest]], bool]) -> list[FinalRequest]:
+        sink = Finals()
+        source = RingSource(lambda: self.rings.glob("served/*.ring"), name="test", sinks=(sink,))
         deadline_s = time.monotonic() + 20
-        while time.monotonic() < deadline_s:
-            for request in self.finals().values():
-                if request.external_id == external_id:
-                    return request
-            time.sleep(0.1)
-        raise AssertionError(f"{external_id} is not final")
+        while not (is_enough(sink.requests) or source.has_ended):
+            if not source.advance():
+                assert time.monotonic() < deadline_s, "what is waited for does not become final"
+                time.sleep(0.02)
+        source.close()
+        return sink.requests
 
     def wait_until_idle(self) -> None:
         """Wait until there is room for a request, and it has been served."""
@@ -152,6 +154,7 @@ class Stream:
         headers: dict[str, str] | None = None,
         receive_bytes: int | None = None,
     ) -> None:
+        self._answer: http.client.HTTPResponse | None = None
         self.socket = socket.socket()
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -167,18 +170,31 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.socket.close()
+        self.close()
 
     def events(self) -> Iterator[Any]:
-        """Yield events as they come; raise what their absence means."""
-        answer = http.client.HTTPResponse(self.socket)
-        answer.begin()
-        assert answer.status == 200, answer.read()
-        for line in answer:
+        """Yield the events that come from here on."""
+        if self._answer is None:
+            self._answer = http.client.HTTPResponse(self.socket)
+            self._answer.begin()
+        assert self._answer.status == 200, self._answer.read()
+        for line in self._answer:
             if line.startswith(b"data: "):
                 data = line[len(b"data: ") :].decode().strip()
                 yield data if data == "[DONE]" else json.loads(data)
-        answer.close()
+
+    def is_cut_off(self, num_events: int) -> bool:
+        """Tell whether the connection ends before so many events have come."""
+        try:
+            return len(list(itertools.islice(self.events(), num_events))) < num_events
+        except (OSError, http.client.HTTPException):
+            return True
+
+    def close(self) -> None:
+        """Leave."""
+        if self._answer is not None:
+            self._answer.close()
+        self.socket.close()
 
 
 def is_alive(pid: int) -> bool:

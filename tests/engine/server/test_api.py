@@ -256,7 +256,7 @@ def test_a_full_queue_is_429_with_retry_after(server: Server) -> None:
         assert int(refused["headers"]["retry-after"]) >= 1
     finally:
         for stream in (*streams, *waiting):
-            stream.socket.close()
+            stream.close()
     server.wait_until_idle()
 
 

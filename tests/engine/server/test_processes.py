@@ -1,0 +1,180 @@
+"""Processes that die, are killed, or are asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.server.running import Server, Stream, all_gone, in_background, is_alive
+
+LONG = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with two API servers; the tests below use it up, in their order."""
+    running = Server(tmp_path_factory.mktemp("pair"), "builtin", "--api-servers", "2")
+    yield running.wait()
+    running.stop()
+
+
+def test_two_api_servers_serve_one_socket_and_their_records_join_the_cores(pair: Server) -> None:
+    body = {"prompt": "def f", "max_tokens": 6, "ignore_eos": True}
+    num = 0
+    while True:
+        started = [in_background(pair.events, "/v1/completions", body) for _ in range(8)]
+        for thread, results in started:
+            thread.join()
+            assert results[0][-1] == "[DONE]"
+        num += len(started)
+        finals = pair.finals(until=num)
+        names = {request_id.rpartition("-")[0] for request_id in finals}
+        if names == {"api-0", "api-1"}:
+            break
+        assert num < 400, f"only {names} served"
+    assert len(finals) == num
+    for final in finals.values():
+        assert final.finish == "length"
+        assert (final.arrived_at, final.delivered_at) == ("http", "http")
+        assert final.output_tokens == 6
+        assert not final.joined_late
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert min(final.ledger_ns.values()) >= 0
+
+
+def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> None:
+    core, *servers = pair.children()
+    names = [f"stream-{number}" for number in range(8)]
+    streams = [
+        Stream(pair.port, "/v1/completions", LONG, headers={"X-Request-Id": name}) for name in names
+    ]
+    for stream in streams:
+        next(stream.events())
+    os.kill(servers[0], signal.SIGKILL)
+    lost = {name for name, stream in zip(names, streams, strict=True) if stream.is_cut_off(30)}
+    deadline_s = time.monotonic() + 10
+    while len(pair.children()) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert "was killed by signal 9; its requests are cancelled" in pair.said()
+    assert pair.said().count("\n") == 2
+    assert pair.children()[0] == core
+    for stream in streams:
+        stream.close()
+    for name in names:
+        final = pair.final(name)
+        assert final.finish == ("server_abort" if name in lost else "client_cancel")
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+    assert pair.events("/v1/completions", {**LONG, "max_tokens": 2})[-1] == "[DONE]"
+
+
+def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Server) -> None:
+    core, *servers = pair.children()
+    whole, answers = in_background(pair.post, "/v1/completions", LONG)
+    with Stream(pair.port, "/v1/completions", LONG) as stream:
+        events = stream.events()
+        next(events)
+        os.kill(core, signal.SIGKILL)
+        *_, last = events
+    assert last["error"]["code"] == "engine_stopped"
+    assert pair.ask("GET", "/health")[0] == 503
+    assert pair.post("/v1/completions", LONG)[0] == 503
+    whole.join()
+    assert answers[0][0] == 503
+    assert pair.process.wait(20) == 1
+    assert "the engine's process was killed by signal 9" in pair.said().splitlines()[-1]
+    assert "Traceback" not in pair.said()
+    assert all_gone(servers)
+
+
+def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
+    server = Server(tmp_path, "builtin", "--drain", "1").wait()
+    children = server.children()
+    with Stream(server.port, "/v1/completions", LONG) as stream:
+        events = stream.events()
+        next(events)
+        short, results = in_background(server.events, "/v1/completions", {**LONG, "max_tokens": 60})
+        time.sleep(0.1)
+        began_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = events
+    short.join()
+    assert results[0][-1] == "[DONE]"
+    assert last["error"]["code"] == "server_abort"
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began_s < 6
+    assert not any(map(is_alive, children))
+    assert server.said().count("\n") == 1, server.said()
+    finishes = sorted(str(final.finish) for final in server.finals(until=2).values())
+    assert finishes == ["length", "server_abort"]
+
+
+def test_killing_the_supervisor_takes_its_processes_along(tmp_path: Path) -> None:
+    server = Server(tmp_path, "builtin", "--api-servers", "2")
+    deadline_s = time.monotonic() + 20
+    while len(server.children()) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    children = server.children()
+    assert len(children) == 3
+    time.sleep(0.5)
+    server.process.kill()
+    server.process.wait()
+    assert all_gone(children)
+
+
+def test_ctrl_c_before_it_is_ready_ends_it(tmp_path: Path) -> None:
+    server = Server(tmp_path, "builtin")
+    deadline_s = time.monotonic() + 20
+    while len(server.children()) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    children = server.children()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(20) == 130
+    assert all_gone(children)
+    assert "Traceback" not in server.said()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["no-such-model"], 2, "'no-such-model' is no model"),
+        (["builtin", "--port", "70000"], 2, "--port is 70000"),
+        (["builtin", "--api-servers", "0"], 2, "--api-servers is 0"),
+        (["builtin", "--max-running", "0"], 2, "max_running is 0"),
+        (["builtin", "--dtype", "int3"], 2, "dtype 'int3' is unknown"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path, options: list[str], code: int, said: str
+) -> None:
+    done = _serve(tmp_path, *options)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _serve(tmp_path, "builtin", "--port", str(port))
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}: Address already in use" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def _serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "inferscope", "serve", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "INFERSCOPE_DIR": str(folder)},
+        check=False,
+    )
