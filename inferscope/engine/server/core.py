@@ -18,7 +18,7 @@ import zmq
 
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine, Output
-from inferscope.engine.load import load_engine
+from inferscope.engine.load import describe, load_engine
 from inferscope.engine.request import BadRequest, QueueFull
 from inferscope.engine.server.parent import STOP, Failed, Ready, Stuck, listen_to_parent, say
 from inferscope.engine.server.wire import (
@@ -29,7 +29,6 @@ from inferscope.engine.server.wire import (
     Hello,
     Refusal,
     Refused,
-    Row,
     Step,
     Submit,
     Welcome,
@@ -163,21 +162,29 @@ class Core:
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Send what a step did to the API servers; runs in the loop's thread."""
-        rows_of: dict[_Link, list[Row]] = {}
+        steps: dict[_Link, Step] = {}
+        link_of = self._link_of
         for output in outputs:
             request = output.request
-            link = self._link_of.get(request.request_id)
+            request_id = request.request_id
+            link = link_of.get(request_id)
             if link is None:
                 continue
+            step = steps.get(link)
+            if step is None:
+                step = steps[link] = Step([], [], {}, {})
+            step.request_ids.append(request_id)
+            step.tokens.append(output.tokens)
             if output.finish is not None:
-                del self._link_of[request.request_id]
-            row = Row(request.request_id, output.tokens, output.finish, request.cached_tokens)
-            rows_of.setdefault(link, []).append(row)
-        for link, rows in rows_of.items():
+                step.ends[request_id] = output.finish
+                del link_of[request_id]
+            if request.cached_tokens and request.num_output <= len(output.tokens):
+                step.cached_tokens[request_id] = request.cached_tokens
+        for link, step in steps.items():
             if link.is_broken:
                 continue
             try:
-                link.socket.send(encode(Step(rows)), zmq.NOBLOCK)
+                link.socket.send(encode(step), zmq.NOBLOCK)
             except zmq.ZMQError:
                 link.is_broken = True
                 self._cancel_all(link)
@@ -210,21 +217,22 @@ def main() -> int:
     settings = msgspec.json.decode(sys.argv[1], type=CoreSettings)
     words: SimpleQueue[str] = SimpleQueue()
     listen_to_parent(words.put)
-    infos: list[EngineInfo] = []
-
-    def open_probe(info: EngineInfo) -> Probe:
-        infos.append(msgspec.structs.replace(info, served_name=settings.served_name))
-        return Probe.open(infos[0])
-
+    probes: list[Probe] = []
     try:
-        engine = load_engine(settings.model, settings.options, open_probe=open_probe)
-        core = Core(engine, infos[0], Path(settings.folder))
+        engine = load_engine(settings.model, settings.options)
+        info = describe(engine, name=settings.model)
+        info = msgspec.structs.replace(info, served_name=settings.served_name)
+        engine.probe = Probe.open(info)
+        probes.append(engine.probe)
+        core = Core(engine, info, Path(settings.folder))
         say(Ready())
         core.serve(words)
     except InferScopeError as error:
         say(Failed(str(error), error.exit_code))
         return error.exit_code
-    engine.probe.close()
+    finally:
+        for probe in probes:
+            probe.close()
     return 0
 
 

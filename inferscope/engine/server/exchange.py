@@ -8,7 +8,7 @@ parent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from inferscope.engine.conversation import Conversation, Delivery
@@ -16,7 +16,7 @@ from inferscope.engine.request import Finish, Sampling
 from inferscope.engine.server.errors import ended_early, refusal
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
-from inferscope.engine.server.wire import Refused, Row
+from inferscope.engine.server.wire import Refused
 from inferscope.engine.server.written import Written
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.probe import Probe
@@ -80,10 +80,13 @@ class Choice:
         self._front = front
         self.num_written = 0
 
-    def take_row(self, row: Row) -> None:
-        """Take what a step did."""
-        self.cached_tokens = row.cached_tokens
-        self.talk.push(row.tokens, row.finish)
+    def take_cached_tokens(self, num_tokens: int) -> None:
+        """Take how much of the prompt was in the prefix cache."""
+        self.cached_tokens = num_tokens
+
+    def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
+        """Take what a step brought."""
+        self.talk.push(tokens, finish)
         if self.talk.is_cut:
             # Said here too: the engine will say it a step late, and of tokens that nobody gets.
             self._front.probe.finished(self.talk.index, "stop")

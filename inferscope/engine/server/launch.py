@@ -1,7 +1,8 @@
 """The supervisor: starts the engine's process and the API servers, and ends them.
 
 Everything that happens to it is an event in one queue: a child's word, a child's end, a signal. An
-API server that dies is replaced; one that dies young, or the engine's process, ends everything.
+API server that dies is replaced; one that dies while starting, or the engine's process, ends
+everything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +28,6 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe.identity import engine_id
 
 _CORE = "engine"
-_YOUNG_S = 5.0
-"""An API server that dies before this age would die again."""
 _LAST_WORDS_S = 1.0
 """For which API servers answer 503 after the engine's process has gone."""
 _CORE_GRACE_S = 5.0
@@ -63,7 +61,6 @@ class _Child:
     name: str
     process: asyncio.subprocess.Process
     rank: int = -1
-    started_s: float = field(default_factory=time.monotonic)
     is_ready: bool = False
 
     def say(self, word: str) -> None:
@@ -164,7 +161,7 @@ class Supervisor:
             InferScopeError: a process could not begin, or has died.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._events.put_nowait, _Signal(number))
         folder = Path(tempfile.mkdtemp(prefix="inferscope-serve-"))
         if len(str(folder)) > _LONGEST_ADDRESS - len("/api-00.000"):
@@ -190,10 +187,7 @@ class Supervisor:
             if isinstance(event, _Signal):
                 raise _Asked
             if isinstance(event, _Ended):
-                raise InferScopeError(
-                    f"{_title(event.child)} {_how(event.code)} while starting; its own words, if "
-                    "any, stand above."
-                )
+                raise _cannot_start(event)
             self._take_word(event)
         on_ready()
         while True:
@@ -236,11 +230,8 @@ class Supervisor:
         assert self._core is not None
         self._core.say(child.name)
         self._servers.remove(child)
-        if time.monotonic() - child.started_s < _YOUNG_S:
-            raise InferScopeError(
-                f"{_title(child)} {_how(ended.code)} as soon as it had started. Its own words, if "
-                "any, stand above."
-            )
+        if not child.is_ready:
+            raise _cannot_start(ended)
         self._say(
             f"{_title(child)} {_how(ended.code)}; its requests are cancelled, another one starts."
         )
@@ -299,7 +290,9 @@ class Supervisor:
         """Put a child's words and its end into the queue."""
         assert child.process.stdout is not None
         while line := await child.process.stdout.readline():
-            self._events.put_nowait(_Said(child, _decode_word(line)))
+            # Anything else on it is a library's, which takes it for a terminal.
+            with contextlib.suppress(msgspec.DecodeError):
+                self._events.put_nowait(_Said(child, _decode_word(line)))
         self._events.put_nowait(_Ended(child, await child.process.wait()))
 
     async def _stop_servers(self) -> None:
@@ -338,6 +331,13 @@ def _kill(child: _Child) -> None:
     if child.process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             child.process.kill()
+
+
+def _cannot_start(ended: _Ended) -> InferScopeError:
+    return InferScopeError(
+        f"{_title(ended.child)} {_how(ended.code)} while starting; its own words, if any, stand "
+        "above."
+    )
 
 
 def _title(child: _Child) -> str:

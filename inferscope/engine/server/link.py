@@ -19,7 +19,6 @@ from inferscope.engine.server.wire import (
     FromCore,
     Hello,
     Refused,
-    Row,
     Step,
     Submit,
     Welcome,
@@ -36,8 +35,11 @@ _GONE = "the engine's process has ended."
 class Receiver(Protocol):
     """Who waits for the outputs of one request."""
 
-    def take_row(self, row: Row) -> None:
-        """Take what a step did."""
+    def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
+        """Take what a step brought."""
+
+    def take_cached_tokens(self, num_tokens: int) -> None:
+        """Take how much of the prompt was in the prefix cache; before the first tokens."""
 
     def take_refusal(self, refused: Refused) -> None:
         """Take the engine's no; nothing comes after it."""
@@ -128,13 +130,18 @@ class Link:
 
     def _take(self, message: FromCore) -> None:
         if isinstance(message, Step):
-            for row in message.rows:
-                receiver = self._receivers.get(row.request_id)
+            receivers = self._receivers
+            for request_id, num_tokens in message.cached_tokens.items():
+                if (receiver := receivers.get(request_id)) is not None:
+                    receiver.take_cached_tokens(num_tokens)
+            for request_id, tokens in zip(message.request_ids, message.tokens, strict=True):
+                finish = message.ends.get(request_id)
+                receiver = receivers.get(request_id)
                 if receiver is None:
                     continue
-                if row.finish is not None:
-                    del self._receivers[row.request_id]
-                receiver.take_row(row)
+                if finish is not None:
+                    del receivers[request_id]
+                receiver.take_tokens(tokens, finish)
         elif isinstance(message, Refused):
             receiver = self._receivers.pop(message.request_id, None)
             if receiver is not None:

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inferscope.engine.server.chat import load_template
+from inferscope.engine.server.errors import ApiError
+from inferscope.engine.server.protocol import Message, Part
+
+TALK = [Message("system", "be brief"), Message("user", [Part("text", "one"), Part("text", "two")])]
+SOURCE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+)
+TOKENS = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+
+
+@pytest.mark.parametrize("model", ["builtin", "random:tiny"])
+def test_a_model_without_a_template_gets_lines(model: str) -> None:
+    assert load_template(model)(TALK, {}) == "system: be brief\nuser: one\ntwo\nassistant:"
+
+
+@pytest.mark.parametrize("place", ["settings", "by name", "file"])
+def test_a_checkpoints_own_template_is_used(tmp_path: Path, place: str) -> None:
+    settings: dict[str, object] = dict(TOKENS)
+    if place == "file":
+        (tmp_path / "chat_template.jinja").write_text(SOURCE, encoding="utf-8")
+    elif place == "settings":
+        settings["chat_template"] = SOURCE
+    else:
+        settings["chat_template"] = [{"name": "default", "template": SOURCE}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    template = load_template(str(tmp_path))
+    text = template(TALK, {"mood": "!", "messages": "not these"})
+    assert text == "<s><system>be brief</s><user>one\ntwo</s><assistant>!"
+
+
+def test_a_template_that_refuses_is_the_clients_error(tmp_path: Path) -> None:
+    source = "{{ raise_exception('roles must alternate') }}"
+    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+    with pytest.raises(ApiError, match="roles must alternate") as caught:
+        load_template(str(tmp_path))(TALK, {})
+    assert caught.value.status == 400
