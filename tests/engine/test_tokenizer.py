@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,13 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BadInput, match="cannot read"):
         FileTokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_long_text_is_encoded_beside_other_threads(file_tokenizer: FileTokenizer) -> None:
+    encoding = threading.Thread(target=file_tokenizer.encode, args=("the lazy dog " * 50_000,))
+    encoding.start()
+    num_turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20
