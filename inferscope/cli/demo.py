@@ -19,11 +19,12 @@ from typing import IO
 
 import msgspec
 
-from inferscope.cli.demo_link import Ready, Refused, Settings
+from inferscope.cli.demo_link import Ready, Settings
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
+from inferscope.engine.server.parent import Failed
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import load_exporter
 from inferscope.private import private_file
@@ -139,7 +140,7 @@ class _Host:
         except BaseException:
             self.stop()
             raise
-        word = msgspec.json.decode(line, type=Ready | Refused) if line else None
+        word = msgspec.json.decode(line, type=Ready | Failed) if line else None
         if isinstance(word, Ready):
             self.ready = word
             return self

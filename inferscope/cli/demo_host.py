@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
-from inferscope.cli.demo_link import Ready, Refused, Settings, say
+from inferscope.cli.demo_link import Ready, Settings
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
 from inferscope.engine.names import BUILTIN
+from inferscope.engine.server.parent import Failed, listen_to_parent, say
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
@@ -56,7 +55,7 @@ def main() -> int:
     try:
         _run(msgspec.json.decode(sys.argv[1], type=Settings))
     except InferScopeError as error:
-        say(Refused(str(error), error.exit_code))
+        say(Failed(str(error), error.exit_code))
         return error.exit_code
     return 0
 
@@ -64,7 +63,7 @@ def main() -> int:
 def _run(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    listen_to_parent(lambda word: None)
     options = EngineOptions(
         token_budget=settings.token_budget,
         max_running=settings.max_running,
@@ -122,14 +121,3 @@ def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> float:
 
 def _sampling(ask: Ask) -> Sampling:
     return Sampling(max_tokens=ask.max_tokens, temperature=TEMPERATURE, seed=ask.seed)
-
-
-def _leave_with_parent() -> None:
-    """Wait for the pipe to end; then leave, at once and for good.
-
-    Reads below Python's buffers: their lock would be held when the interpreter ends first.
-    """
-    with contextlib.suppress(OSError):
-        while os.read(0, 1):
-            pass
-    os._exit(0)

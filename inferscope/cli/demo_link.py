@@ -5,9 +5,6 @@ Apart from both, so that the screen's process does not load the engine's torch.
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import msgspec
 
 
@@ -32,17 +29,3 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """What the child says when the load begins."""
 
     rate_s: float
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """What the child says when it cannot begin."""
-
-    message: str
-    exit_code: int
-
-
-def say(word: Ready | Refused) -> None:
-    """Write a word to standard output, where the parent reads it; it may be gone."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
-        sys.stdout.flush()

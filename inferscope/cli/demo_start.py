@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from inferscope.cli.demo_link import Refused, say
+from inferscope.engine.server.parent import Failed, say
 
 
 def main() -> int:
@@ -13,7 +13,7 @@ def main() -> int:
         from inferscope.cli import demo_host
     except ModuleNotFoundError as error:
         message = f'the demo needs {error.name}. Install it with: pip install "inferscope[engine]"'
-        say(Refused(message, 1))
+        say(Failed(message, 1))
         return 1
     return demo_host.main()
 
