@@ -8,6 +8,7 @@ up: the loop drops what it cannot send, cancels its requests, and the parent end
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -216,7 +217,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
     settings = msgspec.json.decode(sys.argv[1], type=CoreSettings)
     words: SimpleQueue[str] = SimpleQueue()
-    listen_to_parent(words.put)
+    # The parent's folder of sockets is removed by whoever is left.
+    listen_to_parent(words.put, on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True))
     probes: list[Probe] = []
     try:
         engine = load_engine(settings.model, settings.options)

@@ -44,12 +44,19 @@ def say(word: msgspec.Struct) -> None:
         sys.stdout.flush()
 
 
-def listen_to_parent(on_word: Callable[[str], object]) -> None:
-    """Call `on_word`, in a thread, for each line from the parent; leave at once when it is gone."""
-    threading.Thread(target=_listen, args=(on_word,), daemon=True).start()
+def listen_to_parent(
+    on_word: Callable[[str], object], *, on_loss: Callable[[], object] | None = None
+) -> None:
+    """Call `on_word`, in a thread, for each line from the parent; leave at once when it is gone.
+
+    Args:
+        on_word: takes a line.
+        on_loss: called before leaving.
+    """
+    threading.Thread(target=_listen, args=(on_word, on_loss), daemon=True).start()
 
 
-def _listen(on_word: Callable[[str], object]) -> None:
+def _listen(on_word: Callable[[str], object], on_loss: Callable[[], object] | None) -> None:
     # Below Python's buffers: their lock would be held when the interpreter ends first.
     rest = b""
     with contextlib.suppress(OSError):
@@ -57,4 +64,8 @@ def _listen(on_word: Callable[[str], object]) -> None:
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 on_word(line.decode())
-    os._exit(0)
+    try:
+        if on_loss is not None:
+            on_loss()
+    finally:
+        os._exit(0)
