@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -87,7 +88,11 @@ class _Process:
     async def run(self) -> None:
         settings = self._settings
         loop = asyncio.get_running_loop()
-        listen_to_parent(lambda word: loop.call_soon_threadsafe(self._on_word, word))
+        listen_to_parent(
+            lambda word: loop.call_soon_threadsafe(self._on_word, word),
+            # As the core does: whoever leaves last takes the folder of sockets along.
+            on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True),
+        )
         tokenizer = load_tokenizer(settings.model)
         template = load_template(settings.model)
         link = self._link = Link(Path(settings.folder), settings.name)
