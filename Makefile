@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

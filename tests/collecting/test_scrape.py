@@ -61,6 +61,11 @@ def exported(path: Path, out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
+def num_lost(scraped: Scrape) -> float:
+    """Return the requests whose engine went away."""
+    return scraped.total("inferscope_requests_total", finish_reason="engine_lost")
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """Collect from the reference engine under two seconds of load, and from one that is killed."""
@@ -88,6 +93,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         for end in pipe:
             os.close(end)
         assert engine.returncode == 0, engine.stderr
+        # Whoever reads the rings sooner does not know yet that the victim is gone.
+        eventually(lambda: num_lost(collector.scrape()) == 1)
         rows = exported(rings, folder / "run.jsonl")
         num_requests = sum(row["kind"] == "request" for row in rows)
         assert num_requests > 8
