@@ -64,6 +64,8 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     lost = {name for name, stream in streams.items() if stream.is_cut_off(30)}
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 10
+    while pair.said().count("\n") < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert "was killed by signal 9; its requests are cancelled" in pair.said()
