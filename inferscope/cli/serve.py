@@ -64,6 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (%(default)s)"
     )
+    engine.add_argument(
+        "--worker", action="store_true", help="run the model in a process of its own"
+    )
     engine.add_argument("--device", default="cpu", help="cpu, cuda:0, … (%(default)s)")
     parser.epilog = """examples:
   inferscope serve builtin
@@ -85,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         num_api_servers=options.api_servers,
         drain_s=options.drain,
         client_timeout_s=options.client_timeout,
+        in_worker=options.worker,
         options=EngineOptions(
             token_budget=options.token_budget,
             max_running=options.max_running,

@@ -54,6 +54,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     served_name: str
     folder: str
     options: EngineOptions
+    in_worker: bool
 
 
 class _Link:
@@ -221,7 +222,7 @@ def main() -> int:
     listen_to_parent(words.put, on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True))
     probes: list[Probe] = []
     try:
-        engine = load_engine(settings.model, settings.options)
+        engine = load_engine(settings.model, settings.options, in_worker=settings.in_worker)
         info = describe(engine, name=settings.model)
         info = msgspec.structs.replace(info, served_name=settings.served_name)
         engine.probe = Probe.open(info)

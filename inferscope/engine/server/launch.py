@@ -52,6 +52,7 @@ class ServeSettings:
     drain_s: float
     client_timeout_s: float
     options: EngineOptions = field(default_factory=EngineOptions)
+    in_worker: bool = False
 
 
 @dataclass
@@ -246,6 +247,7 @@ class Supervisor:
             "served_name": settings.served_name,
             "folder": str(folder),
             "options": settings.options,
+            "in_worker": settings.in_worker,
         }
         return await self._start(_CORE, "inferscope.engine.server.core", told)
 

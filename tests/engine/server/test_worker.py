@@ -1,0 +1,58 @@
+"""Front end, core and worker, a process and a ring each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
+from tests.engine.server.running import Server, all_gone
+from tests.probe.fakes import of
+
+BODY = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model runs in a worker; the tests use it up, in their order."""
+    running = Server(tmp_path_factory.mktemp("apart"), "builtin", "--worker")
+    yield running.wait()
+    running.stop()
+
+
+def ring(server: Server, role: str) -> Path:
+    (path,) = server.rings.glob(f"*/{role}-*.ring")
+    return path
+
+
+def test_each_tells_its_part_and_the_ledgers_close(apart: Server) -> None:
+    for _ in range(3):
+        assert apart.events("/v1/completions", BODY)[-1] == "[DONE]"
+    finals = apart.finals(until=3)
+    for final in finals.values():
+        assert (final.arrived_at, final.delivered_at) == ("http", "http")
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert final.ledger_ns["decode_own"] > 0
+        assert final.output_tokens == 12
+        assert not final.joined_late
+    assert of(StepPlan, ring(apart, "core"))
+    assert of(StepSlices, ring(apart, "core"))
+    assert of(StepSpan, ring(apart, "worker"))
+    assert of(Emitted, ring(apart, "frontend"))
+    assert not of(StepSpan, ring(apart, "core"))
+    assert not of(StepSlices, ring(apart, "worker"))
+
+
+def test_a_killed_worker_takes_the_engine_along_and_its_records_stay(apart: Server) -> None:
+    pid = int(ring(apart, "worker").stem.rpartition("-")[2])
+    children = apart.children()
+    os.kill(pid, signal.SIGKILL)
+    apart.post("/v1/completions", BODY)  # the step loop finds out at its next step
+    assert apart.process.wait(20) != 0
+    assert "the worker's process has ended (exit code -9)" in apart.said()
+    assert all_gone([*children, pid])
+    assert of(StepSpan, ring(apart, "worker"))
