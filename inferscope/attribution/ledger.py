@@ -14,19 +14,18 @@ two steps that overlap, the earlier has its members first.
     received   queued              admitted  open  close     emitted            finished
 
 Rows are integers in columns of one matrix, a request being a slot: no object per slice or token.
-Slot 0 is nobody: members that leave an open step are replaced by it. While a whole batch steps and
-emits together, what it is booked is kept as sums (see `together`); whoever asks for `rows` or
-`mark_ns` gets them written first.
+Slot 0 is nobody: members that leave an open step are replaced by it. While a batch steps and emits
+together, what it is booked is kept as sums (see `together`); whoever asks for `rows` or `mark_ns`
+gets them written first.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.occupancy import Occupancy
 from inferscope.attribution.open_step import OpenStep, scaled
 from inferscope.attribution.together import Together
 from inferscope.records import CAUSES
@@ -42,8 +41,9 @@ _IN_FLIGHT = (WAITING, RUNNING, HELD)
 _C = {cause: column for column, cause in enumerate(CAUSES)}
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
 _QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
-_REMEMBERED_STEPS = 256
-"""Events may come this many steps late and still find which part of their past was busy."""
+_SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
+_FEW = 8
+"""More than so many members leave a team at once by breaking it up."""
 
 
 class Ledger:
@@ -51,9 +51,7 @@ class Ledger:
 
     Attributes:
         state: [slots].
-        busy_ns: time in which a step was being executed.
-        idle_host_gap_ns: idle time while a request was waiting or running.
-        idle_no_work_ns: idle time while none was.
+        device: where the device's time goes.
     """
 
     def __init__(self, num_slots: int = 256) -> None:
@@ -63,24 +61,18 @@ class Ledger:
         self.state = np.zeros(num_slots, dtype=np.int8)
         self._num_in_step = np.zeros(num_slots, dtype=np.int16)
         self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
+        self.device = Occupancy()
         self._open: list[OpenStep] = []
-        self._past: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_STEPS)
         self._num_in_flight = 0
+        self._num_running = 0
         self._num_changes = 0
         """Of who runs."""
         self._together: Together | None = None
-        """A whole team that stands at one mark, if `_num_changes` is what it was."""
-        self._num_running = 0
-        self._idle_mark_ns: int | None = None
-        """Up to where the device's time is explained."""
-        self._idle_from_ns = 0
-        """From where on it has been idle, if it is."""
-        self.busy_ns = 0
-        self.idle_host_gap_ns = 0
-        self.idle_no_work_ns = 0
+        """Who stands at one mark; all of them run."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
+        self._scatter()
         more = num_slots - len(self.state)
         self._rows = np.vstack([self._rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
         self._mark_ns = np.concatenate([self._mark_ns, np.zeros(more, dtype=np.int64)])
@@ -92,15 +84,30 @@ class Ledger:
     def rows(self) -> Ints:
         """Return what is booked so far: [slots, causes]."""
         if self._together is not None:
-            self._together.write(self._rows, self._mark_ns)
+            self._together.write()
         return self._rows
 
     @property
     def mark_ns(self) -> Ints:
         """Return up to where that is: [slots]."""
         if self._together is not None:
-            self._together.write(self._rows, self._mark_ns)
+            self._together.write()
         return self._mark_ns
+
+    def row(self, slot: int) -> Ints:
+        """Return a copy of what is booked for one request: [causes]."""
+        together = self._together
+        if together is not None and slot in together.members:
+            return together.row(slot)
+        own: Ints = self._rows[slot].copy()
+        return own
+
+    def mark_of(self, slot: int) -> int:
+        """Return up to where that is."""
+        together = self._together
+        if together is not None and slot in together.members:
+            return together.mark_ns
+        return self._mark_ns.item(slot)
 
     @property
     def _in_step(self) -> Ints16:
@@ -115,8 +122,8 @@ class Ledger:
 
     def begin(self, slot: int, at_ns: int, state: int) -> None:
         """Start a request's ledger, in a free slot."""
-        self.rows[slot] = 0
-        self.mark_ns[slot] = at_ns
+        self._rows[slot] = 0
+        self._mark_ns[slot] = at_ns
         self._in_step[slot] = 0
         self.state[slot] = FREE
         self._change(slot, at_ns, state)
@@ -152,7 +159,7 @@ class Ledger:
         state = self.state[slot]
         if state == RUNNING:
             self._leave_steps(slot, at_ns)
-            has_output = emitted_ns and emitted_ns >= self.mark_ns[slot]
+            has_output = emitted_ns and emitted_ns >= self.mark_of(slot)
             self._book(slot, at_ns, _OUTPUT if has_output else _CPU_GAP)
         elif state == WAITING:
             self._book_wait(slot, at_ns)
@@ -175,17 +182,14 @@ class Ledger:
 
     def free(self, slot: int) -> None:
         """Give the slot back."""
-        self._leave_steps(slot, int(self.mark_ns[slot]))
-        self._change(slot, int(self.mark_ns[slot]), FREE)
+        self._leave_steps(slot, self.mark_of(slot))
+        self._change(slot, self.mark_of(slot), FREE)
 
     # --- tokens -------------------------------------------------------------------------------
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
-        team = self._standing(slots)
-        if team is not None:
-            if at_ns > team.mark_ns:
-                team.emit(at_ns)
+        if self._is_emitted_together(slots, at_ns):
             return
         running = slots[(self.state[slots] == RUNNING) & (self.mark_ns[slots] < at_ns)]
         if not len(running):
@@ -198,6 +202,24 @@ class Ledger:
             running = running[self._in_step[running] == 0]
         self.rows[running, _OUTPUT] += at_ns - self.mark_ns[running]
         self.mark_ns[running] = at_ns
+
+    def _is_emitted_together(self, slots: Ints, at_ns: int) -> bool:
+        """Book an emission of those who stand together, and tell whether it was one."""
+        together = self._together
+        if together is None or self._open:
+            return False
+        if together.team is not slots:
+            emitting = set(slots.tolist())
+            silent = together.members - emitting
+            if len(emitting) + len(silent) > len(together.members) or len(silent) > _FEW:
+                return False
+            if at_ns > together.mark_ns:
+                for slot in silent:
+                    together.leave(slot)
+                together.team = slots if len(slots) == len(emitting) else None
+        if at_ns > together.mark_ns:
+            together.emit(at_ns)
+        return True
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -220,31 +242,23 @@ class Ledger:
             is_cold: the step was the first of its shape.
         """
         self.close_steps(start_ns)
-        together = self._standing(slots)
-        whole_at = -1
-        if together is not None and (
-            together.mark_ns <= start_ns and self._num_running == len(slots)
-        ):
-            together.wait(start_ns)
-            whole_at = self._num_changes
-        else:
-            team = slots
-            slots = self._gather(team, start_ns)
-            if slots is team and self._num_running == len(slots):
-                whole_at = self._num_changes
-            together = self._standing(slots)
-        self._take_back_idle(start_ns)
-        self.pass_idle(start_ns)
+        members = slots if self._is_brought_together(slots, start_ns) else None
+        if members is None:
+            members = self._gather(slots, start_ns)
+        is_whole = members is slots and self._num_running == len(slots)
+        if not self._open:
+            self.device.take_back_idle(start_ns)
+            self.pass_idle(start_ns)
         step = OpenStep(
-            slots,
+            members,
             delay,
             start_ns=start_ns,
             end_ns=end_ns,
-            excess_column=_C["cold_start"] if is_cold else _C["slowdown"],
-            whole_at=whole_at,
+            excess_column=_COLD_START if is_cold else _SLOWDOWN,
+            whole_at=self._num_changes if is_whole else -1,
         )
-        if together is None:
-            taken_ns = self._taken_until(slots)
+        if self._together is None:
+            taken_ns = self._taken_until(members)
             for member in np.flatnonzero(taken_ns > start_ns).tolist():
                 # Its life is explained beyond the start, or will be: book only the rest.
                 kept_ns = max(0, end_ns - int(taken_ns[member]))
@@ -274,26 +288,51 @@ class Ledger:
                 return slots
         self._book_gap(slots if self._num_running == len(slots) else None, start_ns)
         if not self._open and np.maximum.reduce(self._mark_ns[slots], initial=0) == start_ns:
-            self._stand(slots, start_ns)  # none of those running stands before it now
+            # None of those running stands before it now.
+            self._together = self._team_at(slots, start_ns)
         return slots
 
-    def _standing(self, slots: Ints) -> Together | None:
-        """Return a team that stands at one mark, None in a step or if that is not known."""
-        together = self._together
-        if together is None or together.slots is not slots or self._open:
-            return None
-        return together if together.changes == self._num_changes else None
+    def _is_brought_together(self, slots: Ints, start_ns: int) -> bool:
+        """Bring those who stand together, and some who join them, to the start of their step.
 
-    def _stand(self, slots: Ints, mark_ns: int) -> None:
-        """Put a team to one mark."""
-        if self._together is not None:
-            self._together.write(self._rows, self._mark_ns)
-        self._together = Together(slots, mark_ns, self._num_changes)
+        Returns:
+            False where that is not all there is to it: `_gather` does the rest.
+        """
+        together = self._together
+        if together is None or self._open or together.mark_ns > start_ns:
+            return False
+        joining: list[int] = []
+        if together.team is not slots:
+            team, members = slots.tolist(), together.members
+            joining = [slot for slot in team if slot not in members]
+            if len(team) - len(joining) != len(members):
+                return False
+            for slot in joining:
+                self.admitted(slot, start_ns)
+                if self.state.item(slot) != RUNNING or self._mark_ns.item(slot) > start_ns:
+                    return False
+        if self._num_running != len(slots):
+            return False
+        together.wait(start_ns)
+        for slot in joining:
+            self._book(slot, start_ns, _CPU_GAP)
+            together.join(slot)
+        together.team = slots
+        return True
+
+    def _team_at(self, slots: Ints, mark_ns: int) -> Together:
+        return Together(slots, mark_ns, rows=self._rows, marks_ns=self._mark_ns)
+
+    def _part(self, slot: int) -> None:
+        """Note that a request will stand elsewhere than the team."""
+        together = self._together
+        if together is not None and slot in together.members:
+            together.leave(slot)
 
     def _scatter(self) -> None:
-        """Note that somebody will stand elsewhere than the team."""
+        """Note that somebody in the team will, nobody knows who."""
         if self._together is not None:
-            self._together.write(self._rows, self._mark_ns)
+            self._together.write()
             self._together = None
 
     def _book_gap(self, everybody: Ints | None, start_ns: int) -> None:
@@ -317,30 +356,30 @@ class Ledger:
             self._close(self._open.pop(0))
 
     def _close(self, step: OpenStep) -> None:
-        slots, end_ns, parts, together = step.slots, step.end_ns, step.parts, self._together
+        slots, end_ns, parts = step.slots, step.end_ns, step.parts
+        if self._together is not None and self._together.team is not slots:
+            self._scatter()
+        together = self._together
         if step.is_counted:
             self._num_in_step[slots] -= 1
         if parts is not None:
             self._scatter()
             np.add.at(self._rows, slots, parts)
             np.add.at(self._mark_ns, slots, parts.sum(axis=1))
-        elif together is not None and (
-            together.slots is slots and together.changes == self._num_changes
-        ):
-            if not together.book(step, self._rows):
-                step.book(self.rows)
-                together.stand(end_ns)
-        else:
+        elif together is None:
             # The members stood at its start, and what it books is all of its time.
+            step.book(self._rows)
+            self._mark_ns[slots] = end_ns
+            if np.minimum.reduce(slots, initial=1) > NOBODY:
+                self._together = self._team_at(slots, end_ns)
+        elif not together.book(step):
             step.book(self.rows)
-            self._stand(slots, end_ns)
+            together.stand(end_ns)
         if step.whole_at != self._num_changes or self._open:
-            others = self._bystanders()
-            if len(others):
-                waited_ns = np.maximum(end_ns - self.mark_ns[others], 0)
-                self.rows[others, _NOT_SCHEDULED] += waited_ns
-                self.mark_ns[others] += waited_ns
-        self._pass_busy(end_ns)
+            for slot in self._bystanders().tolist():
+                if self.mark_of(slot) < end_ns:
+                    self._book(slot, end_ns, _NOT_SCHEDULED)
+        self.device.pass_busy(end_ns)
 
     def _bystanders(self) -> Ints:
         """Return the slots that run but are in no step."""
@@ -362,7 +401,7 @@ class Ledger:
 
     def _leave_steps(self, slot: int, at_ns: int) -> None:
         """Take a request out of the open steps: what it has spent there is booked."""
-        if self._in_step[slot]:
+        if self._open and self._in_step[slot]:
             for step in self._open:
                 for member in np.flatnonzero(step.slots == slot).tolist():
                     self._cut(step, member, at_ns)
@@ -374,38 +413,31 @@ class Ledger:
     # --- marks --------------------------------------------------------------------------------
 
     def _book(self, slot: int, until_ns: int, column: int) -> None:
-        spent = until_ns - int(self.mark_ns[slot])
+        self._part(slot)
+        spent = until_ns - self._mark_ns.item(slot)
         if spent > 0:
-            if self.state[slot] == RUNNING:
-                self._scatter()
-            self.rows[slot, column] += spent
-            self.mark_ns[slot] = until_ns
+            self._rows[slot, column] += spent
+            self._mark_ns[slot] = until_ns
 
     def _book_wait(self, slot: int, until_ns: int) -> None:
         """Split a wait: behind other requests' steps, or with the device idle."""
-        since_ns = int(self.mark_ns[slot])
-        spent = until_ns - since_ns
+        spent = until_ns - self._mark_ns.item(slot)
         if spent <= 0:
             return
-        busy = self._busy_until(until_ns) - int(self._busy_mark_ns[slot])
+        busy = self._busy_until(until_ns) - self._busy_mark_ns.item(slot)
         busy = max(0, min(spent, busy))
-        self.rows[slot, _QUEUE] += busy
-        self.rows[slot, _QUEUE_IDLE] += spent - busy
-        self.mark_ns[slot] = until_ns
+        self._rows[slot, _QUEUE] += busy
+        self._rows[slot, _QUEUE_IDLE] += spent - busy
+        self._mark_ns[slot] = until_ns
 
     def _busy_until(self, at_ns: int) -> int:
-        """Return how long the device had been busy by then; `at_ns` may lie a little back."""
-        busy = self.busy_ns
-        for start_ns, end_ns in reversed(self._past):
-            if end_ns <= at_ns:
-                break
-            busy -= end_ns - max(start_ns, at_ns)
-        if self._open and self._idle_mark_ns is not None:
-            busy += max(0, min(self._open[-1].end_ns, at_ns) - self._idle_mark_ns)
-        return busy
+        end_ns = self._open[-1].end_ns if self._open else None
+        return self.device.busy_until(at_ns, open_until_ns=end_ns)
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)
+        if before == RUNNING:
+            self._part(slot)
         was, will = before in _IN_FLIGHT, state in _IN_FLIGHT
         if was != will:
             self.pass_idle(at_ns)
@@ -416,41 +448,9 @@ class Ledger:
         if state == WAITING:
             self._busy_mark_ns[slot] = self._busy_until(at_ns)
 
-    @property
-    def explained_ns(self) -> int | None:
-        """Return up to when the device's time is booked, None before the first call."""
-        return self._idle_mark_ns
+    # --- the device ---------------------------------------------------------------------------
 
     def pass_idle(self, until_ns: int) -> None:
         """Explain the device's idle time up to here: somebody was waiting, or nobody was there."""
-        if self._open:
-            return
-        if self._idle_mark_ns is None:
-            self._idle_mark_ns = self._idle_from_ns = until_ns
-        spent = until_ns - self._idle_mark_ns
-        if spent <= 0:
-            return
-        if self._num_in_flight:
-            self.idle_host_gap_ns += spent
-        else:
-            self.idle_no_work_ns += spent
-        self._idle_mark_ns = until_ns
-
-    def _pass_busy(self, until_ns: int) -> None:
-        """Explain the device's time up to the end of a step: since its mark it has been busy."""
-        since_ns = self._idle_mark_ns
-        if since_ns is not None and until_ns > since_ns:
-            self.busy_ns += until_ns - since_ns
-            self._past.append((since_ns, until_ns))
-            self._idle_mark_ns = self._idle_from_ns = until_ns
-
-    def _take_back_idle(self, start_ns: int) -> None:
-        """Correct idle time that a step, announced late, turns out to have been busy."""
-        start_ns = max(start_ns, self._idle_from_ns)
-        if self._open or self._idle_mark_ns is None or start_ns >= self._idle_mark_ns:
-            return
-        excess = self._idle_mark_ns - start_ns
-        of_gap = min(excess, self.idle_host_gap_ns)
-        self.idle_host_gap_ns -= of_gap
-        self.idle_no_work_ns -= excess - of_gap
-        self._idle_mark_ns = start_ns
+        if not self._open:
+            self.device.pass_idle(until_ns, is_work_there=self._num_in_flight > 0)

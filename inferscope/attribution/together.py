@@ -1,15 +1,16 @@
 """A team that stands at one mark: what all of its members are booked alike, kept as sums.
 
 From one decode step to the next a batch mostly stays as it is, and all that distinguishes its
-members is their own part of each step. So while nobody joins or leaves, the ledger adds numbers
-here, and writes the members' rows when somebody asks for rows, or the team breaks up:
+members is their own part of each step. So the ledger adds numbers here and leaves the rows alone:
 
     cpu_gap, output, excess, interference    the same for every decode: one sum each
     decode_own                               one vector, by member
     decode_co_batched                        time in steps - excess - interference - decode_own
 
-A step's few prefills are told apart by writing what differs for them into their rows at once. A row
-may run below zero by that, but never after `write`.
+Who joins has the sums so far taken from its row, who leaves has them added to it; the others are
+not touched. So a member's row is wrong by the sums, below zero even, until `write` or `leave`.
+
+A step's few prefills are told apart by writing what differs for them into their rows at once.
 """
 
 from __future__ import annotations
@@ -25,22 +26,20 @@ Ints = NDArray[np.int64]
 _OUTPUT, _CPU_GAP = CAUSES.index("output"), CAUSES.index("cpu_gap")
 _SLOWDOWN, _COLD_START = CAUSES.index("slowdown"), CAUSES.index("cold_start")
 _PREFILL, _DECODE = CAUSES.index("prefill_own"), CAUSES.index("decode_own")
-_PHASES = slice(_PREFILL, _PREFILL + 6)
-"""Own, co-batched and interference, of the prefill and then of the decode."""
+"""Of each, co-batched and interference are the next two columns."""
 _MOST_PREFILLS = 4
 """With more, a step is booked by member."""
 
 
 class Together:
-    """What the members of one team have been booked since their rows were last written.
+    """Requests whose marks are one, and what they have been booked since their rows were written.
 
-    Every member's mark is `mark_ns`, in the sums here if not in the ledger. What the sums hold
-    comes to just the time from the mark that was last written to `mark_ns`, for each member.
+    Every member's mark is `mark_ns`, here if not in the ledger.
 
     Attributes:
-        slots: the team, each slot once; the array itself is its name.
+        members: the slots.
+        team: the same as an array, which is the team's name; None since somebody left or joined.
         mark_ns: where all of them stand.
-        changes: the ledger's number of changes when they came to stand together.
     """
 
     __slots__ = (
@@ -50,21 +49,54 @@ class Together:
         "_in_steps_ns",
         "_interference_ns",
         "_is_written",
+        "_marks_ns",
         "_output_ns",
         "_own_ns",
-        "changes",
+        "_own_slots",
+        "_rows",
         "mark_ns",
-        "slots",
+        "members",
+        "team",
     )
 
-    def __init__(self, slots: Ints, mark_ns: int, changes: int) -> None:
-        self.slots = slots
+    def __init__(self, team: Ints, mark_ns: int, *, rows: Ints, marks_ns: Ints) -> None:
+        """Bring together requests that stand at one mark.
+
+        Args:
+            team: [members], each slot once.
+            mark_ns: where they stand.
+            rows: the ledger's, up to date for the members.
+            marks_ns: likewise.
+        """
+        self.members = set(team.tolist())
+        self.team: Ints | None = team
         self.mark_ns = mark_ns
-        self.changes = changes
+        self._rows = rows
+        self._marks_ns = marks_ns
         self._is_written = False
         self._own_ns: Ints | None = None
+        self._own_slots = team
         self._gap_ns = self._output_ns = 0
         self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
+
+    # --- who ----------------------------------------------------------------------------------
+
+    def join(self, slot: int) -> None:
+        """Take in a request that stands at the mark."""
+        self._add_sums(self._rows[slot], -1)
+        self.members.add(slot)
+        self.team = None
+        self._is_written = False
+
+    def leave(self, slot: int) -> None:
+        """Let a request go: its row and its mark are its own again."""
+        self._tell_own()
+        self._add_sums(self._rows[slot], 1)
+        self._marks_ns[slot] = self.mark_ns
+        self.members.remove(slot)
+        self.team = None
+
+    # --- what ---------------------------------------------------------------------------------
 
     def stand(self, at_ns: int) -> None:
         """Move the mark: what lies before it is in the rows already."""
@@ -83,12 +115,11 @@ class Together:
         self.mark_ns = until_ns
         self._is_written = False
 
-    def book(self, step: OpenStep, rows: Ints) -> bool:
-        """Book a whole step of all members, who stand at its start; move the mark to its end.
+    def book(self, step: OpenStep) -> bool:
+        """Book a whole step of the team, who stand at its start; move the mark to its end.
 
         Args:
             step: none of its parts is changed or booked yet.
-            rows: the ledger's, for what distinguishes the prefills.
 
         Returns:
             False where it has to be booked by member.
@@ -96,22 +127,23 @@ class Together:
         delay, prefills = step.delay, step.delay.prefills
         if len(prefills) > _MOST_PREFILLS or delay.recompute_ns is not None:
             return False
+        own_ns = delay.own_ns
         for at in prefills:
-            own_ns = delay.own_ns.item(at)
-            rows[self.slots.item(at), _PHASES] += (
-                own_ns,
-                delay.prefill_class_ns - own_ns,
-                delay.prefill_interference_ns,
-                -own_ns,
-                own_ns - delay.decode_class_ns,
-                -delay.decode_interference_ns,
-            )
-        delay_ns = step.end_ns - step.start_ns
+            row, mine_ns = self._rows[step.slots.item(at)], own_ns.item(at)
+            row[_PREFILL] += mine_ns
+            row[_PREFILL + 1] += delay.prefill_class_ns - mine_ns
+            row[_PREFILL + 2] += delay.prefill_interference_ns
+            row[_DECODE] -= mine_ns
+            row[_DECODE + 1] -= delay.decode_class_ns - mine_ns
+            row[_DECODE + 2] -= delay.decode_interference_ns
+        if self._own_slots is not step.slots:
+            self._tell_own()
+            self._own_slots = step.slots
         if self._own_ns is None:
-            self._own_ns = delay.own_ns.copy()
+            self._own_ns = own_ns.copy()
         else:
-            self._own_ns += delay.own_ns
-        self._in_steps_ns += delay_ns
+            self._own_ns += own_ns
+        self._in_steps_ns += step.end_ns - step.start_ns
         self._interference_ns += delay.decode_interference_ns
         self._excess_ns += delay.excess_ns
         if step.excess_column == _COLD_START:
@@ -120,30 +152,52 @@ class Together:
         self._is_written = False
         return True
 
-    def write(self, rows: Ints, marks_ns: Ints) -> None:
-        """Bring the members' rows and marks up to date."""
+    # --- rows ---------------------------------------------------------------------------------
+
+    def row(self, slot: int) -> Ints:
+        """Return a copy of a member's row, up to date."""
+        row: Ints = self._rows[slot].copy()
+        self._add_sums(row, 1)
+        if self._own_ns is not None:
+            team = self._own_slots.tolist()
+            if slot in team:
+                own_ns = self._own_ns.item(team.index(slot))
+                row[_DECODE] += own_ns
+                row[_DECODE + 1] -= own_ns
+        return row
+
+    def write(self) -> None:
+        """Bring all members' rows and marks up to date."""
         if self._is_written:
             return
         self._is_written = True
-        slots = self.slots
-        marks_ns[slots] = self.mark_ns
-        cells = rows.reshape(-1)
-        first = slots * rows.shape[1]
-        if self._gap_ns:
-            cells[first + _CPU_GAP] += self._gap_ns
-        if self._output_ns:
-            cells[first + _OUTPUT] += self._output_ns
-        if self._own_ns is not None:
-            own = first + _DECODE
-            cells[own] += self._own_ns
-            of_decode_ns = self._in_steps_ns - self._excess_ns - self._interference_ns
-            cells[own + 1] += of_decode_ns - self._own_ns
-            if self._interference_ns:
-                cells[own + 2] += self._interference_ns
-            if self._excess_ns > self._cold_ns:
-                cells[first + _SLOWDOWN] += self._excess_ns - self._cold_ns
-            if self._cold_ns:
-                cells[first + _COLD_START] += self._cold_ns
-        self._own_ns = None
+        self._tell_own()
+        slots = self.team
+        if slots is None:
+            slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
+        self._marks_ns[slots] = self.mark_ns
+        sums = np.zeros(len(CAUSES), dtype=np.int64)
+        self._add_sums(sums, 1)
+        self._rows[slots] += sums
         self._gap_ns = self._output_ns = 0
         self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
+
+    def _add_sums(self, row: Ints, sign: int) -> None:
+        """Add to a row what its owner has been booked, but for its own parts, or take it away."""
+        row[_CPU_GAP] += sign * self._gap_ns
+        row[_OUTPUT] += sign * self._output_ns
+        row[_DECODE + 1] += sign * (self._in_steps_ns - self._excess_ns - self._interference_ns)
+        row[_DECODE + 2] += sign * self._interference_ns
+        row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
+        row[_COLD_START] += sign * self._cold_ns
+
+    def _tell_own(self) -> None:
+        """Write the members' own parts into their rows."""
+        if self._own_ns is not None:
+            cells = self._rows.reshape(-1)
+            own = self._own_slots * len(CAUSES)
+            own += _DECODE
+            cells[own] += self._own_ns
+            own += 1
+            cells[own] -= self._own_ns
+            self._own_ns = None

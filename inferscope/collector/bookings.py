@@ -113,7 +113,7 @@ class Bookings:
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Book a step of decodes that have one token each, and a few prefills."""
         table, rates = self._lives.table, self.rates
-        table.decoded_together(rows.slots, split.shares_ns, contexts, rates)
+        table.work.decoded_together(rows.slots, split.shares_ns, contexts, rates)
         for at in rows.prefills:
             flops = instead = 0
             if rates is not None:
@@ -121,7 +121,7 @@ class Bookings:
                 flops = rates.of_slices(rows.tokens.item(at), context, rows.team.rows_of(at))
                 instead = rates.of_singles(1, context)
             shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
-            table.prefilled_instead(rows.slots.item(at), shares, flops, instead)
+            table.work.prefilled_instead(rows.slots.item(at), shares, flops, instead)
 
     def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Book a step row by row."""
@@ -129,10 +129,10 @@ class Bookings:
         cells = 2 * rows.slots + 1
         cells[rows.prefills] -= 1
         for shares_ns in split.shares_ns:
-            _add(table.compute_ns, cells, shares_ns, is_once=is_once)
+            _add(table.work.compute_ns, cells, shares_ns, is_once=is_once)
         if self.rates is not None:
             flops = self.rates.of_slices(rows.tokens, contexts, rows.sampled)
-            _add(table.flops, cells, flops, is_once=is_once)
+            _add(table.work.flops, cells, flops, is_once=is_once)
 
     def hand_on(
         self,

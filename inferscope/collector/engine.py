@@ -109,7 +109,7 @@ class EngineFold:
     def open_ring(self, opened: RingOpened) -> None:
         """Add a ring of this engine."""
         ring = self.rings[opened.ring] = RingState(opened)
-        self.lives.num_front_ends += ring.is_front_end
+        self.lives.emissions.num_front_ends += ring.is_front_end
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of this engine's rings."""
@@ -159,17 +159,17 @@ class EngineFold:
 
     def device_times(self) -> list[DeviceTime]:
         """Return where each rank's device's wall time went since the fold began."""
-        ledger, first_ns = self.lives.table.ledger, self.first_ns or 0
+        device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
         ranks = self._bookings.ranks or {-1: RankTime(first_ns)}
         until_ns = max(rank.until_ns for rank in ranks.values())
-        wall_ns = max(until_ns, ledger.explained_ns or 0) - first_ns
+        wall_ns = max(until_ns, device.mark_ns or 0) - first_ns
         times = []
         for number, rank in sorted(ranks.items()):
             info = self.rings[number].info if number in self.rings else self.info
             name = (info.device_uuid or info.device if info else "") or "unknown"
             if len(ranks) > 1:
                 name += f"#{self.rings[number].opened.rank}"
-            spent = rank.seconds_by_ns(wall_ns, no_work_ns=ledger.idle_no_work_ns)
+            spent = rank.seconds_by_ns(wall_ns, no_work_ns=device.idle_no_work_ns)
             times.append(DeviceTime(self.engine_id, name, wall_ns, spent))
         return times
 
@@ -353,8 +353,8 @@ class EngineFold:
                 known &= counts > 0
             slots = slots[known]
             counts = None if counts is None else counts[known]
-        lives = self.lives
-        action = lives.front_emitted if ring.is_front_end else lives.core_emitted
+        emissions = self.lives.emissions
+        action = emissions.at_front_end if ring.is_front_end else emissions.in_core
         self._timeline.push(emitted.t_ns, action, slots, counts, emitted.t_ns)
         self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
 

@@ -6,26 +6,27 @@ once nothing that happened before can change any more.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.split import to_whole_ns
+from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Sink
-from inferscope.collector.requests import Request, RequestTable, SlotMap
+from inferscope.collector.requests import Request, RequestTable
+from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import SplitStep
 from inferscope.collector.windows import Windows
 from inferscope.records import CAUSES, FINISHES, RequestEvent
 
 Ints = NDArray[np.int64]
-Counts = NDArray[np.uint32]
 
 KEPT_FINISHED = 200
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
-_FRONTEND, _OUTPUT, _RANK_WAIT = (CAUSES.index(c) for c in ("frontend", "output", "rank_wait"))
+_FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
 _EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
 
 
@@ -36,10 +37,10 @@ class Lives:
         table: requests that are not final.
         finished: the ones that became final lately, newest last.
         windows: the last minutes, by second.
+        emissions: what becomes of their tokens.
         has_shape: FLOPs can be counted, because the engine told its model's shape.
         fit_id: of the cost model in force.
         clock: device or host: whose clock timed the last step.
-        num_front_ends: front ends seen; their emissions are the delivery.
         num_dropped: requests whose end was not seen.
     """
 
@@ -49,23 +50,20 @@ class Lives:
         self._mix = mix
         self.table = RequestTable()
         self.windows = Windows()
+        self.emissions = Emissions(self.table, self.windows)
         self.finished: deque[FinalRequest] = deque(maxlen=KEPT_FINISHED)
         self.num_finished = 0
         self.num_preemptions = 0
         self.has_shape = False
         self.fit_id = ""
         self.clock = "host"
-        self.num_front_ends = 0
         self.num_dropped = 0
         self._ends: dict[str, int] = {}
         """When the requests that became final lately were through, by id."""
-        self._last_slots: Ints | None = None
-        """Of the last emission. A team that stays keeps its array; any change makes a new one."""
-        self._last_edge_ns = 0
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
 
-    # --- steps and tokens ---------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------
 
     def open_step(self, start_ns: int, end_ns: int, split: SplitStep, is_cold: bool) -> None:
         """Begin a step: the host had the floor until now."""
@@ -78,7 +76,7 @@ class Lives:
             is_cold=is_cold,
         )
         self.count_idle(start_ns)
-        gap_ns = ledger.idle_host_gap_ns - self._host_gap_before_ns
+        gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
         self._host_gap_before_ns += gap_ns
         if gap_ns > 0:
             self.windows.observe_one("host_gap", gap_ns, start_ns)
@@ -93,102 +91,14 @@ class Lives:
 
     def count_idle(self, at_ns: int) -> None:
         """Move idle time that the ledger has explained by now into the windows."""
-        ledger = self.table.ledger
-        ledger.pass_idle(at_ns)
+        self.table.ledger.pass_idle(at_ns)
+        device = self.table.ledger.device
         host_gap_ns, no_work_ns = self._idle_before
-        self._idle_before = (ledger.idle_host_gap_ns, ledger.idle_no_work_ns)
+        self._idle_before = (device.idle_host_gap_ns, device.idle_no_work_ns)
         if self._idle_before != (host_gap_ns, no_work_ns):
             amounts = self.windows.at(at_ns).amounts
-            amounts["idle_host_gap_ns"] += ledger.idle_host_gap_ns - host_gap_ns
-            amounts["idle_no_work_ns"] += ledger.idle_no_work_ns - no_work_ns
-
-    def core_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens leave the engine's loop; where no front end is seen that is their delivery.
-
-        Args:
-            slots: [requests].
-            counts: [requests], tokens of each; None where each has one.
-            at_ns: when.
-        """
-        table = self.table
-        table.ledger.emitted(slots, at_ns)
-        if slots is not self._last_slots:
-            # The team of the last emission has its first tokens behind it.
-            for slot in slots[table.engine_ns[slots] == 0].tolist():
-                request = table.by_slot[slot]
-                if request is not None and request.ttft_row is None:
-                    request.ttft_row = table.ledger.rows[slot].copy()
-        if not self.num_front_ends and counts is None:
-            if len(slots):
-                self.edge_emitted(slots, None, at_ns, is_in_engine=True)
-            return
-        table.engine_ns[slots] = at_ns
-        if self.num_front_ends:
-            at_edge = ~table.has_front_end[slots]
-            slots = slots[at_edge]
-            counts = None if counts is None else counts[at_edge]
-        if len(slots):
-            self.edge_emitted(slots, counts, at_ns)
-
-    def front_emitted(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens leave a front end; those of requests that are timed in the engine do not count."""
-        at_edge = self.table.has_front_end[slots]
-        if not at_edge.all():
-            slots = slots[at_edge]
-            counts = None if counts is None else counts[at_edge]
-        if len(slots):
-            self.edge_emitted(slots, counts, at_ns)
-
-    def edge_emitted(
-        self, slots: Ints, counts: Counts | None, at_ns: int, *, is_in_engine: bool = False
-    ) -> None:
-        """Tokens reach the edge that the client sees, or the last one that we see.
-
-        Args:
-            slots: [requests].
-            counts: as in `core_emitted`.
-            at_ns: when.
-            is_in_engine: the engine's edge is that edge, and has not been told yet.
-        """
-        table = self.table
-        firsts: list[int] = []
-        if slots is self._last_slots:
-            # The same team as before: all waited equally long.
-            gap_ns = at_ns - self._last_edge_ns
-            self.windows.at(at_ns).durations["tbt"].add(gap_ns, len(slots))
-        else:
-            before = table.edge_ns[slots]
-            if not np.minimum.reduce(before):
-                firsts = slots[before == 0].tolist()
-                before = before[before > 0]
-            self.windows.observe("tbt", at_ns - before, at_ns)
-        if counts is None:
-            table.emitted_together(slots, at_ns, is_in_engine=is_in_engine)
-        else:
-            table.edge_ns[slots] = at_ns
-            table.output_tokens[slots] += counts
-            for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
-                table.emitted_several(slot, at_ns, count)
-        for slot in firsts:
-            request = table.by_slot[slot]
-            if request is not None:
-                self._first_token(request, at_ns)
-        self._last_slots, self._last_edge_ns = slots, at_ns
-
-    def _first_token(self, request: Request, at_ns: int) -> None:
-        if request.is_first_unknown or request.first_edge_ns is not None:
-            return
-        ttft_ns = max(0, at_ns - request.arrived_ns)
-        request.first_edge_ns = request.arrived_ns + ttft_ns
-        self.windows.observe_one("ttft", ttft_ns, at_ns)
-        if request.ttft_row is None:  # the engine's word on its first token is missing
-            request.ttft_row = self.table.ledger.rows[request.slot].copy()
-        row = request.ttft_row
-        spent_ns = ttft_ns - int(row.sum())
-        if spent_ns >= 0:
-            row[_OUTPUT] += spent_ns
-        else:  # told late: the ledger had gone on by then
-            row[:] = to_whole_ns(row.astype(np.float64), ttft_ns)
+            amounts["idle_host_gap_ns"] += device.idle_host_gap_ns - host_gap_ns
+            amounts["idle_no_work_ns"] += device.idle_no_work_ns - no_work_ns
 
     # --- transitions --------------------------------------------------------------------------
 
@@ -216,7 +126,7 @@ class Lives:
             table.ledger.rows[slot, _FRONTEND] += earlier_ns
             if request.ttft_row is not None:
                 request.ttft_row[_FRONTEND] += earlier_ns
-        if not table.edge_ns[slot]:
+        if not table.tokens.edges_of(slot)[0]:
             table.has_front_end[slot] = True
 
     def has_ended(self, request_id: str, at_ns: int) -> bool:
@@ -272,9 +182,9 @@ class Lives:
                 return
             # No core has spoken of it, or that was not seen.
             request.joined_late = True
-            has_tokens = self.table.edge_ns[slot] > 0
+            has_tokens = self.table.tokens.edges_of(slot)[0] > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
-        last_token_ns = int(self.table.edge_ns[slot])
+        last_token_ns, _ = self.table.tokens.edges_of(slot)
         self.table.ledger.delivered(slot, last_token_ns, event.at_ns)
         self._finalise(request)
 
@@ -319,19 +229,18 @@ class Lives:
     def _end(self, request: Request, at_ns: int, finish: str) -> None:
         request.finished_ns = at_ns
         request.finish = finish
-        emitted_ns = int(self.table.engine_ns[request.slot])
+        _, emitted_ns = self.table.tokens.edges_of(request.slot)
         self.table.ledger.finished(request.slot, at_ns, emitted_ns=emitted_ns)
 
     def _finalise(self, request: Request) -> None:
         slot = request.slot
         table = self.table
-        row = table.ledger.rows[slot]
-        delivered_ns = int(table.ledger.mark_ns[slot])
-        last_ns = int(table.edge_ns[slot])
-        prefill_ns, decode_ns = table.compute_ns[slot].tolist()
-        flops = table.flops[slot].tolist() if self.has_shape else (None, None)
-        times = table.token_times_ns[slot]
-        tokens_per_event = table.tokens_per_event(slot)
+        row = table.ledger.row(slot)
+        delivered_ns = table.ledger.mark_of(slot)
+        last_ns, _ = table.tokens.edges_of(slot)
+        prefill_ns, decode_ns = table.work.compute_ns[slot].tolist()
+        flops = table.work.flops[slot].tolist() if self.has_shape else (None, None)
+        times, tokens_per_event = table.tokens.events_of(slot)
         final = FinalRequest(
             engine_id=self._engine_id,
             request_id=request.request_id,
@@ -396,4 +305,5 @@ def by_cause(row: Ints | None) -> dict[str, int]:
     """Return a ledger's row by name, without the causes that took no time."""
     if row is None:
         return {}
-    return {cause: ns for cause, ns in zip(CAUSES, row.tolist(), strict=True) if ns}
+    spent_ns = row.tolist()
+    return dict(itertools.compress(zip(CAUSES, spent_ns, strict=True), spent_ns))

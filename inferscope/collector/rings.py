@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferscope.collector.clocks import DeviceClock
-from inferscope.collector.requests import SlotMap
 from inferscope.collector.rows import KeptRows
+from inferscope.collector.slots import SlotMap
 from inferscope.records import CLOSED, OFF, ON, EngineInfo, ProbeHealth, RingOpened
 
 SILENT_NS = 5_000_000_000

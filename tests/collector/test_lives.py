@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferscope.collector.requests import SlotMap
+from inferscope.collector.slots import SlotMap
 from inferscope.collector.view import snapshot
 from inferscope.records import CLOSED, OFF, ON, WAITING, Clock, Keyframe
 from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes

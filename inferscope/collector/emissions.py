@@ -1,0 +1,138 @@
+"""What tokens mean for the requests that emit them: the ledger, the first token, the gaps between.
+
+Tokens leave the core's loop first, then a front end. The edge that counts for a request is the last
+one that we see: the front end's if it has one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.split import to_whole_ns
+from inferscope.collector.requests import Request, RequestTable
+from inferscope.collector.windows import Windows
+from inferscope.records import CAUSES
+
+Ints = NDArray[np.int64]
+Counts = NDArray[np.uint32]
+
+_OUTPUT = CAUSES.index("output")
+
+
+class Emissions:
+    """Emissions of one engine's requests, in the order of time.
+
+    Attributes:
+        num_front_ends: front ends seen; their emissions are the delivery.
+    """
+
+    def __init__(self, table: RequestTable, windows: Windows) -> None:
+        self._table = table
+        self._windows = windows
+        self.num_front_ends = 0
+        self._last_slots: Ints | None = None
+        """Of the last emission in the core, in front of a front end. A team that stays keeps its
+        array, and its first tokens are behind it."""
+
+    def in_core(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens leave the engine's loop; where no front end is seen that is their delivery.
+
+        Args:
+            slots: [requests].
+            counts: [requests], tokens of each; None where each has one.
+            at_ns: when.
+        """
+        if not len(slots):
+            return
+        table = self._table
+        table.ledger.emitted(slots, at_ns)
+        tokens = table.tokens
+        if not self.num_front_ends and counts is None:
+            joining = tokens.gather(slots, is_in_engine=True)
+            if joining is not None:
+                self._together(slots, joining, at_ns)
+                return
+        if slots is not self._last_slots:
+            self._last_slots = slots
+            for slot in slots[tokens.engine_ns[slots] == 0].tolist():
+                self._keep_ttft_row(slot)
+        tokens.emit_in_engine(slots, at_ns)
+        if self.num_front_ends:
+            at_edge = ~table.has_front_end[slots]
+            slots = slots[at_edge]
+            counts = None if counts is None else counts[at_edge]
+        self._at_edge(slots, counts, at_ns)
+
+    def at_front_end(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens leave a front end; those of requests that are timed in the engine do not count."""
+        at_edge = self._table.has_front_end[slots]
+        if not at_edge.all():
+            slots = slots[at_edge]
+            counts = None if counts is None else counts[at_edge]
+        self._at_edge(slots, counts, at_ns)
+
+    def _at_edge(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+        """Tokens reach the edge that the client sees, or the last one that we see."""
+        if not len(slots):
+            return
+        tokens = self._table.tokens
+        if counts is None:
+            joining = tokens.gather(slots, is_in_engine=False)
+            if joining is not None:
+                self._together(slots, joining, at_ns)
+                return
+        before_ns = tokens.edge_ns[slots]
+        firsts = slots[before_ns == 0].tolist()
+        self._windows.observe("tbt", at_ns - before_ns[before_ns > 0], at_ns)
+        tokens.emit_several(slots, [1] * len(slots) if counts is None else counts.tolist(), at_ns)
+        self._first_tokens(firsts, at_ns)
+
+    def _together(self, slots: Ints, joining: list[int], at_ns: int) -> None:
+        """Take an emission of a team; who has not just joined it has waited as long as all."""
+        tokens = self._table.tokens
+        tbt = self._windows.at(at_ns).durations["tbt"]
+        num_there = len(slots) - len(joining)
+        if num_there:
+            tbt.add(at_ns - tokens.last_ns, num_there)
+        firsts: list[int] = []
+        for slot in joining:
+            edge_ns, engine_ns = tokens.edges_of(slot)
+            if edge_ns:
+                tbt.add(at_ns - edge_ns, 1)
+            else:
+                firsts.append(slot)
+            if not (engine_ns or self.num_front_ends):
+                self._keep_ttft_row(slot)
+        tokens.emit(at_ns)
+        if firsts:
+            self._first_tokens(firsts, at_ns)
+
+    # --- first tokens -------------------------------------------------------------------------
+
+    def _first_tokens(self, slots: list[int], at_ns: int) -> None:
+        for slot in slots:
+            request = self._table.by_slot[slot]
+            if request is not None:
+                self._first_token(request, at_ns)
+
+    def _keep_ttft_row(self, slot: int) -> None:
+        """Keep what a request's ledger says when its first token leaves the engine."""
+        request = self._table.by_slot[slot]
+        if request is not None and request.ttft_row is None:
+            request.ttft_row = self._table.ledger.row(slot)
+
+    def _first_token(self, request: Request, at_ns: int) -> None:
+        if request.is_first_unknown or request.first_edge_ns is not None:
+            return
+        ttft_ns = max(0, at_ns - request.arrived_ns)
+        request.first_edge_ns = request.arrived_ns + ttft_ns
+        self._windows.observe_one("ttft", ttft_ns, at_ns)
+        if request.ttft_row is None:  # the engine's word on its first token is missing
+            request.ttft_row = self._table.ledger.row(request.slot)
+        row = request.ttft_row
+        spent_ns = ttft_ns - int(row.sum())
+        if spent_ns >= 0:
+            row[_OUTPUT] += spent_ns
+        else:  # told late: the ledger had gone on by then
+            row[:] = to_whole_ns(row.astype(np.float64), ttft_ns)

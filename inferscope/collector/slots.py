@@ -1,0 +1,92 @@
+"""One ring's request indices → slots: rings number their requests on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.ledger import NOBODY
+
+Ints = NDArray[np.int64]
+
+_MOST_CELLS = 1 << 16
+
+
+class SlotMap:
+    """One ring's request indices → slots, looked up by whole columns.
+
+    Indices only grow and requests leave, so the table is a ring of a power of two, enlarged when an
+    old request is still alive where a new one would go; beyond a limit it is kept aside.
+
+    Attributes:
+        teller: the ring's role and rank.
+        num_dropped: changes when a look-up made before may no longer hold.
+        highest: of all indices seen; an unknown one below it has ended.
+    """
+
+    def __init__(self, role: str = "core", rank: int = 0) -> None:
+        self.teller = (role, rank)
+        self.num_dropped = 0
+        self.highest = -1
+        self._stragglers: dict[int, int] = {}
+        self._owner = np.full(256, -1, dtype=np.int64)
+        self._slot = np.zeros(256, dtype=np.int64)
+
+    @property
+    def is_front_end(self) -> bool:
+        """Tell whether it is a front end's."""
+        return self.teller[0] == "frontend"
+
+    def put(self, index: int, slot: int) -> None:
+        """Map an index to a slot."""
+        self.num_dropped += index <= self.highest  # it may have been looked up before
+        self.highest = max(self.highest, index)
+        self._stragglers.pop(index, None)
+        while self._owner[at := index & (len(self._owner) - 1)] not in (-1, index):
+            if len(self._owner) >= _MOST_CELLS:
+                self._stragglers[int(self._owner[at])] = int(self._slot[at])
+                break
+            self._enlarge()
+        self._owner[at], self._slot[at] = index, slot
+
+    def drop(self, index: int) -> None:
+        """Forget an index."""
+        at = index & (len(self._owner) - 1)
+        if self._owner[at] == index:
+            self._owner[at], self._slot[at] = -1, NOBODY
+            self.num_dropped += 1
+        elif self._stragglers.pop(index, None) is not None:
+            self.num_dropped += 1
+
+    def get(self, index: int) -> int:
+        """Return the slot of an index, NOBODY if it is not known."""
+        at = index & (len(self._owner) - 1)
+        if self._owner[at] == index:
+            return int(self._slot[at])
+        return self._stragglers.get(index, NOBODY)
+
+    def slots(self, indices: NDArray[np.uint32]) -> Ints:
+        """Return the slots of a column of indices, NOBODY where one is not known."""
+        at = indices & np.uint32(len(self._owner) - 1)
+        found: Ints = self._slot.take(at)
+        is_other = self._owner.take(at) != indices
+        if np.logical_or.reduce(is_other):
+            found[is_other] = NOBODY
+        if self._stragglers:
+            for at_row in np.flatnonzero(found == NOBODY).tolist():
+                found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
+        return found
+
+    def known(self) -> list[int]:
+        """Return all indices mapped now."""
+        found: list[int] = self._owner[self._owner >= 0].tolist()
+        return found + list(self._stragglers)
+
+    def _enlarge(self) -> None:
+        owners, slots = self._owner, self._slot
+        self._owner = np.full(2 * len(owners), -1, dtype=np.int64)
+        self._slot = np.zeros(2 * len(owners), dtype=np.int64)
+        for owner, slot in zip(owners.tolist(), slots.tolist(), strict=True):
+            if owner >= 0:
+                at = owner & (len(self._owner) - 1)
+                self._owner[at], self._slot[at] = owner, slot

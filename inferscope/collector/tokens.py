@@ -1,0 +1,184 @@
+"""When each request's tokens left: at the edge that its client sees, and at the engine's.
+
+A batch that decodes emits together, step after step. Telling every member costs more than all else
+about such a step; so there is one log of times, and each member has its place in it: where it came
+in. Its own times are written when it leaves, or when somebody asks.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_MOST_LOGGED = 4096
+_NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
+class Tokens:
+    """Emission events by slot. All times are host nanoseconds."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num = np.zeros(num_slots, dtype=np.int64)
+        self._edge_ns = np.zeros(num_slots, dtype=np.int64)
+        self._engine_ns = np.zeros(num_slots, dtype=np.int64)
+        self._times_ns = [array("q") for _ in range(num_slots)]
+        self._counts: dict[int, array[int]] = {}
+        """Tokens per event, by slot, for requests whose events do not all bring one."""
+        self._log = array("q")
+        """When the team emitted."""
+        self._since: dict[int, int] = {}
+        """The team: slot → its first place in the log."""
+        self._team = _NOBODY
+        """The same as an array, if nobody has left since."""
+        self._is_in_engine = False
+        """The log's times are those of the engine's edge as well."""
+
+    def begin(self, slot: int) -> None:
+        """Start a request in a free slot."""
+        self._num[slot] = self._edge_ns[slot] = self._engine_ns[slot] = 0
+
+    def end(self, slot: int) -> None:
+        """Give the slot back. Who was given its times keeps them: late words do not change them."""
+        self._part(slot)
+        self._times_ns[slot] = array("q")
+        self._counts.pop(slot, None)
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for more requests."""
+        more = num_slots - len(self._num)
+        none = np.zeros(more, dtype=np.int64)
+        self._num = np.concatenate([self._num, none])
+        self._edge_ns = np.concatenate([self._edge_ns, none])
+        self._engine_ns = np.concatenate([self._engine_ns, none])
+        self._times_ns += [array("q") for _ in range(more)]
+
+    # --- the team -----------------------------------------------------------------------------
+
+    @property
+    def last_ns(self) -> int:
+        """Return when the team last emitted."""
+        return self._log[-1]
+
+    def gather(self, slots: Ints, *, is_in_engine: bool) -> list[int] | None:
+        """Make these requests the team.
+
+        Args:
+            slots: [requests]; the same array says that it is the same requests.
+            is_in_engine: the engine's edge is the requests' edge.
+
+        Returns:
+            who was not in the last team; None if there can be no such team, for somebody is twice
+            in it.
+        """
+        if len(self._log) >= _MOST_LOGGED or is_in_engine is not self._is_in_engine:
+            self._break_up()
+            self._is_in_engine = is_in_engine
+        if slots is self._team:
+            return []
+        since, team = self._since, slots.tolist()
+        members = set(team)
+        if len(members) < len(team):
+            return None
+        for slot in since.keys() - members:
+            self._part(slot)
+        if not since:
+            self._log = array("q")
+        joining = [slot for slot in team if slot not in since]
+        since.update(dict.fromkeys(joining, len(self._log)))
+        self._team = slots
+        return joining
+
+    def emit(self, at_ns: int) -> None:
+        """Note that each member of the team emits a token."""
+        self._log.append(at_ns)
+
+    def _tell(self, slot: int) -> None:
+        """Write a member's part of the log."""
+        since, log = self._since[slot], self._log
+        if since < len(log):
+            self._since[slot] = len(log)
+            self._num[slot] += len(log) - since
+            self._edge_ns[slot] = log[-1]
+            if self._is_in_engine:
+                self._engine_ns[slot] = log[-1]
+            self._times_ns[slot] += log[since:]
+
+    def _part(self, slot: int) -> None:
+        if slot in self._since:
+            self._tell(slot)
+            del self._since[slot]
+            self._team = _NOBODY
+
+    def _break_up(self) -> None:
+        self._tell_all()
+        self._since.clear()
+        self._log = array("q")
+        self._team = _NOBODY
+
+    def _tell_all(self) -> None:
+        for slot in self._since:
+            self._tell(slot)
+
+    # --- others -------------------------------------------------------------------------------
+
+    def emit_several(self, slots: Ints, counts: list[int], at_ns: int) -> None:
+        """Note events that may bring any number of tokens, and any request more than once."""
+        self._break_up()
+        for slot, num_tokens in zip(slots.tolist(), counts, strict=True):
+            times_ns, told = self._times_ns[slot], self._counts.get(slot)
+            if told is None and num_tokens != 1:
+                told = self._counts[slot] = array("I")
+            times_ns.append(at_ns)
+            if told is not None:
+                told.extend([1] * (len(times_ns) - 1 - len(told)))
+                told.append(num_tokens)
+            self._num[slot] += num_tokens
+            self._edge_ns[slot] = at_ns
+
+    def emit_in_engine(self, slots: Ints, at_ns: int) -> None:
+        """Note that tokens pass the engine's edge, which is not, or not known to be, the last."""
+        self.engine_ns[slots] = at_ns
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @property
+    def num(self) -> Ints:
+        """Return the tokens emitted: [slots]."""
+        self._tell_all()
+        return self._num
+
+    @property
+    def edge_ns(self) -> Ints:
+        """Return when the last of them was, 0 before the first: [slots]."""
+        self._tell_all()
+        return self._edge_ns
+
+    @property
+    def engine_ns(self) -> Ints:
+        """Return the same at the engine's edge: [slots]."""
+        if self._is_in_engine:
+            self._tell_all()
+        return self._engine_ns
+
+    @property
+    def times_ns(self) -> list[array[int]]:
+        """Return the events of each request, by slot."""
+        self._tell_all()
+        return self._times_ns
+
+    def edges_of(self, slot: int) -> tuple[int, int]:
+        """Return when a request's last token passed its edge and the engine's, 0 for never."""
+        if slot in self._since:
+            self._tell(slot)
+        return self._edge_ns.item(slot), self._engine_ns.item(slot)
+
+    def events_of(self, slot: int) -> tuple[array[int], tuple[int, ...]]:
+        """Return a request's events, and how many tokens each brought."""
+        if slot in self._since:
+            self._tell(slot)
+        times_ns, counts = self._times_ns[slot], tuple(self._counts.get(slot, ()))
+        return times_ns, counts + (1,) * (len(times_ns) - len(counts))
