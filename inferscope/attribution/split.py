@@ -97,25 +97,27 @@ def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int) -> list[float]
     A coalition counts for each chunk in it as what it reached by joining, and against each chunk
     outside as what was there before; the weights are the chances of just that coalition.
     """
-    subsets, num_in, before = _coalitions(len(chunks), num_single)
+    subsets, singles, reaching, leaving = _coalitions(len(chunks), num_single)
     tokens = subsets @ np.asarray(chunks)
-    cost = f_ns[tokens[:, None] + np.arange(num_single + 1)]
-    reached = np.einsum("sk,sk->s", cost, before[num_in])
-    left = np.einsum("sk,sk->s", cost, before[num_in + 1])
+    cost = f_ns[tokens[:, None] + singles]
+    reached = np.einsum("sk,sk->s", cost, reaching)
+    left = np.einsum("sk,sk->s", cost, leaving)
     parts: list[float] = ((reached + left) @ subsets - left.sum()).tolist()
     return parts
 
 
 @lru_cache(maxsize=256)
-def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats]:
-    """Return subsets of chunks, their sizes, and weights by size and number of singles.
+def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats, Floats]:
+    """Return subsets of chunks, numbers of singles, and the weights of their coalitions.
 
     Returns:
         subsets: [2^chunks, chunks], 0 or 1.
-        sizes: [2^chunks].
-        weights: [chunks + 2, singles + 1]; row h + 1 is the chance that, in a random order, h given
-            chunks and any k of the singles stand before a given other chunk. The first and the last
-            row, of which there is no such case, are 0.
+        singles: [singles + 1], 0 and up.
+        reaching: [2^chunks, singles + 1], the chance that, in a random order, just these chunks but
+            for a given one of them, and any k of the singles, stand before that one; 0 where there
+            is none.
+        leaving: likewise that just these chunks, and any k of the singles, stand before a given
+            other one.
     """
     subsets = (np.arange(2**num_chunks)[:, None] >> np.arange(num_chunks)) & 1
     players = num_chunks + num_single
@@ -125,7 +127,8 @@ def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats]:
     orders = log[h + k] + log[players - 1 - h - k] - log[players]
     weights = np.zeros((num_chunks + 2, num_single + 1))
     weights[1:-1] = np.exp(choices + orders)
-    return subsets, subsets.sum(axis=1), weights
+    sizes = subsets.sum(axis=1)
+    return subsets, k, weights[sizes], weights[sizes + 1]
 
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)

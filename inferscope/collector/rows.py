@@ -71,15 +71,13 @@ class Rows:
         self.num_prefill_tokens = 0
         self.member_prefills = self.prefills
         self.recomputed: Ints | None = None
-        if (
-            not self.prefills
-            and self.member_of_row is None
-            and slices.tokens == _ONE_TOKEN * num
-            and slices.sampled == _ONE_ROW * num
-        ):
-            self.team = singles.team(num)
+        chunks = None if self.member_of_row is not None else self._chunks_among_singles()
+        self.is_simple = chunks is not None
+        if chunks is not None:
+            self.team = Team.plain(num, chunks) if chunks else singles.team(num)
             self.tokens: Ints = self.team.tokens
-            self.is_simple = True
+            if self.prefills:
+                self._read_prefills()
             return
         self.tokens = _column(slices.tokens, "tokens", num).astype(np.int64)
         tokens = self._by_member(self.tokens)
@@ -88,7 +86,6 @@ class Rows:
         self.team = Team(tokens, self._by_member(self.sampled))
         if self.prefills:
             self._read_prefills()
-        self.is_simple = self.member_of_row is None and self._has_plain_decodes()
 
     @property
     def phases(self) -> Bytes:
@@ -115,10 +112,32 @@ class Rows:
             again *= (self.flags & RECOMPUTED) > 0
             self.recomputed = self._by_member(again) if again.any() else None
 
-    def _has_plain_decodes(self) -> bool:
-        team = self.team
-        is_plain = team.rows is None and set(team.chunks) <= set(self.prefills)
-        return is_plain and len(self.prefills) <= _FEW
+    def _chunks_among_singles(self) -> list[tuple[int, int, int]] | None:
+        """Return position, tokens and sampled rows of each chunk, if the step is a simple one.
+
+        Compares whole columns with what they would be without the prefills.
+        """
+        slices, prefills, num = self._slices, self.prefills, len(self.slots)
+        if len(prefills) > _FEW:
+            return None
+        tokens_of, rows_of = slices.tokens, slices.sampled
+        chunks = []
+        if prefills:
+            if len(tokens_of) != 4 * num or len(rows_of) != 2 * num:
+                return None
+            of_decodes, rows_of_decodes = bytearray(tokens_of), bytearray(rows_of)
+            for at in prefills:
+                tokens = int.from_bytes(tokens_of[4 * at : 4 * at + 4], "little")
+                rows = int.from_bytes(rows_of[2 * at : 2 * at + 2], "little")
+                of_decodes[4 * at : 4 * at + 4] = _ONE_TOKEN
+                if tokens != 1:
+                    chunks.append((at, tokens, rows))
+                    rows_of_decodes[2 * at : 2 * at + 2] = _ONE_ROW
+            if not all(tokens for _, tokens, _ in chunks):
+                return None
+            tokens_of, rows_of = bytes(of_decodes), bytes(rows_of_decodes)
+        is_simple = tokens_of == _ONE_TOKEN * num and rows_of == _ONE_ROW * num
+        return chunks if is_simple else None
 
     def contexts(self, slices: StepSlices) -> Ints:
         """Return the contexts, by row.

@@ -68,6 +68,28 @@ class Team:
         self.shared: tuple[object, Line] | None = None
         self.alone: tuple[object, Line] | None = None
 
+    @classmethod
+    def plain(cls, num: int, chunks: list[tuple[int, int, int]]) -> Team:
+        """Return the team of requests with one token and one sampled row each, but for chunks.
+
+        Args:
+            num: of requests.
+            chunks: position, tokens (several), sampled rows of each, in order.
+        """
+        team = cls.__new__(cls)
+        team.tokens = np.ones(num, dtype=np.int64)
+        team.chunks, team.chunk_tokens, team.chunk_rows = [], [], []
+        for at, tokens, rows in chunks:
+            team.tokens[at] = tokens
+            team.chunks.append(at)
+            team.chunk_tokens.append(tokens)
+            team.chunk_rows.append(rows)
+        team.num_single = num - len(chunks)
+        team.num_tokens = team.num_single + sum(team.chunk_tokens)
+        team.num_rows = team.num_single + sum(team.chunk_rows)
+        team.rows = team.features = team.shared = team.alone = None
+        return team
+
     def rows_of(self, at: int) -> int:
         """Return how many rows one request samples."""
         if self.rows is not None:
@@ -87,8 +109,7 @@ class Singles:
         if found is None:
             if len(self._by_num) >= _MOST_SINGLES:
                 self._by_num.clear()
-            ones = np.ones(num, np.int64)
-            found = self._by_num[num] = Team(ones, ones)
+            found = self._by_num[num] = Team.plain(num, [])
         return found
 
 
