@@ -16,8 +16,7 @@ of its shape; a member's own part that recomputes lost tokens as `recompute`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ from inferscope.cost.model import StepModel
 Ints = NDArray[np.int64]
 
 
-class Delay(NamedTuple):
+class Delay(msgspec.Struct, frozen=True, gc=False):
     """A step's delay, by member; every member's parts sum to the whole delay."""
 
     own_ns: Ints
@@ -90,10 +89,12 @@ def explain(
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    own_ns = _alone(model, batch, own).values(batch, scale).astype(np.int64)
+    alone = _alone(model, batch, own)
+    own_ns = alone.values(batch, scale).astype(np.int64)
     prefill_ns = decode_ns = explained_ns
     if not prefills:
-        np.minimum(own_ns, decode_ns, out=own_ns)
+        if not alone.is_within(batch, decode_ns, scale):
+            np.minimum(own_ns, decode_ns, out=own_ns)
         return Delay(
             own_ns, None, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
         )
@@ -119,9 +120,10 @@ def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
     team = batch.team
     if team.alone is None or team.alone[0] is not model.key:
         team.alone = (model.key, _alone_without_attention(model, team))
-    _, level, of_chunks = team.alone[1]
-    chunks = [mine + rest for mine, rest in zip(own.chunks, of_chunks, strict=True)]
-    return Line(model.single_ns + model.padded_ns, level, chunks)
+    line, chunks = team.alone[1], own.chunks
+    if chunks:
+        chunks = [mine + rest for mine, rest in zip(chunks, line.chunks, strict=True)]
+    return Line(model.single_ns + model.padded_ns, line.level, chunks)
 
 
 def _alone_without_attention(model: StepModel, team: Team) -> Line:

@@ -50,9 +50,10 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
     shared = batch.team.shared
     if shared is None or shared[0] is not model.key:
         shared = batch.team.shared = (model.key, _shared(model, batch.team))
-    _, level, of_chunks = shared[1]
-    chunks = [mine + part for mine, part in zip(own.chunks, of_chunks, strict=True)]
-    return Line(own.slope, own.level + level, chunks)
+    line, chunks = shared[1], own.chunks
+    if chunks:
+        chunks = [mine + part for mine, part in zip(chunks, line.chunks, strict=True)]
+    return Line(own.slope, own.level + line.level, chunks)
 
 
 def _shared(model: StepModel, team: Team) -> Line:

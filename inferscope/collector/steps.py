@@ -8,9 +8,10 @@ are computed once, with the fit then in force, and never revised.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay, explain
@@ -61,7 +62,7 @@ class PendingStep:
         """Its slices will not come any more."""
 
 
-class RankSpan(NamedTuple):
+class RankSpan(msgspec.Struct, frozen=True, gc=False):
     """One rank's execution of a step, on the host's clock."""
 
     ring: int
@@ -74,7 +75,7 @@ class RankSpan(NamedTuple):
     clock: str
 
 
-class SplitStep(NamedTuple):
+class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """A step with its time divided: what each rank took, and what its members waited for."""
 
     shares_ns: list[Ints]
@@ -180,7 +181,7 @@ def split_step(
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
     )
     if wait_ns:
-        delay = delay._replace(excess_ns=delay.excess_ns + wait_ns)
+        delay = replace(delay, excess_ns=delay.excess_ns + wait_ns)
     if not span.cold and not span.dummy:
         book.observe(span.mode, batch, measured_ns=measured_ns, modelled_ns=modelled_ns)
     return SplitStep(shares, paddings, unattributed, ratio - 1.0, model.fit_id, rows.members, delay)

@@ -7,8 +7,7 @@ consecutive decode steps share.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,6 +118,7 @@ class Batch:
     Attributes:
         team: who computes what.
         context: [requests], cached before.
+        context_float: the same, for lines over it.
         single_visible: visible tokens (context and new) of the requests with one token, in all.
         longest_single: the most that one of them has, 0 where there is none.
         chunk_pairs: [chunks], query-key pairs.
@@ -129,6 +129,7 @@ class Batch:
         "chunk_pairs",
         "chunk_visible",
         "context",
+        "context_float",
         "longest_single",
         "single_visible",
         "team",
@@ -137,6 +138,7 @@ class Batch:
     def __init__(self, team: Team, context: Ints) -> None:
         self.team = team
         self.context = context
+        self.context_float: Floats = context.astype(np.float64)
         self.chunk_pairs: list[int] = []
         self.chunk_visible: list[int] = []
         self.single_visible = int(np.add.reduce(context)) + team.num_single
@@ -158,7 +160,7 @@ class Batch:
             self.longest_single = int(np.maximum.reduce(of_singles)) + 1
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """Nanoseconds by request: a line over visible tokens, and the chunks', one by one.
 
     What a step's requests with one token pay differs by how much they see and by nothing else, so
@@ -174,20 +176,28 @@ class Line(NamedTuple):
 
     def total(self, batch: Batch) -> float:
         """Return the sum over all requests."""
-        team = batch.team
-        if isinstance(self.level, float):
-            levels = self.level * team.num_single
+        team, level = batch.team, self.level
+        if isinstance(level, float):
+            levels = level * team.num_single
         else:
-            levels = float(np.add.reduce(self.level)) - sum(self.level[team.chunks].tolist())
+            levels = float(np.add.reduce(level)) - sum(level[team.chunks].tolist())
         return self.slope * batch.single_visible + levels + sum(self.chunks)
 
     def values(self, batch: Batch, scale: float = 1.0) -> Floats:
         """Return each request's nanoseconds, scaled: [requests]."""
-        values: Floats = np.multiply(batch.context, self.slope * scale)
+        values: Floats = batch.context_float * (self.slope * scale)
         values += (self.slope + self.level) * scale
-        for at, value in zip(batch.team.chunks, self.chunks, strict=True):
-            values[at] = value * scale
+        if self.chunks:
+            for at, value in zip(batch.team.chunks, self.chunks, strict=True):
+                values[at] = value * scale
         return values
+
+    def is_within(self, batch: Batch, most: int, scale: float) -> bool:
+        """Tell whether no value, rounded down, exceeds a number; False where that is not plain."""
+        if self.chunks or not isinstance(self.level, float):
+            return False
+        longest = (batch.longest_single - 1) * (self.slope * scale)
+        return longest + (self.slope + self.level) * scale < most + 1
 
     def one(self, batch: Batch, at: int) -> float:
         """Return one request's nanoseconds."""

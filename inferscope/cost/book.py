@@ -11,7 +11,8 @@ never be learned.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+
+import msgspec
 
 from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
@@ -26,7 +27,7 @@ _SLOW = 1.5
 """Steps above this multiple of a healthy step do not enter the fit."""
 
 
-class Price(NamedTuple):
+class Price(msgspec.Struct, frozen=True, gc=False):
     """What a mode's steps are priced with now."""
 
     model: StepModel
@@ -37,6 +38,7 @@ class Price(NamedTuple):
 class _Mode:
     def __init__(self, name: str, model: StepModel) -> None:
         self.model = model
+        self.price = Price(model, None)
         self.fit = OnlineFit(name)
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
         self.has_learned = False
@@ -48,6 +50,7 @@ class _Mode:
         ordered = sorted(self.ratios)
         self.healthy = ordered[len(ordered) // 5]
         self.residual = ordered[len(ordered) // 2] - 1.0
+        self.price = Price(self.model, self.healthy if self.has_learned else None)
 
 
 class CostBook:
@@ -64,8 +67,7 @@ class CostBook:
 
     def price(self, mode: str) -> Price:
         """Return the model in force for a mode."""
-        entry = self._entry(mode)
-        return Price(entry.model, entry.healthy if entry.has_learned else None)
+        return self._entry(mode).price
 
     def residuals(self) -> dict[str, float | None]:
         """Return the median of measured/model - 1 over recent steps, by mode."""

@@ -138,8 +138,9 @@ class OnlineFit:
     def _model(self, coefficients: Floats) -> StepModel:
         n, columns = _grid()
         f = np.zeros_like(n)
-        for weight, column in zip(coefficients, columns, strict=False):
-            f += weight * column
+        for weight, column in zip(coefficients.tolist(), columns, strict=False):
+            if weight:
+                f += weight * column
         per_row, *of_attention = coefficients[_NUM_F:].tolist()
         return StepModel(f"{self._name}-{self._seen}", "fit", f, per_row * n, *of_attention)
 

@@ -65,6 +65,8 @@ class StepModel:
         if self.padded_ns and batch.single_visible:
             longest = batch.team.num_single * batch.longest_single
             per_visible += self.padded_ns * longest / batch.single_visible
+        if not batch.chunk_pairs:
+            return Line(per_visible, 0.0, _NO_CHUNKS)
         chunks = [
             self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
             for pairs, visible in zip(batch.chunk_pairs, batch.chunk_visible, strict=True)
@@ -78,6 +80,9 @@ class StepModel:
     def g(self, num_rows: int) -> float:
         """Return the cost of M sampled rows."""
         return _look_up(self.g_ns, num_rows)
+
+
+_NO_CHUNKS: list[float] = []
 
 
 def _look_up(table: Floats, n: int) -> float:
