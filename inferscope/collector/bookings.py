@@ -11,9 +11,8 @@ from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import Rows
-from inferscope.collector.steps import RankSpan, SplitStep
+from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.shape import FlopRates
-from inferscope.records import StepSpan
 
 Ints = NDArray[np.int64]
 
@@ -39,28 +38,25 @@ class Bookings:
         self.rates: FlopRates | None = None
         self._last_rows: Rows | None = None
 
-    def begin(
-        self,
-        start_ns: int,
-        end_ns: int,
-        split: SplitStep,
-        executed: list[RankSpan],
-        is_cold: bool,
-        prefill_ns: list[int],
-    ) -> None:
-        """Open a step in the ledgers, and book it with the devices that executed it."""
-        for at, run in enumerate(executed):
-            rank = self.ranks.get(run.ring)
-            if rank is None:
-                rank = self.ranks[run.ring] = RankTime(self.first_ns)
-            rest = (split.padding_ns[at], split.unattributed_ns[at])
-            decode_ns = run.measured_ns - prefill_ns[at] - sum(rest)
-            rank.book(run.start_ns, run.end_ns, [prefill_ns[at], decode_ns, *rest])
-        self._lives.open_step(start_ns, end_ns, split, is_cold)
+    def begin(self, run: Execution, split: SplitStep, prefill_ns: list[int]) -> None:
+        """Open a step in the ledgers, and book it with the devices that executed it.
 
-    def book(
-        self, rows: Rows, contexts: Ints, split: SplitStep, executed: list[RankSpan]
-    ) -> list[int]:
+        Args:
+            run: its execution.
+            split: its time, divided.
+            prefill_ns: of it, by rank.
+        """
+        for at, span in enumerate(run.ranks):
+            rank = self.ranks.get(span.ring)
+            if rank is None:
+                rank = self.ranks[span.ring] = RankTime(self.first_ns)
+            padding_ns, unattributed_ns = split.padding_ns[at], split.unattributed_ns[at]
+            decode_ns = span.measured_ns - prefill_ns[at] - padding_ns - unattributed_ns
+            parts_ns = [prefill_ns[at], decode_ns, padding_ns, unattributed_ns]
+            rank.book(span.start_ns, span.end_ns, parts_ns)
+        self._lives.open_step(run, split)
+
+    def book(self, rows: Rows, contexts: Ints, split: SplitStep, run: Execution) -> list[int]:
         """Add a split step to its requests, the windows and the digest.
 
         Returns:
@@ -82,15 +78,9 @@ class Bookings:
         self._lives.fit_id = split.fit_id
 
         num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
-        of_ranks_ns = [0] * len(executed)
-        end_ns, longest_ns = executed[0].end_ns, executed[0].measured_ns
-        measured_ns, rest_ns = longest_ns, split.padding_ns[0] + split.unattributed_ns[0]
-        if len(executed) > 1:
-            end_ns = max(run.end_ns for run in executed)
-            longest_ns = max(run.measured_ns for run in executed)
-            measured_ns = sum(run.measured_ns for run in executed)
-            rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
-        bucket = self._lives.windows.at(end_ns)
+        of_ranks_ns = [0] * len(run.ranks)
+        rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
+        bucket = self._lives.windows.at(run.end_ns)
         amounts = bucket.amounts
         prefill_ns = 0
         if num_prefill:
@@ -102,12 +92,12 @@ class Bookings:
             amounts["prefill_ns"] += prefill_ns
             amounts["mixed_steps"] += num_prefill < len(slots)
         amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
-        amounts["decode_ns"] += measured_ns - prefill_ns - rest_ns
+        amounts["decode_ns"] += run.sum_ns - prefill_ns - rest_ns
         if rest_ns:
             amounts["padding_ns"] += sum(split.padding_ns)
             amounts["unattributed_ns"] += sum(split.unattributed_ns)
         amounts["steps"] += 1
-        bucket.durations["step"].add(longest_ns, 1)
+        bucket.durations["step"].add(run.longest_ns, 1)
         return of_ranks_ns
 
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
@@ -139,25 +129,25 @@ class Bookings:
         rows: Rows,
         contexts: Ints,
         split: SplitStep,
-        executed: list[RankSpan],
+        run: Execution,
         *,
-        span: StepSpan,
         dp_rank: int,
     ) -> None:
         """Give the sinks a step, once for each rank."""
         by_slot = self._lives.table.by_slot
         requests = (by_slot[slot] for slot in rows.slots.tolist())
         ids = tuple("?" if request is None else request.request_id for request in requests)
-        for at, run in enumerate(executed):
+        span = run.span
+        for at, rank in enumerate(run.ranks):
             final = FinalStep(
                 engine_id=self._engine_id,
                 dp_rank=dp_rank,
-                rank=run.rank,
+                rank=rank.rank,
                 step=span.step,
-                start_ns=run.start_ns,
-                end_ns=run.end_ns,
-                measured_ns=run.measured_ns,
-                clock=run.clock,
+                start_ns=rank.start_ns,
+                end_ns=rank.end_ns,
+                measured_ns=rank.measured_ns,
+                clock=rank.clock,
                 mode=span.mode,
                 is_cold=span.cold,
                 fit_id=split.fit_id,

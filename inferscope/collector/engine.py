@@ -14,25 +14,16 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import DeviceTime, Sink
+from inferscope.collector.joins import Joins
 from inferscope.collector.lives import Lives, Transition
+from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState
-from inferscope.collector.rows import Rows
-from inferscope.collector.steps import (
-    PendingStep,
-    RankSpan,
-    SplitStep,
-    rank_span,
-    rank_wait_ns,
-    split_step,
-)
 from inferscope.collector.timeline import Timeline
-from inferscope.cost.batch import Singles
 from inferscope.cost.book import CostBook
 from inferscope.cost.shape import flop_rates
 from inferscope.records import (
@@ -61,10 +52,6 @@ from inferscope.records import (
 
 Ints = NDArray[np.int64]
 
-MAX_PENDING_STEPS = 256
-_KEPT_JOINED = 512
-_MOST_INDEX = 0xFFFFFFFE
-
 
 class EngineFold:
     """The state of one engine.
@@ -74,7 +61,7 @@ class EngineFold:
         rings: by number.
         info: what the engine says of itself, None before it has.
         book: the cost models in force.
-        num_partial: steps that were split without some rank's span.
+        joins: steps that are not split yet.
     """
 
     def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
@@ -95,14 +82,17 @@ class EngineFold:
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
-        self.num_unjoined = 0
-        self.num_partial = 0
-        self._pending: dict[tuple[int, int], PendingStep] = {}
-        """By data-parallel rank and step."""
-        self._joined: dict[tuple[int, int], int] = {}
-        """When the last ones that were split had ended."""
+        self._num_unread = 0
         self._timeline = Timeline()
         self._bookings = Bookings(engine_id, self.lives, sinks, mix)
+        self.joins = Joins(
+            self.rings,
+            self.lives,
+            book=self.book,
+            timeline=self._timeline,
+            bookings=self._bookings,
+            sinks=sinks,
+        )
 
     # --- the fold -----------------------------------------------------------------------------
 
@@ -138,8 +128,7 @@ class EngineFold:
             ring.is_out = is_silent or ring.state in (OFF, FAILED)
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
-        for step in list(self._pending.values()):
-            self._give_up(step)
+        self.joins.give_up()
         self._sweep()
         through_ns = min(now_ns, self._through())
         self.lives.table.ledger.close_steps(through_ns)
@@ -151,6 +140,16 @@ class EngineFold:
         ring = self.rings[number]
         ring.has_lost_frames = True
         self._tell_holes(ring)
+
+    @property
+    def num_unjoined(self) -> int:
+        """Return how many records, or steps of them, contradict each other or never came."""
+        return self._num_unread + self.joins.num_unjoined
+
+    @property
+    def num_partial(self) -> int:
+        """Return how many steps were split without some rank's span."""
+        return self.joins.num_partial
 
     @property
     def has_steps(self) -> bool:
@@ -181,14 +180,11 @@ class EngineFold:
 
     def _through(self) -> int:
         """Return up to when nothing can change any more: the start of the oldest open step."""
-        if not self._pending:
-            return self.now_ns + 1
-        return min([step.start_ns for step in self._pending.values()])
+        oldest_ns = self.joins.oldest_ns()
+        return self.now_ns + 1 if oldest_ns is None else oldest_ns
 
     def _sweep(self) -> None:
-        through_ns = self._through()
-        if self._timeline.is_due(through_ns):
-            self._timeline.sweep(through_ns, arrive=self.lives.table.ledger.close_steps)
+        self._timeline.sweep(self._through(), arrive=self.lives.table.ledger.close_steps)
 
     # --- rings --------------------------------------------------------------------------------
 
@@ -233,13 +229,13 @@ class EngineFold:
             prompts = np.frombuffer(live.prompt_tokens, dtype=COLUMNS["prompt_tokens"]).tolist()
             rows = list(zip(indices, arrived, prompts, live.states, live.request_ids, strict=True))
         except ValueError:
-            self.num_unjoined += 1
+            self._num_unread += 1
             return
         table = self.lives.table
         for index, arrived_ns, prompt_tokens, live_state, request_id in rows:
             if ring.listed is not None:
                 ring.listed.add(index)
-            if ring.slots.get(index) or index > _MOST_INDEX:
+            if ring.slots.get(index) or index > MOST_INDEX:
                 continue
             arrived_ns = min(max(arrived_ns, 0), live.t_ns)
             request = table.by_id.get(request_id)
@@ -295,7 +291,7 @@ class EngineFold:
     # --- requests -----------------------------------------------------------------------------
 
     def _on_event(self, ring: RingState, event: RequestEvent) -> None:
-        if not 0 <= event.index <= _MOST_INDEX:
+        if not 0 <= event.index <= MOST_INDEX:
             return
         if not 0 <= event.at_ns <= event.t_ns:
             event = replace(event, at_ns=event.t_ns)
@@ -342,10 +338,10 @@ class EngineFold:
         counts: NDArray[np.uint32] | None = None
         if emitted.tokens != _ONE * num or len(emitted.requests) % 4:
             if len(emitted.tokens) != len(emitted.requests) or len(emitted.requests) % 4:
-                self.num_unjoined += 1
+                self._num_unread += 1
                 return
             counts = np.frombuffer(emitted.tokens, dtype=COLUMNS["tokens"])
-        slots = self._team_of(ring, emitted.requests) if counts is None else None
+        slots = team_of(ring, emitted.requests) if counts is None else None
         if slots is None:
             slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
             known = slots > 0
@@ -358,16 +354,10 @@ class EngineFold:
         self._timeline.push(emitted.t_ns, action, slots, counts, emitted.t_ns)
         self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
 
-    def _team_of(self, ring: RingState, requests: bytes) -> Ints | None:
-        """Return the slots of the ring's last step, if it was made up of just these requests."""
-        if ring.kept_rows.num_dropped == ring.slots.num_dropped:
-            return ring.kept_rows.slots_of(requests, is_each_once=True)
-        return None
-
     # --- steps --------------------------------------------------------------------------------
 
     def _on_plan(self, ring: RingState, plan: StepPlan) -> None:
-        self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
+        self.joins.plan(ring, plan)
         self.last_plan = plan
         gauges = self.lives.windows.at(plan.t_ns).gauges
         gauges["running"] = plan.running
@@ -376,210 +366,12 @@ class EngineFold:
         gauges["blocks_total"] = plan.blocks_total
 
     def _on_slices(self, ring: RingState, slices: StepSlices) -> None:
-        pending = self._pending_step(ring, slices.step, slices.t_ns, slices.t_ns)
-        pending.slices = slices
-        pending.ring = ring.opened.ring
-        if len(self._pending) > 1:
-            # A ring tells of steps in their order.
-            for other in list(self._pending.values()):
-                if other.step < slices.step and other.dp_rank == pending.dp_rank:
-                    other.is_unsliced = other.slices is None
-                    self._join(other)
-        if pending.spans or pending.past:
-            self._join(pending)
+        self.joins.slices(ring, slices)
 
     def _on_span(self, ring: RingState, span: StepSpan) -> None:
-        ring.has_spans, ring.is_out = True, False
-        number = ring.opened.ring
-        if span.launch_start_ns <= self._joined.get((ring.dp_rank, span.step), -1):
-            self.num_unjoined += 1  # the step was split without it
-            return
-        pending = self._pending_step(ring, span.step, span.launch_start_ns, span.t_ns)
-        pending.spans[number] = span
-        if len(self._pending) > 1:
-            for other in list(self._pending.values()):
-                if other.step < span.step and other.dp_rank == pending.dp_rank:
-                    other.past.add(number)
-                    self._join(other)
-        self._join(pending)
-
-    def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
-        key = (ring.dp_rank, step)
-        if not 0 <= start_ns <= t_ns:
-            start_ns = min(max(start_ns, 0), t_ns)
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = self._pending[key] = PendingStep(*key, start_ns)
-            if len(self._pending) > MAX_PENDING_STEPS:
-                oldest = self._pending.pop(next(iter(self._pending)))
-                self.num_unjoined += bool(oldest.spans or oldest.slices)
-        elif start_ns < pending.start_ns:
-            pending.start_ns = start_ns
-        pending.seen_ns = t_ns
-        return pending
-
-    def _give_up(self, pending: PendingStep) -> None:
-        """Do without the records of a step that will not come any more."""
-        rings = [ring for ring in self.rings.values() if ring.dp_rank == pending.dp_rank]
-        speakers = [ring for ring in rings if not ring.is_front_end]
-        pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(pending.seen_ns))
-        cores = [ring for ring in speakers if not ring.is_worker] or speakers
-        pending.is_unsliced = all(ring.is_past(pending.seen_ns) for ring in cores)
-        self._join(pending)
-
-    def _is_awaited(self, pending: PendingStep) -> bool:
-        """Tell whether records of a step are still to come."""
-        told, past = pending.spans, pending.past
-        if pending.slices is None and not pending.is_unsliced:
-            # A dummy step has none. Nobody knows which step is one before its first span.
-            return not (told and all(span.dummy for span in told.values()))
-        if not told and not past:
-            return True
-        for number, ring in self.rings.items():
-            if (
-                number not in told
-                and number not in past
-                and (ring.has_spans or ring.is_worker)
-                and not ring.is_out
-                and ring.dp_rank == pending.dp_rank
-            ):
-                return True
-        return False
-
-    def _join(self, pending: PendingStep) -> None:
-        """Split the step if all its records are in, or the rest will not come."""
-        if self._is_awaited(pending):
-            return
-        spans, slices = pending.spans, pending.slices
-        key = (pending.dp_rank, pending.step)
-        del self._pending[key]
-        if not spans:
-            self.num_unjoined += slices is not None
-            return
-        executed = [self._executed(number, span) for number, span in spans.items()]
-        first = executed[0]
-        start_ns, end_ns, wait_ns = first.start_ns, first.end_ns, 0
-        if len(executed) > 1:
-            executed.sort(key=lambda run: (run.rank, run.ring))
-            first = executed[0]
-            start_ns = min(run.start_ns for run in executed)
-            end_ns = max(run.end_ns for run in executed)
-            wait_ns = rank_wait_ns(executed)
-        span = spans[first.ring]
-        self._joined[key] = end_ns
-        if len(self._joined) > _KEPT_JOINED:
-            del self._joined[next(iter(self._joined))]
-        if pending.past:
-            self.num_partial += any(
-                self.rings[number].has_spans and number not in spans for number in pending.past
-            )
-        self.lives.clock = first.clock
-        read = None
-        if slices is not None and all(s.digest in (0, slices.digest) for s in spans.values()):
-            read = self._read(self.rings[pending.ring], slices)
-        if read is None or not len(read[0].slots):
-            is_empty = read is not None or all(s.dummy for s in spans.values())
-            self._book_for_nobody(executed, start_ns, end_ns)
-            self.num_unjoined += not is_empty
-            if not self._sinks or not is_empty:
-                return
-            split, (rows, contexts) = _split_among_none(executed), _NOTHING
-        else:
-            rows, contexts = read
-            split = split_step(self.book, rows, contexts, executed, span, wait_ns=wait_ns)
-            prefill_ns = self._bookings.book(rows, contexts, split, executed)
-            is_cold = any(s.cold for s in spans.values())
-            self._timeline.push(
-                start_ns,
-                self._bookings.begin,
-                start_ns,
-                end_ns,
-                split,
-                executed,
-                is_cold,
-                prefill_ns,
-            )
-            if wait_ns:
-                self._timeline.push(end_ns, self.lives.waited_for_rank, split.slots, wait_ns)
-        if self._sinks:
-            self._bookings.hand_on(
-                rows, contexts, split, executed, span=span, dp_rank=pending.dp_rank
-            )
-
-    def _book_for_nobody(self, executed: list[RankSpan], start_ns: int, end_ns: int) -> None:
-        """Book a step of no request, or of nobody knows whom."""
-        split, nothing = _split_among_none(executed), [0] * len(executed)
-        self._timeline.push(
-            start_ns, self._bookings.begin, start_ns, end_ns, split, executed, False, nothing
-        )
-        amounts = self.lives.windows.at(end_ns).amounts
-        amounts["unattributed_ns"] += sum(split.unattributed_ns)
-        amounts["steps"] += 1
-
-    def _executed(self, number: int, span: StepSpan) -> RankSpan:
-        ring = self.rings[number]
-        stage = ring.info.ranks[1] if ring.info is not None else 0
-        return rank_span(span, ring.clock, ring=number, rank=ring.opened.rank, stage=stage)
-
-    def _read(self, ring: RingState, slices: StepSlices) -> tuple[Rows, Ints] | None:
-        """Return a step's rows and their contexts, None if its columns do not fit together."""
-        try:
-            rows = self._rows_of(ring, slices)
-            return rows, rows.contexts(slices)
-        except ValueError:
-            return None
-
-    def _rows_of(self, ring: RingState, slices: StepSlices) -> Rows:
-        """Read a step's rows, or take the last step's, where only contexts have changed."""
-        kept = ring.kept_rows
-        rows = kept.rows_of(slices, ring.slots.num_dropped)
-        if rows is None:
-            slots = kept.slots_of(slices.requests)
-            if slots is None:
-                indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
-                slots = self._slots_of(ring, indices, slices.t_ns)
-            rows = Rows(slices, slots, kept.singles)
-            kept.keep(rows, ring.slots.num_dropped)
-        return rows
-
-    def _slots_of(self, ring: RingState, indices: NDArray[np.uint32], t_ns: int) -> Ints:
-        """Return the slots of a step's rows, adding requests that were never introduced.
-
-        A request that is final already has none.
-        """
-        slots = ring.slots.slots(indices)
-        if len(slots) and np.minimum.reduce(slots):
-            return slots
-        for at in np.flatnonzero(slots == 0).tolist():
-            index = int(indices[at])
-            slot = ring.slots.get(index)
-            if not slot and ring.slots.highest < index <= _MOST_INDEX:
-                name = f"{ring.opened.role}-{ring.opened.rank}#{index}"
-                request = self.lives.table.add(name, t_ns, is_front_end=False, state=RUNNING)
-                request.joined_late = request.is_first_unknown = True
-                request.bind(ring.slots, index)
-                slot = request.slot
-            slots[at] = slot
-        return slots
+        self.joins.span(ring, span)
 
 
-def _split_among_none(executed: list[RankSpan]) -> SplitStep:
-    """Return the split of a step that worked for no request, or for nobody knows whom."""
-    none = _NO_ROWS.tokens
-    return SplitStep(
-        shares_ns=[none for _ in executed],
-        padding_ns=[0 for _ in executed],
-        unattributed_ns=[run.measured_ns for run in executed],
-        residual=0.0,
-        fit_id="",
-        slots=none,
-        delay=Delay(none, None, [], 0, 0, 0, 0),
-    )
-
-
-_NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
-_NO_ROWS = Rows(_NO_SLICES, np.zeros(0, dtype=np.int64), Singles())
-_NOTHING = (_NO_ROWS, _NO_ROWS.contexts(_NO_SLICES))
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)

@@ -17,7 +17,7 @@ from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Sink
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.slots import SlotMap
-from inferscope.collector.steps import SplitStep
+from inferscope.collector.steps import Execution, SplitStep
 from inferscope.collector.windows import Windows
 from inferscope.records import CAUSES, FINISHES, RequestEvent
 
@@ -65,15 +65,16 @@ class Lives:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def open_step(self, start_ns: int, end_ns: int, split: SplitStep, is_cold: bool) -> None:
+    def open_step(self, run: Execution, split: SplitStep) -> None:
         """Begin a step: the host had the floor until now."""
         ledger = self.table.ledger
+        start_ns = run.start_ns
         ledger.open_step(
             split.slots,
             split.delay,
             start_ns=start_ns,
-            end_ns=end_ns,
-            is_cold=is_cold,
+            end_ns=run.end_ns,
+            is_cold=run.is_cold,
         )
         self.count_idle(start_ns)
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns

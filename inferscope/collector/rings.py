@@ -5,7 +5,8 @@ from __future__ import annotations
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import KeptRows
 from inferscope.collector.slots import SlotMap
-from inferscope.records import CLOSED, OFF, ON, EngineInfo, ProbeHealth, RingOpened
+from inferscope.collector.steps import RankSpan, rank_span
+from inferscope.records import CLOSED, OFF, ON, EngineInfo, ProbeHealth, RingOpened, StepSpan
 
 SILENT_NS = 5_000_000_000
 """A ring with requests in flight and no record for this long has lost its process."""
@@ -41,6 +42,12 @@ class RingState:
         self.unlisted: set[int] = set()
         """Requests that the last keyframe did not name."""
         self.kept_rows = KeptRows()
+
+    def placed(self, span: StepSpan) -> RankSpan:
+        """Place one of its spans on the host's clock."""
+        stage = self.info.ranks[1] if self.info is not None else 0
+        opened = self.opened
+        return rank_span(span, self.clock, ring=opened.ring, rank=opened.rank, stage=stage)
 
     @property
     def is_front_end(self) -> bool:

@@ -233,3 +233,7 @@ def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
     if len(found) != num_rows:
         raise ValueError(f"column {name} has {len(found)} rows, not {num_rows}")
     return found
+
+
+NO_ROWS = Rows(StepSlices(0, 0, 0, b"", b"", b"", b""), np.zeros(0, dtype=np.int64), Singles())
+"""Of a step of nobody."""

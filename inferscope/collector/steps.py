@@ -75,6 +75,34 @@ class RankSpan(msgspec.Struct, frozen=True, gc=False):
     clock: str
 
 
+class Execution(msgspec.Struct, frozen=True, gc=False):
+    """A step as all ranks that told of it executed it."""
+
+    span: StepSpan
+    """The first rank's record, for mode and padding."""
+    digests: set[int]
+    """Of the slices, as the ranks know them."""
+    ranks: list[RankSpan]
+    start_ns: int
+    """On the earliest rank."""
+    end_ns: int
+    """On the latest."""
+    longest_ns: int
+    """Of the ranks' measured times."""
+    sum_ns: int
+    """Of the same."""
+    wait_ns: int
+    """Of its delay, spent waiting for the slowest rank."""
+    is_cold: bool
+    """On some rank."""
+    is_dummy: bool
+    """On all of them."""
+
+    def is_of(self, digest: int) -> bool:
+        """Tell whether these slices are what the ranks executed; 0 says that one cannot know."""
+        return self.digests <= {0, digest}
+
+
 class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """A step with its time divided: what each rank took, and what its members waited for."""
 
@@ -114,6 +142,39 @@ def rank_span(
     return RankSpan(ring, rank, stage, launched_ns, ready_ns, ready_ns - launched_ns, "host")
 
 
+def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
+    """Put together what each rank told of a step."""
+    if len(told) == 1:
+        rank, span = told[0]
+        took_ns = rank.measured_ns
+        return Execution(
+            span,
+            {span.digest},
+            [rank],
+            rank.start_ns,
+            rank.end_ns,
+            took_ns,
+            took_ns,
+            0,
+            span.cold,
+            span.dummy,
+        )
+    told.sort(key=lambda of_rank: (of_rank[0].rank, of_rank[0].ring))
+    ranks, spans = [rank for rank, _ in told], [span for _, span in told]
+    return Execution(
+        span=spans[0],
+        digests={span.digest for span in spans},
+        ranks=ranks,
+        start_ns=min(rank.start_ns for rank in ranks),
+        end_ns=max(rank.end_ns for rank in ranks),
+        longest_ns=max(rank.measured_ns for rank in ranks),
+        sum_ns=sum(rank.measured_ns for rank in ranks),
+        wait_ns=rank_wait_ns(ranks),
+        is_cold=any(span.cold for span in spans),
+        is_dummy=all(span.dummy for span in spans),
+    )
+
+
 def rank_wait_ns(spans: list[RankSpan]) -> int:
     """Return what a step took beyond the fastest rank of each pipeline stage."""
     if len(spans) == 1:
@@ -125,25 +186,16 @@ def rank_wait_ns(spans: list[RankSpan]) -> int:
     return max(0, whole_ns - sum(fastest.values()))
 
 
-def split_step(
-    book: CostBook,
-    rows: Rows,
-    contexts: Ints,
-    spans: list[RankSpan],
-    span: StepSpan,
-    *,
-    wait_ns: int = 0,
-) -> SplitStep:
+def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> SplitStep:
     """Divide a step's time over its rows, and explain its delay to its requests.
 
     Args:
         book: the models in force; it learns from the step.
         rows: the slices.
         contexts: [rows].
-        spans: each rank's execution.
-        span: any rank's record, for mode, padding and coldness.
-        wait_ns: of its delay, spent waiting for the slowest rank; it goes to the excess.
+        run: its execution. The wait for the slowest rank goes to the delay's excess.
     """
+    span = run.span
     price = book.price(span.mode)
     model = price.model
     batch = rows.batch(contexts)
@@ -155,21 +207,17 @@ def split_step(
     paddings: list[int] = []
     unattributed: list[int] = []
     num_tokens = rows.team.num_tokens
-    for executed in spans:
+    for rank in run.ranks:
         padding_ns = 0
         if span.padded_tokens > num_tokens:
             extra = model.f(span.padded_tokens) - model.f(num_tokens)
-            padding_ns = round(executed.measured_ns * extra / (modelled_ns + extra))
-        busy_ns = 0 if span.dummy else executed.measured_ns - padding_ns
+            padding_ns = round(rank.measured_ns * extra / (modelled_ns + extra))
+        busy_ns = 0 if span.dummy else rank.measured_ns - padding_ns
         shares.append(_shares_ns(rows, batch, parts, modelled_ns, busy_ns))
         paddings.append(0 if span.dummy else padding_ns)
-        unattributed.append(executed.measured_ns if span.dummy else 0)
+        unattributed.append(rank.measured_ns if span.dummy else 0)
 
-    measured_ns, delay_ns = spans[0].measured_ns, spans[0].end_ns - spans[0].start_ns
-    if len(spans) > 1:
-        measured_ns = max(run.measured_ns for run in spans)
-        delay_ns = max(run.end_ns for run in spans) - min(run.start_ns for run in spans) - wait_ns
-    ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
+    ratio = run.longest_ns / modelled_ns if modelled_ns > 0 else 1.0
     delay = explain(
         model,
         batch,
@@ -177,13 +225,13 @@ def split_step(
         modelled_ns=modelled_ns,
         prefills=rows.member_prefills,
         recomputed=rows.recomputed,
-        delay_ns=delay_ns,
+        delay_ns=run.end_ns - run.start_ns - run.wait_ns,
         healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
     )
-    if wait_ns:
-        delay = replace(delay, excess_ns=delay.excess_ns + wait_ns)
+    if run.wait_ns:
+        delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
-        book.observe(span.mode, batch, measured_ns=measured_ns, modelled_ns=modelled_ns)
+        book.observe(span.mode, batch, measured_ns=run.longest_ns, modelled_ns=modelled_ns)
     return SplitStep(shares, paddings, unattributed, ratio - 1.0, model.fit_id, rows.members, delay)
 
 

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
 
 class Timeline:
-    """Actions by the time at which they happened; equal times in the order of arrival."""
+    """Actions by the time at which they happened; equal times in the order of arrival.
+
+    Nearly all of them come in order and are run soon, so a sorted list is enough.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._actions: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
 
     def push(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
         """Keep an action for the sweep over its time."""
         self._order += 1
-        heapq.heappush(self._heap, (at_ns, self._order, action, arguments))
-
-    def is_due(self, before_ns: int) -> bool:
-        """Tell whether there is something to sweep over."""
-        return bool(self._heap) and self._heap[0][0] < before_ns
+        actions = self._actions
+        entry = (at_ns, self._order, action, arguments)
+        if actions and at_ns < actions[-1][0]:
+            insort(actions, entry)
+        else:
+            actions.append(entry)
 
     def sweep(self, before_ns: int, *, arrive: Callable[[int], None]) -> None:
-        """Run all actions before a time, in order.
+        """Run all actions before a time, in order. They push no others.
 
         Args:
             before_ns: nothing before this can change any more.
             arrive: called with each action's time ahead of it.
         """
-        heap = self._heap
-        while heap and heap[0][0] < before_ns:
-            at_ns, _, action, arguments = heapq.heappop(heap)
+        actions, num = self._actions, 0
+        for at_ns, _, action, arguments in actions:
+            if at_ns >= before_ns:
+                break
             arrive(at_ns)
             action(*arguments)
+            num += 1
+        del actions[:num]

@@ -1,0 +1,215 @@
+"""An engine's steps, from the first word of each until all of its records are in.
+
+Slices come from one ring, spans from one ring per rank; they meet by the step's number and prove it
+by the digest. A step that is complete, or that will not become so, is split, booked and forgotten.
+What it does to its requests' ledgers waits on the timeline until no step that began before it is
+still open to change.
+"""
+
+from __future__ import annotations
+
+from inferscope.attribution.counterfactual import Delay
+from inferscope.collector.bookings import Bookings
+from inferscope.collector.finals import Sink
+from inferscope.collector.lives import Lives
+from inferscope.collector.reading import read
+from inferscope.collector.rings import RingState
+from inferscope.collector.rows import NO_ROWS
+from inferscope.collector.steps import Execution, PendingStep, SplitStep, execution, split_step
+from inferscope.collector.timeline import Timeline
+from inferscope.cost.book import CostBook
+from inferscope.records import StepPlan, StepSlices, StepSpan
+
+MAX_PENDING_STEPS = 256
+_KEPT_JOINED = 512
+
+
+class Joins:
+    """The steps of one engine that are not split yet.
+
+    Attributes:
+        num_unjoined: steps whose records contradict each other or never came together.
+        num_partial: steps that were split without some rank's span.
+    """
+
+    def __init__(
+        self,
+        rings: dict[int, RingState],
+        lives: Lives,
+        *,
+        book: CostBook,
+        timeline: Timeline,
+        bookings: Bookings,
+        sinks: list[Sink],
+    ) -> None:
+        """Start without steps.
+
+        Args:
+            rings: the engine's, by number.
+            lives: its requests.
+            book: the cost models in force.
+            timeline: takes what steps do to ledgers.
+            bookings: takes the steps.
+            sinks: receive final steps.
+        """
+        self._rings = rings
+        self._lives = lives
+        self._book = book
+        self._timeline = timeline
+        self._bookings = bookings
+        self._sinks = sinks
+        self.num_unjoined = 0
+        self.num_partial = 0
+        self._pending: dict[tuple[int, int], PendingStep] = {}
+        """By data-parallel rank and step."""
+        self._joined: dict[tuple[int, int], int] = {}
+        """When the last ones that were split had ended."""
+
+    # --- records ------------------------------------------------------------------------------
+
+    def plan(self, ring: RingState, plan: StepPlan) -> None:
+        """Take the scheduler's word that a step begins."""
+        self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
+
+    def slices(self, ring: RingState, slices: StepSlices) -> None:
+        """Take who is in a step."""
+        pending = self._pending_step(ring, slices.step, slices.t_ns, slices.t_ns)
+        pending.slices = slices
+        pending.ring = ring.opened.ring
+        if len(self._pending) > 1:
+            # A ring tells of steps in their order.
+            for other in list(self._pending.values()):
+                if other.step < slices.step and other.dp_rank == pending.dp_rank:
+                    other.is_unsliced = other.slices is None
+                    self._join(other)
+        if pending.spans or pending.past:
+            self._join(pending)
+
+    def span(self, ring: RingState, span: StepSpan) -> None:
+        """Take one rank's execution of a step."""
+        ring.has_spans, ring.is_out = True, False
+        number = ring.opened.ring
+        if span.launch_start_ns <= self._joined.get((ring.dp_rank, span.step), -1):
+            self.num_unjoined += 1  # the step was split without it
+            return
+        pending = self._pending_step(ring, span.step, span.launch_start_ns, span.t_ns)
+        pending.spans[number] = span
+        if len(self._pending) > 1:
+            for other in list(self._pending.values()):
+                if other.step < span.step and other.dp_rank == pending.dp_rank:
+                    other.past.add(number)
+                    self._join(other)
+        self._join(pending)
+
+    def give_up(self) -> None:
+        """Do without the records that will not come any more."""
+        for pending in list(self._pending.values()):
+            at_ns = pending.seen_ns
+            rings = [ring for ring in self._rings.values() if ring.dp_rank == pending.dp_rank]
+            speakers = [ring for ring in rings if not ring.is_front_end]
+            pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(at_ns))
+            cores = [ring for ring in speakers if not ring.is_worker] or speakers
+            pending.is_unsliced = all(ring.is_past(at_ns) for ring in cores)
+            self._join(pending)
+
+    def oldest_ns(self) -> int | None:
+        """Return when the oldest step began that is not split yet."""
+        return min([step.start_ns for step in self._pending.values()]) if self._pending else None
+
+    def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
+        key = (ring.dp_rank, step)
+        if not 0 <= start_ns <= t_ns:
+            start_ns = min(max(start_ns, 0), t_ns)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = PendingStep(*key, start_ns)
+            if len(self._pending) > MAX_PENDING_STEPS:
+                oldest = self._pending.pop(next(iter(self._pending)))
+                self.num_unjoined += bool(oldest.spans or oldest.slices)
+        elif start_ns < pending.start_ns:
+            pending.start_ns = start_ns
+        pending.seen_ns = t_ns
+        return pending
+
+    # --- joining ------------------------------------------------------------------------------
+
+    def _is_awaited(self, pending: PendingStep) -> bool:
+        """Tell whether records of a step are still to come."""
+        told, past = pending.spans, pending.past
+        if pending.slices is None and not pending.is_unsliced:
+            # A dummy step has none. Nobody knows which step is one before its first span.
+            return not (told and all(span.dummy for span in told.values()))
+        if not told and not past:
+            return True
+        for number, ring in self._rings.items():
+            if (
+                number not in told
+                and number not in past
+                and (ring.has_spans or ring.is_worker)
+                and not ring.is_out
+                and ring.dp_rank == pending.dp_rank
+            ):
+                return True
+        return False
+
+    def _join(self, pending: PendingStep) -> None:
+        """Split the step if all its records are in, or the rest will not come."""
+        if self._is_awaited(pending):
+            return
+        spans, slices = pending.spans, pending.slices
+        key = (pending.dp_rank, pending.step)
+        del self._pending[key]
+        if not spans:
+            self.num_unjoined += slices is not None
+            return
+        rings = self._rings
+        run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
+        self._joined[key] = run.end_ns
+        if len(self._joined) > _KEPT_JOINED:
+            del self._joined[next(iter(self._joined))]
+        if pending.past:
+            self.num_partial += any(
+                rings[number].has_spans and number not in spans for number in pending.past
+            )
+        self._lives.clock = run.ranks[0].clock
+        if slices is None or not run.is_of(slices.digest):
+            self._book_for_nobody(pending, run, is_unjoined=not run.is_dummy)
+            return
+        found = read(rings[pending.ring], slices, self._lives.table)
+        if found is None or not len(found[0].slots):
+            self._book_for_nobody(pending, run, is_unjoined=found is None and not run.is_dummy)
+            return
+        rows, contexts = found
+        split = split_step(self._book, rows, contexts, run)
+        prefill_ns = self._bookings.book(rows, contexts, split, run)
+        self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
+        if run.wait_ns:
+            self._timeline.push(run.end_ns, self._lives.waited_for_rank, split.slots, run.wait_ns)
+        if self._sinks:
+            self._bookings.hand_on(rows, contexts, split, run, dp_rank=pending.dp_rank)
+
+    def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
+        """Book a step of no request, or of nobody knows whom."""
+        split = _split_among_none(run)
+        self._timeline.push(run.start_ns, self._bookings.begin, run, split, [0] * len(run.ranks))
+        amounts = self._lives.windows.at(run.end_ns).amounts
+        amounts["unattributed_ns"] += sum(split.unattributed_ns)
+        amounts["steps"] += 1
+        self.num_unjoined += is_unjoined
+        if self._sinks and not is_unjoined:
+            none = NO_ROWS.tokens
+            self._bookings.hand_on(NO_ROWS, none, split, run, dp_rank=pending.dp_rank)
+
+
+def _split_among_none(run: Execution) -> SplitStep:
+    """Return the split of a step that worked for no request, or for nobody knows whom."""
+    none = NO_ROWS.tokens
+    return SplitStep(
+        shares_ns=[none for _ in run.ranks],
+        padding_ns=[0 for _ in run.ranks],
+        unattributed_ns=[rank.measured_ns for rank in run.ranks],
+        residual=0.0,
+        fit_id="",
+        slots=none,
+        delay=Delay(none, None, [], 0, 0, 0, 0),
+    )

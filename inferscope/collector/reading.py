@@ -1,0 +1,73 @@
+"""From a step's slices to its rows: whose they are, and what has changed since the last step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.ledger import RUNNING
+from inferscope.collector.requests import RequestTable
+from inferscope.collector.rings import RingState
+from inferscope.collector.rows import Rows
+from inferscope.records import COLUMNS, StepSlices
+
+Ints = NDArray[np.int64]
+
+MOST_INDEX = 0xFFFFFFFE
+
+
+def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Rows, Ints] | None:
+    """Return a step's rows and their contexts, None if its columns do not fit together.
+
+    Args:
+        ring: that tells of them.
+        slices: the step's.
+        table: to which requests are added that were never introduced.
+    """
+    try:
+        rows = _rows_of(ring, slices, table)
+        return rows, rows.contexts(slices)
+    except ValueError:
+        return None
+
+
+def team_of(ring: RingState, requests: bytes) -> Ints | None:
+    """Return the slots of the ring's last step, if it was made up of just these requests."""
+    if ring.kept_rows.num_dropped == ring.slots.num_dropped:
+        return ring.kept_rows.slots_of(requests, is_each_once=True)
+    return None
+
+
+def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
+    """Read a step's rows, or take kept ones, where only contexts have changed."""
+    kept = ring.kept_rows
+    rows = kept.rows_of(slices, ring.slots.num_dropped)
+    if rows is None:
+        slots = kept.slots_of(slices.requests)
+        if slots is None:
+            indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+            slots = _slots_of(ring, indices, slices.t_ns, table)
+        rows = Rows(slices, slots, kept.singles)
+        kept.keep(rows, ring.slots.num_dropped)
+    return rows
+
+
+def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable) -> Ints:
+    """Return the slots of a step's rows, adding requests that were never introduced.
+
+    A request that is final already has none.
+    """
+    slots = ring.slots.slots(indices)
+    if len(slots) and np.minimum.reduce(slots):
+        return slots
+    for at in np.flatnonzero(slots == 0).tolist():
+        index = int(indices[at])
+        slot = ring.slots.get(index)
+        if not slot and ring.slots.highest < index <= MOST_INDEX:
+            name = f"{ring.opened.role}-{ring.opened.rank}#{index}"
+            request = table.add(name, t_ns, is_front_end=False, state=RUNNING)
+            request.joined_late = request.is_first_unknown = True
+            request.bind(ring.slots, index)
+            slot = request.slot
+        slots[at] = slot
+    return slots
