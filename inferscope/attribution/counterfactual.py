@@ -92,20 +92,18 @@ def explain(
     alone = _alone(model, batch, own)
     own_ns = alone.values(batch, scale).astype(np.int64)
     prefill_ns = decode_ns = explained_ns
-    if not prefills:
-        if not alone.is_within(batch, decode_ns, scale):
-            np.minimum(own_ns, decode_ns, out=own_ns)
-        return Delay(
-            own_ns, None, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
-        )
-    of_prefills, of_decodes = _class_ns(model, batch, own, prefills)
-    if of_prefills:
-        prefill_ns = min(explained_ns, round(of_prefills * scale))
-    if of_decodes:
-        decode_ns = min(explained_ns, round(of_decodes * scale))
-    of_them = np.minimum(own_ns[prefills], prefill_ns)
-    np.minimum(own_ns, decode_ns, out=own_ns)
-    own_ns[prefills] = of_them
+    of_them: list[int] = []
+    if prefills:
+        of_prefills, of_decodes = _class_ns(model, batch, own, prefills)
+        if of_prefills:
+            prefill_ns = min(explained_ns, round(of_prefills * scale))
+        if of_decodes:
+            decode_ns = min(explained_ns, round(of_decodes * scale))
+        of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
+    if not alone.is_within(batch, decode_ns, scale):
+        np.minimum(own_ns, decode_ns, out=own_ns)
+    for at, mine_ns in zip(prefills, of_them, strict=True):
+        own_ns[at] = mine_ns
     again: Ints | None = None
     if recomputed is not None:
         again = (own_ns * (recomputed / batch.team.tokens)).astype(np.int64)

@@ -192,15 +192,22 @@ def round_ns(exact: Floats, total_ns: int) -> Ints:
     """
     whole = exact.astype(np.int64)
     missing = total_ns - int(np.add.reduce(whole))
-    if missing > len(whole):  # parts that fell short of the total
+    if missing >= len(whole):  # parts that fell short of the total
         whole += missing // len(whole)
         missing %= len(whole)
-    if missing:
-        order = (whole - exact).argsort(kind="stable")
-        step = 1
-        if missing < 0:  # a total too large for a float to be exact
-            step, order = -1, order[::-1][whole[order[::-1]] > 0]
-        whole[order[: abs(missing)]] += step
+    if not missing:
+        return whole
+    short = whole - exact
+    if missing > 0:
+        ordered = np.sort(short)
+        bound = ordered.item(missing)
+        if ordered.item(missing - 1) < bound:  # no tie there: sorting values is enough
+            whole += short < bound
+            return whole
+    order, step = short.argsort(kind="stable"), 1
+    if missing < 0:  # a total too large for a float to be exact
+        step, order = -1, order[::-1][whole[order[::-1]] > 0]
+    whole[order[: abs(missing)]] += step
     return whole
 
 

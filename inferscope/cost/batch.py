@@ -194,10 +194,11 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     def is_within(self, batch: Batch, most: int, scale: float) -> bool:
         """Tell whether no value, rounded down, exceeds a number; False where that is not plain."""
-        if self.chunks or not isinstance(self.level, float):
+        level, per_token = self.level, self.slope * scale
+        if not isinstance(level, float) or per_token < 0:
             return False
-        longest = (batch.longest_single - 1) * (self.slope * scale)
-        return longest + (self.slope + self.level) * scale < most + 1
+        highest = (batch.longest_single - 1) * per_token + (self.slope + level) * scale
+        return highest < most + 1 and not any([one * scale >= most + 1 for one in self.chunks])
 
     def one(self, batch: Batch, at: int) -> float:
         """Return one request's nanoseconds."""
