@@ -303,10 +303,12 @@ class Ledger:
             return False
         joining: list[int] = []
         if together.team is not slots:
-            team, members = slots.tolist(), together.members
-            joining = [slot for slot in team if slot not in members]
-            if len(team) - len(joining) != len(members):
+            is_member = together.is_member[slots]
+            num_staying = np.count_nonzero(is_member)
+            if num_staying < len(together.members):
                 return False
+            if num_staying < len(slots):
+                joining = slots[~is_member].tolist()
             for slot in joining:
                 self.admitted(slot, start_ns)
                 if self.state.item(slot) != RUNNING or self._mark_ns.item(slot) > start_ns:

@@ -38,6 +38,7 @@ class Together:
 
     Attributes:
         members: the slots.
+        is_member: the same: [slots].
         team: the same as an array, which is the team's name; None since somebody left or joined.
         mark_ns: where all of them stand.
     """
@@ -54,6 +55,7 @@ class Together:
         "_own_ns",
         "_own_slots",
         "_rows",
+        "is_member",
         "mark_ns",
         "members",
         "team",
@@ -69,6 +71,8 @@ class Together:
             marks_ns: likewise.
         """
         self.members = set(team.tolist())
+        self.is_member = np.zeros(len(marks_ns), dtype=np.bool_)
+        self.is_member[team] = True
         self.team: Ints | None = team
         self.mark_ns = mark_ns
         self._rows = rows
@@ -85,6 +89,7 @@ class Together:
         """Take in a request that stands at the mark."""
         self._add_sums(self._rows[slot], -1)
         self.members.add(slot)
+        self.is_member[slot] = True
         self.team = None
         self._is_written = False
 
@@ -94,6 +99,7 @@ class Together:
         self._add_sums(self._rows[slot], 1)
         self._marks_ns[slot] = self.mark_ns
         self.members.remove(slot)
+        self.is_member[slot] = False
         self.team = None
 
     # --- what ---------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Emissions:
 
         Args:
             slots: [requests].
-            counts: [requests], tokens of each; None where each has one.
+            counts: [requests], tokens of each; None where each has one, and is there once.
             at_ns: when.
         """
         if not len(slots):
@@ -49,10 +49,8 @@ class Emissions:
         table.ledger.emitted(slots, at_ns)
         tokens = table.tokens
         if not self.num_front_ends and counts is None:
-            joining = tokens.gather(slots, is_in_engine=True)
-            if joining is not None:
-                self._together(slots, joining, at_ns)
-                return
+            self._together(slots, tokens.gather(slots, is_in_engine=True), at_ns)
+            return
         if slots is not self._last_slots:
             self._last_slots = slots
             for slot in slots[tokens.engine_ns[slots] == 0].tolist():
@@ -78,14 +76,12 @@ class Emissions:
             return
         tokens = self._table.tokens
         if counts is None:
-            joining = tokens.gather(slots, is_in_engine=False)
-            if joining is not None:
-                self._together(slots, joining, at_ns)
-                return
+            self._together(slots, tokens.gather(slots, is_in_engine=False), at_ns)
+            return
         before_ns = tokens.edge_ns[slots]
         firsts = slots[before_ns == 0].tolist()
         self._windows.observe("tbt", at_ns - before_ns[before_ns > 0], at_ns)
-        tokens.emit_several(slots, [1] * len(slots) if counts is None else counts.tolist(), at_ns)
+        tokens.emit_several(slots, counts.tolist(), at_ns)
         self._first_tokens(firsts, at_ns)
 
     def _together(self, slots: Ints, joining: list[int], at_ns: int) -> None:

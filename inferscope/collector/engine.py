@@ -345,6 +345,8 @@ class EngineFold:
         if slots is None:
             slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
             known = slots > 0
+            if counts is None and len(set(slots.tolist())) < num:
+                counts = np.ones(num, dtype=np.uint32)  # not one team: somebody is twice in it
             if counts is not None:
                 known &= counts > 0
             slots = slots[known]

@@ -33,9 +33,10 @@ def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Rows
 
 def team_of(ring: RingState, requests: bytes) -> Ints | None:
     """Return the slots of the ring's last step, if it was made up of just these requests."""
-    if ring.kept_rows.num_dropped == ring.slots.num_dropped:
-        return ring.kept_rows.slots_of(requests, is_each_once=True)
-    return None
+    if ring.kept_rows.num_dropped != ring.slots.num_dropped:
+        return None
+    last = ring.kept_rows.last_of(requests)
+    return None if last is None or last.member_of_row is not None else last.slots
 
 
 def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
@@ -43,23 +44,33 @@ def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
     kept = ring.kept_rows
     rows = kept.rows_of(slices, ring.slots.num_dropped)
     if rows is None:
-        slots = kept.slots_of(slices.requests)
-        if slots is None:
-            indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
-            slots = _slots_of(ring, indices, slices.t_ns, table)
+        like = kept.last_of(slices.requests)
+        if like is not None:
+            rows = Rows(slices, like.slots, kept.singles, like=like)
+            kept.keep(rows)
+            return rows
+        indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+        slots, is_known = _slots_of(ring, indices, slices.t_ns, table)
         rows = Rows(slices, slots, kept.singles)
-        kept.keep(rows, ring.slots.num_dropped)
+        if is_known and kept.num_dropped == ring.slots.num_dropped:
+            kept.keep(rows)
+        else:
+            kept.drop()
     return rows
 
 
-def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable) -> Ints:
+def _slots_of(
+    ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable
+) -> tuple[Ints, bool]:
     """Return the slots of a step's rows, adding requests that were never introduced.
 
-    A request that is final already has none.
+    A request that is final already has none; whether all have one is returned as well.
     """
     slots = ring.slots.slots(indices)
-    if len(slots) and np.minimum.reduce(slots):
-        return slots
+    if not len(slots):
+        return slots, False
+    if np.minimum.reduce(slots):
+        return slots, True
     for at in np.flatnonzero(slots == 0).tolist():
         index = int(indices[at])
         slot = ring.slots.get(index)
@@ -70,4 +81,4 @@ def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: Re
             request.bind(ring.slots, index)
             slot = request.slot
         slots[at] = slot
-    return slots
+    return slots, bool(np.minimum.reduce(slots))

@@ -20,6 +20,7 @@ Bytes = NDArray[np.uint8]
 _FEW = 4
 """Prefills that are cheaper told one by one than by column."""
 _MOST_KINDS = 8
+_U32 = np.dtype(COLUMNS["contexts"])
 _ONE_TOKEN, _ONE_ROW = b"\1\0\0\0", b"\1\0"
 """One, as the columns have it."""
 
@@ -45,13 +46,16 @@ class Rows:
             each request.
     """
 
-    def __init__(self, slices: StepSlices, slots: Ints, singles: Singles) -> None:
+    def __init__(
+        self, slices: StepSlices, slots: Ints, singles: Singles, *, like: Rows | None = None
+    ) -> None:
         """Read the columns.
 
         Args:
             slices: the step's.
             slots: [rows].
             singles: teams of plain decodes.
+            like: rows of the same slots, in the same order.
 
         Raises:
             ValueError: they do not fit together.
@@ -63,9 +67,12 @@ class Rows:
             if len(column) not in (0, width * num):
                 raise ValueError(f"a column has {len(column)} bytes for {num} rows")
         self.slots = slots
-        self.slot_bytes = slots.tobytes()
-        self.members, self.member_of_row = slots, None
-        if len(set(slots.tolist())) < num:
+        self.slot_bytes: bytes = slots.tobytes() if like is None else like.slot_bytes
+        self.members: Ints = slots
+        self.member_of_row: Ints | None = None
+        if like is not None:
+            self.members, self.member_of_row = like.members, like.member_of_row
+        elif len(set(slots.tolist())) < num:
             self.members, self.member_of_row = np.unique(slots, return_inverse=True)
         self.prefills = _positions(slices.phases or bytes(num), PREFILL)
         self.num_prefill_tokens = 0
@@ -145,7 +152,10 @@ class Rows:
         Raises:
             ValueError: they are not as many as the rows.
         """
-        return _column(slices.contexts, "contexts", len(self.slots)).astype(np.int64)
+        found = np.frombuffer(slices.contexts, dtype=_U32)
+        if len(found) != len(self.slots):
+            found = _column(slices.contexts, "contexts", len(self.slots))
+        return found.astype(np.int64)
 
     def batch(self, contexts: Ints) -> Batch:
         """Return the requests as the cost model sees them."""
@@ -187,30 +197,32 @@ class KeptRows:
     def rows_of(self, slices: StepSlices, num_dropped: int) -> Rows | None:
         """Return the rows of slices that differ from kept ones in their contexts only."""
         if num_dropped != self.num_dropped:
-            self._by_key.clear()
-            self._last = None
+            self.drop()
             self.num_dropped = num_dropped
             return None
-        rows = self._by_key.get(_key(slices))
+        key = _key(slices)
+        if self._last is not None and self._last.key == key:
+            return self._last
+        rows = self._by_key.get(key)
         if rows is not None:
             self._last = rows
         return rows
 
-    def slots_of(self, requests: bytes, *, is_each_once: bool = False) -> Ints | None:
-        """Return the slots of the last step, if it was made up of just these requests."""
+    def last_of(self, requests: bytes) -> Rows | None:
+        """Return the last step's rows, if it was made up of just these requests."""
         last = self._last
-        if last is None or last.key[0] != requests:
-            return None
-        return None if is_each_once and last.member_of_row is not None else last.slots
+        return None if last is None or last.key[0] != requests else last
 
-    def keep(self, rows: Rows, num_dropped: int) -> None:
-        """Keep rows, if all of their requests are known."""
-        holds = num_dropped == self.num_dropped and len(rows.slots) > 0
-        self._last = rows if holds and np.minimum.reduce(rows.slots) else None
-        if self._last is None or len(self._by_key) >= _MOST_KINDS:
+    def keep(self, rows: Rows) -> None:
+        """Keep rows, all of whose requests are known."""
+        if len(self._by_key) >= _MOST_KINDS:
             self._by_key.clear()
-        if self._last is not None:
-            self._by_key[rows.key] = rows
+        self._last = self._by_key[rows.key] = rows
+
+    def drop(self) -> None:
+        """Keep none: what comes now is of other requests."""
+        self._by_key.clear()
+        self._last = None
 
 
 def _positions(column: bytes, value: int) -> list[int]:

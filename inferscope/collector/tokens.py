@@ -32,6 +32,8 @@ class Tokens:
         """When the team emitted."""
         self._since: dict[int, int] = {}
         """The team: slot → its first place in the log."""
+        self._is_in = np.zeros(num_slots, dtype=np.bool_)
+        """The same: [slots]."""
         self._team = _NOBODY
         """The same as an array, if nobody has left since."""
         self._is_in_engine = False
@@ -55,6 +57,7 @@ class Tokens:
         self._edge_ns = np.concatenate([self._edge_ns, none])
         self._engine_ns = np.concatenate([self._engine_ns, none])
         self._times_ns += [array("q") for _ in range(more)]
+        self._is_in = np.concatenate([self._is_in, none > 0])
 
     # --- the team -----------------------------------------------------------------------------
 
@@ -63,32 +66,32 @@ class Tokens:
         """Return when the team last emitted."""
         return self._log[-1]
 
-    def gather(self, slots: Ints, *, is_in_engine: bool) -> list[int] | None:
+    def gather(self, slots: Ints, *, is_in_engine: bool) -> list[int]:
         """Make these requests the team.
 
         Args:
-            slots: [requests]; the same array says that it is the same requests.
+            slots: [requests], each once; the same array says that it is the same requests.
             is_in_engine: the engine's edge is the requests' edge.
 
         Returns:
-            who was not in the last team; None if there can be no such team, for somebody is twice
-            in it.
+            who was not in the last team.
         """
         if len(self._log) >= _MOST_LOGGED or is_in_engine is not self._is_in_engine:
             self._break_up()
             self._is_in_engine = is_in_engine
         if slots is self._team:
             return []
-        since, team = self._since, slots.tolist()
-        members = set(team)
-        if len(members) < len(team):
-            return None
-        for slot in since.keys() - members:
-            self._part(slot)
+        since, is_in = self._since, self._is_in[slots]
+        num_staying = np.count_nonzero(is_in)
+        joining: list[int] = slots[~is_in].tolist() if num_staying < len(slots) else []
+        if num_staying < len(since):
+            for slot in since.keys() - set(slots.tolist()):
+                self._part(slot)
         if not since:
             self._log = array("q")
-        joining = [slot for slot in team if slot not in since]
-        since.update(dict.fromkeys(joining, len(self._log)))
+        for slot in joining:
+            since[slot] = len(self._log)
+            self._is_in[slot] = True
         self._team = slots
         return joining
 
@@ -111,11 +114,13 @@ class Tokens:
         if slot in self._since:
             self._tell(slot)
             del self._since[slot]
+            self._is_in[slot] = False
             self._team = _NOBODY
 
     def _break_up(self) -> None:
         self._tell_all()
         self._since.clear()
+        self._is_in[:] = False
         self._log = array("q")
         self._team = _NOBODY
 
