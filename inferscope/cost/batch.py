@@ -198,7 +198,9 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         if not isinstance(level, float) or per_token < 0:
             return False
         highest = (batch.longest_single - 1) * per_token + (self.slope + level) * scale
-        return highest < most + 1 and not any(one * scale >= most + 1 for one in self.chunks)
+        if self.chunks and max(self.chunks) * scale >= most + 1:
+            return False
+        return highest < most + 1
 
     def one(self, batch: Batch, at: int) -> float:
         """Return one request's nanoseconds."""
