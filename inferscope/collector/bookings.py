@@ -72,7 +72,8 @@ class Bookings:
         if rows is not self._last_rows:
             self._last_rows = rows
             table.in_prefill[split.slots] = False
-            table.in_prefill[split.slots[split.delay.prefills]] = True
+            for at in split.delay.prefills:
+                table.in_prefill[split.slots.item(at)] = True
             if len(split.slots) > 1:
                 table.is_shared[split.slots] = True
         self._lives.fit_id = split.fit_id

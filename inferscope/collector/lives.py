@@ -6,7 +6,6 @@ once nothing that happened before can change any more.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -306,5 +305,4 @@ def by_cause(row: Ints | None) -> dict[str, int]:
     """Return a ledger's row by name, without the causes that took no time."""
     if row is None:
         return {}
-    spent_ns = row.tolist()
-    return dict(itertools.compress(zip(CAUSES, spent_ns, strict=True), spent_ns))
+    return {CAUSES[at]: row.item(at) for at in row.nonzero()[0].tolist()}

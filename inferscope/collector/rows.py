@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Singles, Team
+from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
 from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
 
 Ints = NDArray[np.int64]
@@ -46,15 +46,31 @@ class Rows:
             each request.
     """
 
+    __slots__ = (
+        "_slices",
+        "is_simple",
+        "key",
+        "member_of_row",
+        "member_prefills",
+        "members",
+        "num_prefill_tokens",
+        "prefills",
+        "recomputed",
+        "slot_bytes",
+        "slots",
+        "team",
+        "tokens",
+    )
+
     def __init__(
-        self, slices: StepSlices, slots: Ints, singles: Singles, *, like: Rows | None = None
+        self, slices: StepSlices, slots: Ints, teams: PlainTeams, *, like: Rows | None = None
     ) -> None:
         """Read the columns.
 
         Args:
             slices: the step's.
             slots: [rows].
-            singles: teams of plain decodes.
+            teams: those that are plain.
             like: rows of the same slots, in the same order.
 
         Raises:
@@ -81,7 +97,7 @@ class Rows:
         chunks = None if self.member_of_row is not None else self._chunks_among_singles()
         self.is_simple = chunks is not None
         if chunks is not None:
-            self.team = Team.plain(num, chunks) if chunks else singles.team(num)
+            self.team = teams.team(num, chunks)
             self.tokens: Ints = self.team.tokens
             if self.prefills:
                 self._read_prefills()
@@ -119,7 +135,7 @@ class Rows:
             again *= (self.flags & RECOMPUTED) > 0
             self.recomputed = self._by_member(again) if again.any() else None
 
-    def _chunks_among_singles(self) -> list[tuple[int, int, int]] | None:
+    def _chunks_among_singles(self) -> tuple[Chunk, ...] | None:
         """Return position, tokens and sampled rows of each chunk, if the step is a simple one.
 
         Compares whole columns with what they would be without the prefills.
@@ -144,7 +160,7 @@ class Rows:
                 return None
             tokens_of, rows_of = bytes(of_decodes), bytes(rows_of_decodes)
         is_simple = tokens_of == _ONE_TOKEN * num and rows_of == _ONE_ROW * num
-        return chunks if is_simple else None
+        return tuple(chunks) if is_simple else None
 
     def contexts(self, slices: StepSlices) -> Ints:
         """Return the contexts, by row.
@@ -185,12 +201,12 @@ class KeptRows:
 
     Attributes:
         num_dropped: the ring's, for which the slots hold.
-        singles: teams of plain decodes.
+        teams: those that are plain.
     """
 
     def __init__(self) -> None:
         self.num_dropped = -1
-        self.singles = Singles()
+        self.teams = PlainTeams()
         self._by_key: dict[tuple[bytes, ...], Rows] = {}
         self._last: Rows | None = None
 
@@ -247,5 +263,5 @@ def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
     return found
 
 
-NO_ROWS = Rows(StepSlices(0, 0, 0, b"", b"", b"", b""), np.zeros(0, dtype=np.int64), Singles())
+NO_ROWS = Rows(StepSlices(0, 0, 0, b"", b"", b"", b""), np.zeros(0, dtype=np.int64), PlainTeams())
 """Of a step of nobody."""

@@ -17,7 +17,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-_MOST_SINGLES = 1024
+_MOST_TEAMS = 1024
+
+
+Chunk = tuple[int, int, int]
+"""Position, tokens, sampled rows."""
 
 
 class Team:
@@ -68,12 +72,12 @@ class Team:
         self.alone: tuple[object, Line] | None = None
 
     @classmethod
-    def plain(cls, num: int, chunks: list[tuple[int, int, int]]) -> Team:
+    def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
         """Return the team of requests with one token and one sampled row each, but for chunks.
 
         Args:
             num: of requests.
-            chunks: position, tokens (several), sampled rows of each, in order.
+            chunks: of several tokens each, in order.
         """
         team = cls.__new__(cls)
         team.tokens = np.ones(num, dtype=np.int64)
@@ -96,19 +100,20 @@ class Team:
         return self.chunk_rows[self.chunks.index(at)] if at in self.chunks else 1
 
 
-class Singles:
-    """Teams of requests with one token and one sampled row each, told apart by number."""
+class PlainTeams:
+    """Plain teams, each made once: those that fill a budget with one prompt are much alike."""
 
     def __init__(self) -> None:
-        self._by_num: dict[int, Team] = {}
+        self._by_make_up: dict[tuple[int, tuple[Chunk, ...]], Team] = {}
 
-    def team(self, num: int) -> Team:
-        """Return the team of so many."""
-        found = self._by_num.get(num)
+    def team(self, num: int, chunks: tuple[Chunk, ...] = ()) -> Team:
+        """Return a team; see `Team.plain`."""
+        key = (num, chunks)
+        found = self._by_make_up.get(key)
         if found is None:
-            if len(self._by_num) >= _MOST_SINGLES:
-                self._by_num.clear()
-            found = self._by_num[num] = Team.plain(num, [])
+            if len(self._by_make_up) >= _MOST_TEAMS:
+                self._by_make_up.clear()
+            found = self._by_make_up[key] = Team.plain(num, chunks)
         return found
 
 

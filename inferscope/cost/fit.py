@@ -34,6 +34,8 @@ _NUM_FEATURES = _NUM_F + 6
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _PRIOR_WEIGHT = 1e-3
+_RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
+"""The weight of an observation, by the number of those since."""
 
 
 def _f_features(num_tokens: Floats) -> list[Floats]:
@@ -84,6 +86,9 @@ class OnlineFit:
         self._times = np.zeros(REMEMBERED_STEPS)
         self._seen = 0
         self._coefficients: Floats | None = None
+        self._design = np.zeros_like(self._rows)
+        self._weighted = np.zeros_like(self._rows)
+        """Room to work in: arrays of this length, made anew, are pages from the system each."""
 
     def observe(self, row: list[float], measured_ns: int) -> bool:
         """Take a healthy step in; return whether a refresh is due."""
@@ -98,22 +103,20 @@ class OnlineFit:
         num = min(self._seen, REMEMBERED_STEPS)
         if not num:
             return None
-        rows, times = self._rows[:num], self._times[:num]
-        age = (self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS
-        weights = 0.5 ** (age / _HALF_LIFE_STEPS)
-        relative = rows / times[:, None]
-        scale = np.maximum(np.abs(relative).max(axis=0), 1e-12)
-        design = relative / scale
+        weights = _RECENCY[(self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS]
+        design, weighted = self._design[:num], self._weighted[:num]
+        np.divide(self._rows[:num], self._times[:num, None], out=design)
+        scale = np.maximum(design.max(axis=0), 1e-12)
+        design /= scale
         prior = None if self._coefficients is None else self._coefficients * scale
         solution = prior if prior is not None else np.zeros(_NUM_FEATURES)
         for iteration in range(4):
-            residual = np.abs(design @ solution - 1.0)
-            bounded = (
-                weights
-                if iteration == 0
-                else weights * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
-            )
-            gram = design.T @ (design * bounded[:, None])
+            bounded = weights
+            if iteration:
+                residual = np.abs(design @ solution - 1.0)
+                bounded = weights * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
+            np.multiply(design, bounded[:, None], out=weighted)
+            gram = design.T @ weighted
             target = design.T @ bounded
             if prior is not None:
                 ridge = _PRIOR_WEIGHT * np.diag(gram)
