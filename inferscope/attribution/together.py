@@ -190,12 +190,14 @@ class Together:
 
     def _add_sums(self, row: Ints, sign: int) -> None:
         """Add to a row what its owner has been booked, but for its own parts, or take it away."""
+        if self._in_steps_ns:
+            of_decodes_ns = self._in_steps_ns - self._excess_ns - self._interference_ns
+            row[_DECODE + 1] += sign * of_decodes_ns
+            row[_DECODE + 2] += sign * self._interference_ns
+            row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
+            row[_COLD_START] += sign * self._cold_ns
         row[_CPU_GAP] += sign * self._gap_ns
         row[_OUTPUT] += sign * self._output_ns
-        row[_DECODE + 1] += sign * (self._in_steps_ns - self._excess_ns - self._interference_ns)
-        row[_DECODE + 2] += sign * self._interference_ns
-        row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
-        row[_COLD_START] += sign * self._cold_ns
 
     def _tell_own(self) -> None:
         """Write the members' own parts into their rows."""

@@ -229,17 +229,19 @@ class Lives:
     def _end(self, request: Request, at_ns: int, finish: str) -> None:
         request.finished_ns = at_ns
         request.finish = finish
+        self.table.tokens.part(request.slot)
         _, emitted_ns = self.table.tokens.edges_of(request.slot)
         self.table.ledger.finished(request.slot, at_ns, emitted_ns=emitted_ns)
 
     def _finalise(self, request: Request) -> None:
         slot = request.slot
         table = self.table
+        work = table.work
         row = table.ledger.row(slot)
         delivered_ns = table.ledger.mark_of(slot)
         last_ns, _ = table.tokens.edges_of(slot)
-        prefill_ns, decode_ns = table.work.compute_ns[slot].tolist()
-        flops = table.work.flops[slot].tolist() if self.has_shape else (None, None)
+        prefill_ns, decode_ns = work.compute_ns[slot].tolist()
+        flops = work.flops[slot].tolist() if self.has_shape else (None, None)
         times, tokens_per_event = table.tokens.events_of(slot)
         final = FinalRequest(
             engine_id=self._engine_id,
@@ -279,10 +281,11 @@ class Lives:
         )
         self.num_finished += 1
         self.finished.append(final)
-        self.windows.add(delivered_ns, "finished", 1)
-        self.windows.add_causes(row, delivered_ns)
+        bucket = self.windows.at(delivered_ns)
+        bucket.amounts["finished"] += 1
+        bucket.add_causes(row)
         if last_ns and final.finish in ("stop", "length"):
-            self.windows.observe_one("e2e", last_ns - request.arrived_ns, delivered_ns)
+            bucket.durations["e2e"].add(last_ns - request.arrived_ns, 1)
         self._mix(
             f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
             f"{prefill_ns} {decode_ns}".encode()

@@ -45,7 +45,7 @@ class Tokens:
 
     def end(self, slot: int) -> None:
         """Give the slot back. Who was given its times keeps them: late words do not change them."""
-        self._part(slot)
+        self.part(slot)
         self._times_ns[slot] = array("q")
         self._counts.pop(slot, None)
 
@@ -86,7 +86,7 @@ class Tokens:
         joining: list[int] = slots[~is_in].tolist() if num_staying < len(slots) else []
         if num_staying < len(since):
             for slot in since.keys() - set(slots.tolist()):
-                self._part(slot)
+                self.part(slot)
         if not since:
             self._log = array("q")
         for slot in joining:
@@ -108,9 +108,10 @@ class Tokens:
             self._edge_ns[slot] = log[-1]
             if self._is_in_engine:
                 self._engine_ns[slot] = log[-1]
-            self._times_ns[slot] += log[since:]
+            self._times_ns[slot] += log[since:] if since else log
 
-    def _part(self, slot: int) -> None:
+    def part(self, slot: int) -> None:
+        """Let a request go that will emit no more with the team, if it is in it."""
         if slot in self._since:
             self._tell(slot)
             del self._since[slot]
@@ -177,7 +178,8 @@ class Tokens:
 
     def edges_of(self, slot: int) -> tuple[int, int]:
         """Return when a request's last token passed its edge and the engine's, 0 for never."""
-        if slot in self._since:
+        since = self._since.get(slot)
+        if since is not None and since < len(self._log):
             self._tell(slot)
         return self._edge_ns.item(slot), self._engine_ns.item(slot)
 

@@ -96,6 +96,13 @@ class Bucket:
         self.gauges = dict(gauges)
         self.causes: Ints | None = None
 
+    def add_causes(self, row: Ints) -> None:
+        """Add a finished request's ledger."""
+        if self.causes is None:
+            self.causes = row.copy()
+        else:
+            self.causes += row
+
 
 class Windows:
     """Per-second buckets of one engine."""
@@ -146,11 +153,6 @@ class Windows:
     def add(self, at_ns: int, name: str, amount: int) -> None:
         """Add to one of AMOUNTS."""
         self.at(at_ns).amounts[name] += amount
-
-    def add_causes(self, row: Ints, at_ns: int) -> None:
-        """Add a finished request's ledger."""
-        bucket = self.at(at_ns)
-        bucket.causes = row.copy() if bucket.causes is None else bucket.causes + row
 
     # --- reading ------------------------------------------------------------------------------
 
