@@ -225,7 +225,7 @@ class Witness:
             return self._final.token_times_ns, self._final.tokens_per_event
         table = engine.lives.table
         slot = table.by_id[self._life.request_id].slot
-        return table.token_times_ns[slot], table.tokens_per_event(slot)
+        return table.tokens.events_of(slot)
 
     def _waiting(self, row: RequestRow) -> Waiting | None:
         life = self._life
