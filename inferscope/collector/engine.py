@@ -78,6 +78,8 @@ class EngineFold:
         self.lives = Lives(engine_id, sinks, mix)
         self.rings: dict[int, RingState] = {}
         self.info: EngineInfo | None = None
+        self._told_by = 0
+        """The authority of who said so."""
         self.book = CostBook()
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
@@ -190,8 +192,9 @@ class EngineFold:
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
         ring.info, ring.dp_rank = info, info.ranks[2]
-        if ring.is_front_end and self.info is not None:
+        if ring.authority < self._told_by:
             return
+        self._told_by = ring.authority
         if self.info is None or info.shape != self.info.shape:
             self.book.describe(info)
             self.lives.has_shape = info.shape is not None

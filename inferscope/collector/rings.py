@@ -55,6 +55,11 @@ class RingState:
         return self.opened.role == "frontend"
 
     @property
+    def authority(self) -> int:
+        """Return whose word on the engine counts: the core's, then a worker's, a front end's."""
+        return 0 if self.is_front_end else 1 if self.is_worker else 2
+
+    @property
     def is_closed(self) -> bool:
         """Tell whether its process has said goodbye."""
         return self.state == CLOSED
