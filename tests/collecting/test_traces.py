@@ -1,0 +1,37 @@
+"""A client's traceparent, through a server's processes and a collector, to an OTLP receiver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.collecting.running import collecting, eventually
+from tests.engine.server.running import Server
+from tests.exporters.otlp.sink import receiving
+
+_OTLP = '  otlp: {endpoint: "%s"}\npins: off\n'
+_TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
+    server = Server(tmp_path, "builtin")
+    with receiving() as sink, collecting(server.rings, tmp_path, _OTLP % sink.url):
+        server.wait()
+        status, answer, _ = server.post(
+            "/v1/completions",
+            {"prompt": "def f", "max_tokens": 9, "ignore_eos": True},
+            {"traceparent": f"00-{_TRACE}-{_PARENT}-01", "X-Request-Id": "of-the-client"},
+        )
+        assert status == 200
+        eventually(lambda: bool(sink.spans()))
+        server.stop()
+    spans = {received.name: received for received in sink.spans()}
+    root = spans["text_completion builtin"]
+    assert root.span.trace_id.hex() == _TRACE
+    assert root.span.parent_span_id.hex() == _PARENT
+    assert root.attributes["gen_ai.usage.output_tokens"] == answer["usage"]["completion_tokens"]
+    assert root.attributes["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+    assert "of-the-client" in root.attributes.values()
+    for name in ("inferscope.queue", "inferscope.prefill", "inferscope.decode"):
+        child = spans[name].span
+        assert child.trace_id.hex() == _TRACE
+        assert child.parent_span_id == root.span.span_id
