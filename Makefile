@@ -24,6 +24,8 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# INFERSCOPE_PEERS names a folder of environments of other engines and clients, .engines without it;
+# what is not there is skipped, with the reason.
 test-engines: $(READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
