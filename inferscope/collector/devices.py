@@ -39,8 +39,10 @@ class RankTime:
             return
         if left_ns != end_ns - start_ns:
             parts_ns = to_whole_ns(np.array(parts_ns, dtype=np.float64), left_ns).tolist()
+        busy_ns = self.busy_ns
         for at, part_ns in enumerate(parts_ns):
-            self.busy_ns[at] += part_ns
+            if part_ns:
+                busy_ns[at] += part_ns
         self.until_ns = end_ns
 
     def seconds_by_ns(self, wall_ns: int, *, no_work_ns: int) -> dict[str, int]:

@@ -95,6 +95,18 @@ class EngineFold:
             bookings=self._bookings,
             sinks=sinks,
         )
+        self._handlers: dict[type[Record], Callable[[RingState, Any], None]] = {
+            EngineInfo: self._on_info,
+            Keyframe: self._on_keyframe,
+            Clock: self._on_clock,
+            ProbeHealth: self._on_health,
+            Live: self._on_live,
+            StepPlan: self._on_plan,
+            StepSlices: self.joins.slices,
+            StepSpan: self.joins.span,
+            Emitted: self._on_emitted,
+            RequestEvent: self._on_event,
+        }
 
     # --- the fold -----------------------------------------------------------------------------
 
@@ -113,9 +125,9 @@ class EngineFold:
         if self.first_ns is None:
             self.first_ns = self._bookings.first_ns = t_ns
             self.lives.table.ledger.pass_idle(t_ns)
-        handler = _HANDLERS.get(type(record))
+        handler = self._handlers.get(type(record))
         if handler is not None:
-            handler(self, ring, record)
+            handler(ring, record)
 
     def tick(self, now_ns: int) -> None:
         """Move the fold's clock: decide on processes that went silent."""
@@ -370,28 +382,10 @@ class EngineFold:
         gauges["blocks_used"] = plan.blocks_used
         gauges["blocks_total"] = plan.blocks_total
 
-    def _on_slices(self, ring: RingState, slices: StepSlices) -> None:
-        self.joins.slices(ring, slices)
-
-    def _on_span(self, ring: RingState, span: StepSpan) -> None:
-        self.joins.span(ring, span)
-
 
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)
-_HANDLERS: dict[type[Record], Callable[[EngineFold, RingState, Any], None]] = {
-    EngineInfo: EngineFold._on_info,
-    Keyframe: EngineFold._on_keyframe,
-    Clock: EngineFold._on_clock,
-    ProbeHealth: EngineFold._on_health,
-    Live: EngineFold._on_live,
-    StepPlan: EngineFold._on_plan,
-    StepSlices: EngineFold._on_slices,
-    StepSpan: EngineFold._on_span,
-    Emitted: EngineFold._on_emitted,
-    RequestEvent: EngineFold._on_event,
-}
 _TRANSITIONS: dict[int, Transition] = {
     QUEUED: Lives.queued,
     ADMITTED: Lives.admitted,

@@ -13,6 +13,7 @@ from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
+from inferscope.collector.recent import Recent
 from inferscope.collector.rings import RingState
 from inferscope.collector.rows import NO_ROWS
 from inferscope.collector.steps import Execution, PendingStep, SplitStep, execution, split_step
@@ -62,8 +63,8 @@ class Joins:
         self.num_partial = 0
         self._pending: dict[tuple[int, int], PendingStep] = {}
         """By data-parallel rank and step."""
-        self._joined: dict[tuple[int, int], int] = {}
-        """When the last ones that were split had ended."""
+        self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
+        """Those that were split, and when they had ended."""
 
     # --- records ------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class Joins:
         """Take one rank's execution of a step."""
         ring.has_spans, ring.is_out = True, False
         number = ring.opened.ring
-        if span.launch_start_ns <= self._joined.get((ring.dp_rank, span.step), -1):
+        if span.launch_start_ns <= self._joined.at_ns((ring.dp_rank, span.step)):
             self.num_unjoined += 1  # the step was split without it
             return
         pending = self._pending_step(ring, span.step, span.launch_start_ns, span.t_ns)
@@ -122,11 +123,12 @@ class Joins:
             start_ns = min(max(start_ns, 0), t_ns)
         pending = self._pending.get(key)
         if pending is None:
-            pending = self._pending[key] = PendingStep(*key, start_ns)
+            pending = self._pending[key] = PendingStep(ring.dp_rank, step, start_ns, t_ns)
             if len(self._pending) > MAX_PENDING_STEPS:
                 oldest = self._pending.pop(next(iter(self._pending)))
                 self.num_unjoined += bool(oldest.spans or oldest.slices)
-        elif start_ns < pending.start_ns:
+            return pending
+        if start_ns < pending.start_ns:
             pending.start_ns = start_ns
         pending.seen_ns = t_ns
         return pending
@@ -141,6 +143,8 @@ class Joins:
             return not (told and all(span.dummy for span in told.values()))
         if not told and not past:
             return True
+        if len(told) == len(self._rings):
+            return False
         for number, ring in self._rings.items():
             if (
                 number not in told
@@ -164,9 +168,7 @@ class Joins:
             return
         rings = self._rings
         run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
-        self._joined[key] = run.end_ns
-        if len(self._joined) > _KEPT_JOINED:
-            del self._joined[next(iter(self._joined))]
+        self._joined.note(key, run.end_ns)
         if pending.past:
             self.num_partial += any(
                 rings[number].has_spans and number not in spans for number in pending.past

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Sink
+from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
@@ -57,8 +58,8 @@ class Lives:
         self.fit_id = ""
         self.clock = "host"
         self.num_dropped = 0
-        self._ends: dict[str, int] = {}
-        """When the requests that became final lately were through, by id."""
+        self._ends: Recent[str] = Recent(_REMEMBERED_ENDS)
+        """Requests that became final, by id."""
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
 
@@ -94,11 +95,12 @@ class Lives:
         self.table.ledger.pass_idle(at_ns)
         device = self.table.ledger.device
         host_gap_ns, no_work_ns = self._idle_before
-        self._idle_before = (device.idle_host_gap_ns, device.idle_no_work_ns)
-        if self._idle_before != (host_gap_ns, no_work_ns):
+        gap_ns, rest_ns = device.idle_host_gap_ns, device.idle_no_work_ns
+        if gap_ns != host_gap_ns or rest_ns != no_work_ns:
+            self._idle_before = (gap_ns, rest_ns)
             amounts = self.windows.at(at_ns).amounts
-            amounts["idle_host_gap_ns"] += device.idle_host_gap_ns - host_gap_ns
-            amounts["idle_no_work_ns"] += device.idle_no_work_ns - no_work_ns
+            amounts["idle_host_gap_ns"] += gap_ns - host_gap_ns
+            amounts["idle_no_work_ns"] += rest_ns - no_work_ns
 
     # --- transitions --------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Lives:
 
     def has_ended(self, request_id: str, at_ns: int) -> bool:
         """Tell whether a request that began then is final: another ring speaks of it late."""
-        return at_ns <= self._ends.get(request_id, -1)
+        return at_ns <= self._ends.at_ns(request_id)
 
     def queued(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It enters the engine's queue."""
@@ -292,10 +294,7 @@ class Lives:
             + row.tobytes()
             + times.tobytes()
         )
-        self._ends.pop(request.request_id, None)
-        self._ends[request.request_id] = delivered_ns
-        if len(self._ends) > _REMEMBERED_ENDS:
-            del self._ends[next(iter(self._ends))]
+        self._ends.note(request.request_id, delivered_ns)
         table.remove(request)
         for sink in self._sinks:
             sink.request(final)

@@ -7,6 +7,7 @@ whoever folds a stream decides its deadlines at the same places.
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from inferscope.collector.fold import READER
@@ -37,9 +38,11 @@ class Merger:
 
     def add(self, ring: int, sequence: int, record: Record, payload: bytes) -> None:
         """Take a record; time within a ring never runs backwards."""
-        t_ns = max(record.t_ns, self._last_ns.get(ring, 0))
+        t_ns, last_ns = record.t_ns, self._last_ns.get(ring, 0)
+        if t_ns < last_ns:
+            t_ns = last_ns
         self._last_ns[ring] = t_ns
-        self._waiting.append(Item(t_ns, ring, sequence, record, payload))
+        self._waiting.append(_item(Item, (t_ns, ring, sequence, record, payload)))
 
     def miss(self, ring: int, num_frames: int, reason: str) -> None:
         """Note frames that are missing between a ring's last record and its next one."""
@@ -57,11 +60,14 @@ class Merger:
             num = _num_due(waiting, until_ns)
             due, self._waiting = waiting[:num], waiting[num:]
         out: list[Item] = []
+        next_ns = self._next_tick_ns
         for item in due:
-            if isinstance(item.record, Clock):
-                self._real_offset_ns = item.record.real_ns - item.record.t_ns
-            if self._next_tick_ns is None or self._next_tick_ns <= item.t_ns:
-                self._tick_until(item.t_ns, out)
+            record = item[3]
+            if type(record) is Clock:
+                self._real_offset_ns = record.real_ns - record.t_ns
+            if next_ns is None or next_ns <= item[0]:
+                self._tick_until(item[0], out)
+                next_ns = self._next_tick_ns
             out.append(item)
         if until_ns is not None:
             self._tick_until(until_ns, out)
@@ -81,8 +87,9 @@ class Merger:
             self._next_tick_ns = at_ns + TICK_NS
 
 
-def _place(item: Item) -> tuple[int, int, int]:
-    return item[:3]
+_place = operator.itemgetter(0, 1, 2)
+_item = tuple.__new__
+"""Makes an Item of a tuple: half the time of its own constructor, which is Python code."""
 
 
 def _num_due(ordered: list[Item], until_ns: int) -> int:

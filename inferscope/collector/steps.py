@@ -30,36 +30,23 @@ _CLOCK_ERROR_NS = 1_000_000
 """A device's clock may run this much ahead of the host's before its word is not believed."""
 
 
-class PendingStep:
+class PendingStep(msgspec.Struct):
     """A step whose records are still coming in."""
 
-    __slots__ = (
-        "dp_rank",
-        "is_unsliced",
-        "past",
-        "ring",
-        "seen_ns",
-        "slices",
-        "spans",
-        "start_ns",
-        "step",
-    )
-
-    def __init__(self, dp_rank: int, step: int, start_ns: int) -> None:
-        self.dp_rank = dp_rank
-        self.step = step
-        self.start_ns = start_ns
-        self.seen_ns = 0
-        """When it was last spoken of."""
-        self.slices: StepSlices | None = None
-        self.ring = -1
-        """The ring the slices came from."""
-        self.spans: dict[int, StepSpan] = {}
-        """By ring."""
-        self.past: set[int] = set()
-        """Rings that are through with it without having told a span."""
-        self.is_unsliced = False
-        """Its slices will not come any more."""
+    dp_rank: int
+    step: int
+    start_ns: int
+    seen_ns: int
+    """When it was last spoken of."""
+    slices: StepSlices | None = None
+    ring: int = -1
+    """The ring the slices came from."""
+    spans: dict[int, StepSpan] = {}
+    """By ring."""
+    past: set[int] = set()
+    """Rings that are through with it without having told a span."""
+    is_unsliced: bool = False
+    """Its slices will not come any more."""
 
 
 class RankSpan(msgspec.Struct, frozen=True, gc=False):
