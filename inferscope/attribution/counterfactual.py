@@ -102,8 +102,9 @@ def explain(
         of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
     if not alone.is_within(batch, decode_ns, scale):
         np.minimum(own_ns, decode_ns, out=own_ns)
-    for at, mine_ns in zip(prefills, of_them, strict=True):
-        own_ns[at] = mine_ns
+    if prefills:
+        for at, mine_ns in zip(prefills, of_them, strict=True):
+            own_ns[at] = mine_ns
     again: Ints | None = None
     if recomputed is not None:
         again = (own_ns * (recomputed / batch.team.tokens)).astype(np.int64)
@@ -141,9 +142,12 @@ def _class_ns(
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    tokens = sum([team.tokens.item(at) for at in prefills])
-    rows = sum([team.rows_of(at) for at in prefills])
-    of_prefills = sum([own.one(batch, at) for at in prefills])
+    tokens = rows = 0
+    of_prefills = 0.0
+    for at in prefills:
+        tokens += team.tokens.item(at)
+        rows += team.rows_of(at)
+        of_prefills += own.one(batch, at)
     of_decodes = max(0.0, own.total(batch) - of_prefills)
     others = team.num_tokens - tokens
     return (

@@ -7,6 +7,7 @@ out as rows: [members, causes].
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,41 +22,20 @@ _PREFILL_OWN, _DECODE_OWN = CAUSES.index("prefill_own"), CAUSES.index("decode_ow
 _RECOMPUTE = CAUSES.index("recompute")
 
 
-class OpenStep:
+class OpenStep(msgspec.Struct):
     """A step being executed: its members' delay, not yet booked."""
 
-    __slots__ = (
-        "delay",
-        "end_ns",
-        "excess_column",
-        "is_counted",
-        "parts",
-        "slots",
-        "start_ns",
-        "whole_at",
-    )
-
-    def __init__(
-        self,
-        slots: Ints,
-        delay: Delay,
-        *,
-        start_ns: int,
-        end_ns: int,
-        excess_column: int,
-        whole_at: int,
-    ) -> None:
-        self.slots = slots
-        self.delay = delay
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.excess_column = excess_column
-        self.whole_at = whole_at
-        """The ledger's number of changes if all that run are members, else -1."""
-        self.is_counted = False
-        """The ledger has counted it in its members' numbers of open steps."""
-        self.parts: Ints | None = None
-        """[members, causes], made when a single member's rows must change before the end."""
+    slots: Ints
+    delay: Delay
+    start_ns: int
+    end_ns: int
+    excess_column: int
+    whole_at: int
+    """The ledger's number of changes if all that run are members, else -1."""
+    is_counted: bool = False
+    """The ledger has counted it in its members' numbers of open steps."""
+    parts: Ints | None = None
+    """[members, causes], made when a single member's rows must change before the end."""
 
     def rows(self) -> Ints:
         """Return what the step still has to book, by member and cause."""

@@ -80,7 +80,7 @@ class Lives:
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
         self._host_gap_before_ns += gap_ns
         if gap_ns > 0:
-            self.windows.observe_one("host_gap", gap_ns, start_ns)
+            self.windows.at(start_ns).durations["host_gap"].add(gap_ns, 1)
 
     def waited_for_rank(self, slots: Ints, wait_ns: int) -> None:
         """Move, at the end of a step, what it took beyond its fastest rank to its own cause."""

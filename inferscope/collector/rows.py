@@ -79,9 +79,9 @@ class Rows:
         self.key = _key(slices)
         self._slices = slices
         num = len(slots)
-        for column, width in ((slices.phases, 1), (slices.flags, 1), (slices.sampled, 2)):
-            if len(column) not in (0, width * num):
-                raise ValueError(f"a column has {len(column)} bytes for {num} rows")
+        lengths = len(slices.phases), len(slices.flags), len(slices.sampled) / 2
+        if not {0, num}.issuperset(lengths):
+            raise ValueError(f"columns have {lengths} entries for {num} rows")
         self.slots = slots
         self.slot_bytes: bytes = slots.tobytes() if like is None else like.slot_bytes
         self.members: Ints = slots

@@ -8,7 +8,7 @@ clock. They hold plain Python numbers: single cells of an array cost three times
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class _Distribution:
     __slots__ = ("bins", "longest_ns", "num", "sum_ns")
 
     def __init__(self) -> None:
-        self.bins: dict[int, int] = {}
+        self.bins: defaultdict[int, int] = defaultdict(int)
         self.num = 0
         self.sum_ns = 0
         self.longest_ns = 0
@@ -59,8 +59,7 @@ class _Distribution:
         number = (
             int(_log(duration_ns / _LOWEST_NS) * _BINS_PER_E) if duration_ns > _LOWEST_NS else 0
         )
-        bins = self.bins
-        bins[number] = bins.get(number, 0) + num
+        self.bins[number] += num
         self.num += num
         self.sum_ns += num * duration_ns
         if duration_ns > self.longest_ns:
@@ -68,7 +67,7 @@ class _Distribution:
 
     def merge(self, other: _Distribution) -> None:
         for number, num in other.bins.items():
-            self.bins[number] = self.bins.get(number, 0) + num
+            self.bins[number] += num
         self.num += other.num
         self.sum_ns += other.sum_ns
         self.longest_ns = max(self.longest_ns, other.longest_ns)

@@ -156,7 +156,8 @@ class Batch:
             self.chunk_pairs.append(pairs(tokens, cached))
             self.chunk_visible.append(cached + tokens)
             self.single_visible -= cached
-            longest_chunk = max(longest_chunk, cached + 1)
+            if cached >= longest_chunk:
+                longest_chunk = cached + 1
         if not team.num_single:
             self.longest_single = 0
         elif longest_chunk == self.longest_single:  # perhaps no single's

@@ -56,7 +56,9 @@ class StepModel:
     """Names this model where something worked out with it is kept, without keeping its tables."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "f_sum", np.concatenate([[0.0], np.cumsum(self.f_ns)]))
+        f_sum = np.zeros(len(self.f_ns) + 1)
+        np.cumsum(self.f_ns, out=f_sum[1:])
+        object.__setattr__(self, "f_sum", f_sum)
 
     def own(self, batch: Batch) -> Line:
         """Return each slice's attention."""
