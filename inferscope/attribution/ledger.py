@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.occupancy import Occupancy
-from inferscope.attribution.open_step import OpenStep, scaled
+from inferscope.attribution.open_step import Attendance, OpenStep, scaled, taken_until
 from inferscope.attribution.together import Together
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
-Ints16 = NDArray[np.int16]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
@@ -59,10 +58,11 @@ class Ledger:
         self._rows = np.zeros((num_slots, len(CAUSES)), dtype=np.int64)
         self._mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.state = np.zeros(num_slots, dtype=np.int8)
-        self._num_in_step = np.zeros(num_slots, dtype=np.int16)
         self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.device = Occupancy()
         self._open: list[OpenStep] = []
+        """By their ends."""
+        self._attendance = Attendance(num_slots, self._open)
         self._num_in_flight = 0
         self._num_running = 0
         self._num_changes = 0
@@ -77,7 +77,7 @@ class Ledger:
         self._rows = np.vstack([self._rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
         self._mark_ns = np.concatenate([self._mark_ns, np.zeros(more, dtype=np.int64)])
         self.state = np.concatenate([self.state, np.zeros(more, dtype=np.int8)])
-        self._num_in_step = np.concatenate([self._num_in_step, np.zeros(more, dtype=np.int16)])
+        self._attendance.grow(num_slots)
         self._busy_mark_ns = np.concatenate([self._busy_mark_ns, np.zeros(more, dtype=np.int64)])
 
     @property
@@ -109,22 +109,13 @@ class Ledger:
             return together.mark_ns
         return self._mark_ns.item(slot)
 
-    @property
-    def _in_step(self) -> Ints16:
-        """Return in how many open steps each slot is."""
-        for step in self._open:
-            if not step.is_counted:
-                step.is_counted = True
-                self._num_in_step[step.slots] += 1
-        return self._num_in_step
-
     # --- requests -----------------------------------------------------------------------------
 
     def begin(self, slot: int, at_ns: int, state: int) -> None:
         """Start a request's ledger, in a free slot."""
         self._rows[slot] = 0
         self._mark_ns[slot] = at_ns
-        self._in_step[slot] = 0
+        self._attendance.num_steps()[slot] = 0
         self.state[slot] = FREE
         self._change(slot, at_ns, state)
 
@@ -199,7 +190,7 @@ class Ledger:
             for member in np.flatnonzero(np.isin(step.slots, running)).tolist():
                 self._cut(step, member, at_ns)
         if self._open:
-            running = running[self._in_step[running] == 0]
+            running = running[self._attendance.num_steps()[running] == 0]
         self.rows[running, _OUTPUT] += at_ns - self.mark_ns[running]
         self.mark_ns[running] = at_ns
 
@@ -258,7 +249,7 @@ class Ledger:
             whole_at=self._num_changes if is_whole else -1,
         )
         if self._together is None:
-            taken_ns = self._taken_until(members)
+            taken_ns = taken_until(members, self._mark_ns, self._open)
             for member in np.flatnonzero(taken_ns > start_ns).tolist():
                 # Its life is explained beyond the start, or will be: book only the rest.
                 kept_ns = max(0, end_ns - int(taken_ns[member]))
@@ -266,14 +257,6 @@ class Ledger:
         self._open.append(step)
         if len(self._open) > 1:
             self._open.sort(key=lambda step: step.end_ns)
-
-    def _taken_until(self, slots: Ints) -> Ints:
-        """Return up to where the slots' time belongs to their past or to steps still open."""
-        taken_ns = self.mark_ns[slots]
-        for step in self._open:
-            in_step = np.isin(slots, step.slots)
-            taken_ns[in_step] = np.maximum(taken_ns[in_step], step.end_ns)
-        return taken_ns
 
     def _gather(self, slots: Ints, start_ns: int) -> Ints:
         """Bring all members into the batch and those running to the start; return the members."""
@@ -362,8 +345,7 @@ class Ledger:
         if self._together is not None and self._together.team is not slots:
             self._scatter()
         together = self._together
-        if step.is_counted:
-            self._num_in_step[slots] -= 1
+        self._attendance.end(step)
         if parts is not None:
             self._scatter()
             np.add.at(self._rows, slots, parts)
@@ -385,7 +367,7 @@ class Ledger:
 
     def _bystanders(self) -> Ints:
         """Return the slots that run but are in no step."""
-        found: Ints = ((self.state == RUNNING) & (self._in_step == 0)).nonzero()[0]
+        found: Ints = ((self.state == RUNNING) & (self._attendance.num_steps() == 0)).nonzero()[0]
         return found
 
     def _cut(self, step: OpenStep, member: int, at_ns: int) -> None:
@@ -403,14 +385,14 @@ class Ledger:
 
     def _leave_steps(self, slot: int, at_ns: int) -> None:
         """Take a request out of the open steps: what it has spent there is booked."""
-        if self._open and self._in_step[slot]:
+        if self._open and self._attendance.num_steps()[slot]:
             for step in self._open:
                 for member in np.flatnonzero(step.slots == slot).tolist():
                     self._cut(step, member, at_ns)
                     step.rows()[member] = 0
                     step.slots = step.slots.copy()  # the team's own array is not ours to change
                     step.slots[member] = NOBODY
-            self._in_step[slot] = 0
+            self._attendance.num_steps()[slot] = 0
 
     # --- marks --------------------------------------------------------------------------------
 

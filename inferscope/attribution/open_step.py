@@ -78,6 +78,47 @@ class OpenStep(msgspec.Struct):
             cells[first + self.excess_column] += delay.excess_ns
 
 
+class Attendance:
+    """In how many of the open steps each slot is, counted when somebody asks."""
+
+    def __init__(self, num_slots: int, steps: list[OpenStep]) -> None:
+        self._steps = steps
+        self._num = np.zeros(num_slots, dtype=np.int16)
+
+    def grow(self, num_slots: int) -> None:
+        """Make room for more requests."""
+        more = num_slots - len(self._num)
+        self._num = np.concatenate([self._num, np.zeros(more, dtype=np.int16)])
+
+    def num_steps(self) -> NDArray[np.int16]:
+        """Return the numbers: [slots]. Who leaves all steps at once sets its own to 0."""
+        for step in self._steps:
+            if not step.is_counted:
+                step.is_counted = True
+                self._num[step.slots] += 1
+        return self._num
+
+    def end(self, step: OpenStep) -> None:
+        """Take a step out that is open no more."""
+        if step.is_counted:
+            self._num[step.slots] -= 1
+
+
+def taken_until(slots: Ints, marks_ns: Ints, steps: list[OpenStep]) -> Ints:
+    """Return up to where the slots' time belongs to their past or to steps still open.
+
+    Args:
+        slots: [members].
+        marks_ns: [slots], up to where each one's life is explained.
+        steps: those open.
+    """
+    taken_ns: Ints = marks_ns[slots]
+    for step in steps:
+        is_in_step = np.isin(slots, step.slots)
+        taken_ns[is_in_step] = np.maximum(taken_ns[is_in_step], step.end_ns)
+    return taken_ns
+
+
 def scaled(row: Ints, total_ns: int) -> Ints:
     """Scale a row of whole nanoseconds down to a total, by largest remainder."""
     whole_ns = int(row.sum())
