@@ -137,6 +137,7 @@ class Probe:
         trace: str = "",
         at_ns: int | None = None,
         attributes: dict[str, str] | None = None,
+        parent: str = "",
     ) -> RequestIndex:
         """Note that a front end received a request; the first event of its life."""
         return self._events.enter(
@@ -146,6 +147,7 @@ class Probe:
             external_id=external_id,
             trace=trace,
             attributes=attributes,
+            parent=parent,
         )
 
     def tokenised(
@@ -385,6 +387,10 @@ class Probe:
             self._life.fail(error)
 
     # --- the end ------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """Switch off for good and say so: whoever calls the probe cannot tell it the truth."""
+        self._life.fail(error)
 
     def close(self) -> None:
         """Write the last word and leave the ring on disk. Safe to call twice."""

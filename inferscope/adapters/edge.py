@@ -1,0 +1,233 @@
+"""The edge: when a front end received a request over HTTP, and when the client had its answer.
+
+    scope received ─► handler ─► engine's front end ─► first body send ─► … ─► last body send
+     └ exchange begins             └ `join`: an id        └ `first_byte`, `emitted`   └ `last_byte`
+
+Any ASGI server is watched alike; an adapter makes an `Edge` with the front end's probe, calls
+`watch`, and joins it to its engine's ids by three calls from hooks of its own:
+
+    edge.join(request_id, …)     in the task (or a child task) that serves the HTTP request, where
+                                 the engine's own id is given out. Once per engine request: several
+                                 may belong to one exchange (n > 1, a batch of prompts).
+    edge.produced(request_id, n) when n tokens of it are handed to the code that writes them; they
+                                 count as emitted when the next body send has returned.
+    edge.ended(request_id, why)  only where the front end itself ends a request (a stop string);
+                                 otherwise the core's word counts.
+
+The id given to `join` must be the one that the core's ring uses in `Probe.queued`.
+
+A POST that ends with 400 or more without a join was refused: it is recorded with its status.
+Everything else that is never joined (health probes, metrics, lists of models) is no request.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
+from time import monotonic_ns
+from typing import Any
+
+from inferscope.adapters.patching import Patches
+from inferscope.probe import Probe
+from inferscope.records import RequestIndex
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+_MARK = "inferscope.exchange"
+_REFUSED, _FAILED = 400, 500
+_exchange: ContextVar[Exchange | None] = ContextVar("inferscope_exchange", default=None)
+
+
+class Exchange:
+    """One HTTP request and its answer.
+
+    Attributes:
+        received_ns: when its scope was received.
+        path: of the request.
+        external_id: as the client named it, in `X-Request-Id`.
+        trace: its `traceparent`.
+        status: of the answer, 0 before it began.
+        index_by_id: the engine's requests that belong to it.
+        waiting: their tokens that are produced and not yet written.
+        has_ended: the last byte was told.
+    """
+
+    __slots__ = (
+        "begun",
+        "external_id",
+        "has_ended",
+        "index_by_id",
+        "path",
+        "received_ns",
+        "status",
+        "trace",
+        "waiting",
+    )
+
+    def __init__(self, scope: Message) -> None:
+        self.received_ns = monotonic_ns()
+        self.path: str = scope["path"]
+        self.external_id: str | None = None
+        self.trace = ""
+        for name, content in scope["headers"]:
+            if name == b"x-request-id":
+                self.external_id = content.decode("latin-1")
+            elif name == b"traceparent":
+                self.trace = content.decode("latin-1")
+        self.status = 0
+        self.index_by_id: dict[str, RequestIndex] = {}
+        self.waiting: dict[RequestIndex, int] = {}
+        self.begun: set[RequestIndex] = set()
+        self.has_ended = False
+
+
+class Edge:
+    """Tells the front end's probe when requests come in over HTTP and when answers have left."""
+
+    def __init__(self, probe: Probe, patches: Patches) -> None:
+        """Take the front end's probe, and the adapter's patches, which guard our hooks too."""
+        self._probe = probe
+        self._patches = patches
+        self._by_id: dict[str, Exchange] = {}
+        self._numbers = itertools.count(1)
+
+    def watch(self, app_class: Any) -> bool:
+        """Watch all applications of a class (Starlette, which FastAPI is one of)."""
+        return self._patches.replace(app_class, "__call__", self._watched)
+
+    # --- from the adapter's hooks -------------------------------------------------------------
+
+    def join(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int | None = None,
+        external_id: str | None = None,
+        parent: str = "",
+    ) -> None:
+        """Say that the HTTP request being served is, or is part of, this one of the engine's.
+
+        Args:
+            request_id: the engine's own, as its core knows it.
+            prompt_tokens: of it, where the prompt is tokenised by now.
+            external_id: what the answer will call it; the client's own `X-Request-Id` is preferred.
+            parent: of a request that is one of several answers to the same prompt.
+        """
+        exchange = _exchange.get()
+        if exchange is None or exchange.has_ended or request_id in self._by_id:
+            return
+        index = self._probe.received(
+            request_id,
+            external_id=exchange.external_id or external_id,
+            trace=exchange.trace,
+            at_ns=exchange.received_ns,
+            attributes={"endpoint": exchange.path},
+            parent=parent,
+        )
+        exchange.index_by_id[request_id] = index
+        self._by_id[request_id] = exchange
+        if prompt_tokens is not None:
+            self._probe.tokenised(index, prompt_tokens)
+
+    def produced(self, request_id: str, num_tokens: int) -> None:
+        """Say that tokens are on their way to the client; without an exchange nothing happens."""
+        exchange = self._by_id.get(request_id)
+        if exchange is None or not num_tokens:
+            return
+        index = exchange.index_by_id[request_id]
+        exchange.waiting[index] = exchange.waiting.get(index, 0) + num_tokens
+
+    def ended(self, request_id: str, reason: str) -> None:
+        """Say that the front end has ended a request that the core still thinks alive."""
+        exchange = self._by_id.get(request_id)
+        if exchange is not None:
+            self._probe.finished(exchange.index_by_id[request_id], reason)
+
+    # --- from the server ----------------------------------------------------------------------
+
+    def _watched(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        patches = self._patches
+
+        async def __call__(app: Any, scope: Message, receive: Any, send: Send) -> None:
+            # A mounted application is called within the outer one's exchange.
+            if patches.is_off or scope["type"] != "http" or _MARK in scope:
+                return await original(app, scope, receive, send)
+            exchange = patches.run(_begin, scope)
+            if exchange is None:
+                return await original(app, scope, receive, send)
+            token = _exchange.set(exchange)
+            try:
+                await original(app, scope, receive, self._sending(exchange, send))
+            except BaseException:
+                exchange.status = exchange.status or _FAILED
+                raise
+            finally:
+                _exchange.reset(token)
+                patches.run(self._end, exchange)
+
+        return __call__
+
+    def _sending(self, exchange: Exchange, send: Send) -> Send:
+        """Wrap an exchange's `send`: what was produced before a body is sent, leaves with it."""
+        patches = self._patches
+
+        async def watched(message: Message) -> None:
+            leaving = patches.run(_leaving, exchange, message)
+            await send(message)
+            if leaving is not None:
+                patches.run(self._sent, exchange, leaving, message)
+
+        return watched
+
+    def _sent(self, exchange: Exchange, leaving: dict[RequestIndex, int], message: Message) -> None:
+        if leaving:
+            for index in leaving:
+                if index not in exchange.begun:
+                    exchange.begun.add(index)
+                    self._probe.first_byte(index)
+            self._probe.emitted(list(leaving), list(leaving.values()))
+        if not message.get("more_body", False):
+            self._end(exchange)
+
+    def _end(self, exchange: Exchange) -> None:
+        """Tell the last byte: it was sent, or the client has gone."""
+        if exchange.has_ended:
+            return
+        exchange.has_ended = True
+        for request_id, index in exchange.index_by_id.items():
+            del self._by_id[request_id]
+            self._probe.last_byte(index)
+        if not exchange.index_by_id and exchange.status >= _REFUSED:
+            self._refused(exchange)
+
+    def _refused(self, exchange: Exchange) -> None:
+        """Record a request that never reached the engine."""
+        index = self._probe.received(
+            f"refused-{next(self._numbers)}-{exchange.received_ns}",
+            external_id=exchange.external_id,
+            trace=exchange.trace,
+            at_ns=exchange.received_ns,
+            attributes={"endpoint": exchange.path, "status": str(exchange.status)},
+        )
+        self._probe.finished(index, "error" if exchange.status >= _FAILED else "rejected")
+        self._probe.last_byte(index)
+
+
+def _begin(scope: Message) -> Exchange | None:
+    """Return the exchange of a request that may reach the engine: those are POSTs."""
+    if scope["method"] != "POST":
+        return None
+    exchange = scope[_MARK] = Exchange(scope)
+    return exchange
+
+
+def _leaving(exchange: Exchange, message: Message) -> dict[RequestIndex, int] | None:
+    """Return the tokens that leave with a body; None for a message that is none."""
+    if message["type"] == "http.response.start":
+        exchange.status = message["status"]
+    if message["type"] != "http.response.body":
+        return None
+    leaving, exchange.waiting = exchange.waiting, {}
+    return leaving

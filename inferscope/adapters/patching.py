@@ -1,0 +1,160 @@
+"""Patching: what an adapter puts in the place of an engine's own attributes, and how it is undone.
+
+    engine calls Scheduler.schedule ──► our wrapper ── before ──► original ── after ──► its result
+
+A wrapper calls the original exactly once and hands on its result or its exception, whatever became
+of the hooks around it. The first fault in any hook switches all hooks of the adapter off, and its
+probes with them, once and loudly. A hook whose place does not exist is `unsupported`: that is said
+once, and the engine runs as it would without us.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from inferscope.errors import InferScopeError
+from inferscope.probe import Probe
+from inferscope.probe.voice import note, warn
+
+_MARK = "_inferscope_original"
+_ABSENT = object()
+
+
+class Patches:
+    """What one adapter has replaced in this process.
+
+    Attributes:
+        is_off: no hook is called any more; wrappers that are still in place only pass on.
+        probes: what the hooks write to; a fault switches them off.
+    """
+
+    def __init__(self, adapter: str) -> None:
+        """Start with nothing replaced; `adapter` is the name that messages carry."""
+        self.is_off = False
+        self.probes: list[Probe] = []
+        self._adapter = adapter
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
+        self._said: set[str] = set()
+
+    def find(self, module: str, name: str) -> Any:
+        """Import a module and return one of its attributes; None, once said, where there is none.
+
+        An import error within the module is the engine's own affair and is treated alike.
+        """
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            self.unsupported(f"{module}.{name} is missing")
+            return None
+
+    def unsupported(self, what: str) -> None:
+        """Say once that something cannot be observed here."""
+        if what not in self._said:
+            self._said.add(what)
+            warn("unsupported: %s (%s)", what, self._adapter)
+
+    def around(
+        self,
+        owner: Any,
+        attribute: str,
+        *,
+        before: Callable[..., Any] | None = None,
+        after: Callable[..., Any] | None = None,
+    ) -> bool:
+        """Call hooks around a plain (not an async) function or method.
+
+        Args:
+            owner: a class or a module; None does nothing, for `find` has spoken.
+            attribute: of the owner, possibly inherited.
+            before: gets the call's arguments; what it returns goes to `after`.
+            after: gets that, the result, and the arguments; not called if the original raised.
+
+        Returns:
+            Whether the hooks are in place.
+        """
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if self.is_off:
+                    return original(*args, **kwargs)
+                noted = None if before is None else self.run(before, *args, **kwargs)
+                result = original(*args, **kwargs)
+                if after is not None and not self.is_off:
+                    self.run(after, noted, result, *args, **kwargs)
+                return result
+
+            return wrapper
+
+        return self.replace(owner, attribute, make)
+
+    def replace(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
+        """Put `make(original)` in the place of an attribute, unless that was done before.
+
+        For what `around` cannot do, async functions above all; `make`'s result must call the
+        original exactly once and guard its own hooks with `run`.
+        """
+        if owner is None:
+            return False
+        original = getattr(owner, attribute, None)
+        if original is None:
+            self.unsupported(f"{_name(owner)}.{attribute} is missing")
+            return False
+        if hasattr(original, _MARK):
+            return True
+        replacement = make(original)
+        setattr(replacement, _MARK, original)
+        own = vars(owner).get(attribute, _ABSENT)
+        setattr(owner, attribute, replacement)
+        self._replaced.append((owner, attribute, own, replacement))
+        return True
+
+    def run(self, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a hook; a fault in it switches the adapter off, and None is returned."""
+        if self.is_off:
+            return None
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            self.fail(hook, error)
+            return None
+
+    def fail(self, hook: Callable[..., Any], error: Exception) -> None:
+        """Switch off for good, say so once, and never let anything out."""
+        if self.is_off:
+            return
+        self.is_off = True
+        where = getattr(hook, "__qualname__", repr(hook))
+        fault = InferScopeError(
+            f"{self._adapter} adapter, {where}: {type(error).__name__}: {error}"
+        )
+        note("the fault in %s", where)
+        for probe in self.probes:
+            probe.fail(fault)
+        if not self.probes:
+            warn("not observing: %s", fault)
+
+    def restore(self) -> None:
+        """Give every attribute back.
+
+        One that somebody else has wrapped since then stays, for what was wrapped around it would go
+        with it; it only passes calls on.
+        """
+        self.is_off = True
+        while self._replaced:
+            owner, attribute, own, replacement = self._replaced.pop()
+            if vars(owner).get(attribute) is not replacement:
+                continue
+            if own is _ABSENT:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+
+
+def _name(owner: Any) -> str:
+    module = getattr(owner, "__module__", None)
+    return f"{module}.{owner.__qualname__}" if module else str(owner.__name__)

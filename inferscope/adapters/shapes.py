@@ -1,0 +1,142 @@
+"""A model's shape, for the cost model, read from its Hugging Face configuration object.
+
+Only architectures whose layers are what `cost.shape` counts are known: grouped-query attention and
+gated feed-forwards, dense or in a mixture of experts that is the same in every layer. Of any other
+the shape is None: FLOPs that are wrong are worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferscope.records import Shape
+
+_DENSE = frozenset(
+    (
+        "llama",
+        "mistral",
+        "ministral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "phi3",
+        "granite",
+        "olmo2",
+        "smollm3",
+        "stablelm",
+        "internlm3",
+        "seed_oss",
+    )
+)
+_EXPERTS = frozenset(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"))
+_BITS_BY_DTYPE = {
+    "float32": 32,
+    "float16": 16,
+    "half": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "fp8": 8,
+    "fp8_e4m3": 8,
+    "fp8_e5m2": 8,
+    "int8": 8,
+}
+
+
+def dtype_bits(dtype: object) -> int | None:
+    """Return the bits of an element, from a torch dtype or a name; None for an unknown one."""
+    return _BITS_BY_DTYPE.get(str(dtype).removeprefix("torch."))
+
+
+def shape_of(
+    config: Any,
+    *,
+    activation_bits: int | None = None,
+    weight_bits: int | None = None,
+    kv_bits: int | None = None,
+) -> Shape | None:
+    """Return the shape that a configuration describes, None where it is not known for certain.
+
+    Args:
+        config: a `PretrainedConfig`, or an object with its attributes.
+        activation_bits: as the engine computes; None for the configuration's dtype.
+        weight_bits: as the engine stores them; None for what the configuration's quantisation says.
+        kv_bits: of the cache; None for `activation_bits`.
+    """
+    inner = getattr(config, "get_text_config", None)
+    text = inner() if callable(inner) else config
+    kind = getattr(text, "model_type", "")
+    if kind not in _DENSE and kind not in _EXPERTS:
+        return None
+    dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None)
+    activation_bits = activation_bits or dtype_bits(dtype)
+    if activation_bits is None:
+        return None
+    weight_bits = weight_bits or _quantised_bits(config, activation_bits)
+    if weight_bits is None:
+        return None
+    try:
+        num_heads = int(text.num_attention_heads)
+        experts = _experts(text) if kind in _EXPERTS else (int(text.intermediate_size), 0, 0, 0)
+        if experts is None:
+            return None
+        ffn, num_experts, per_token, num_shared = experts
+        return Shape(
+            num_layers=int(text.num_hidden_layers),
+            hidden=int(text.hidden_size),
+            num_heads=num_heads,
+            num_kv_heads=int(getattr(text, "num_key_value_heads", None) or num_heads),
+            head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // num_heads),
+            ffn=ffn,
+            vocab=int(text.vocab_size),
+            weight_bits=weight_bits,
+            kv_bits=kv_bits or activation_bits,
+            activation_bits=activation_bits,
+            tied=bool(getattr(text, "tie_word_embeddings", False)),
+            num_experts=num_experts,
+            experts_per_token=per_token,
+            num_shared_experts=num_shared,
+            window_tokens=_window(text),
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _experts(text: Any) -> tuple[int, int, int, int] | None:
+    """Return an expert's width, how many there are, work for a token, and see all tokens."""
+    num_experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    per_token = getattr(text, "num_experts_per_tok", None)
+    width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
+    is_alike = not getattr(text, "mlp_only_layers", None)
+    is_alike &= getattr(text, "decoder_sparse_step", 1) in (None, 1)
+    if not num_experts or not per_token or not is_alike:
+        return None
+    shared, rest = divmod(getattr(text, "shared_expert_intermediate_size", None) or 0, width)
+    return None if rest else (int(width), int(num_experts), int(per_token), int(shared))
+
+
+def _window(text: Any) -> int:
+    """Return the sliding window that all layers have, 0 where not all have one."""
+    window = getattr(text, "sliding_window", None)
+    if not window or getattr(text, "use_sliding_window", True) is False:
+        return 0
+    kinds = getattr(text, "layer_types", None)
+    return int(window) if not kinds or set(kinds) == {"sliding_attention"} else 0
+
+
+def _quantised_bits(config: Any, plain_bits: int) -> int | None:
+    """Return the bits of a weight; None where they are quantised in a way that is not known."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return plain_bits
+    fields = given if isinstance(given, Mapping) else vars(given)
+    method = str(fields.get("quant_method", "")).lower()
+    if "fp8" in method:
+        return 8
+    bits = fields.get("bits")
+    if isinstance(bits, int) and 0 < bits <= plain_bits:
+        return bits
+    if fields.get("load_in_4bit"):
+        return 4
+    return 8 if fields.get("load_in_8bit") else None

@@ -1,0 +1,143 @@
+"""What an adapter replaces it gives back, and no fault of its hooks reaches the engine."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+
+import pytest
+
+from inferscope.adapters.patching import Patches
+from inferscope.probe import Probe
+
+
+class Engine:
+    def step(self, number: int, *, factor: int = 1) -> int:
+        if number < 0:
+            raise ValueError("negative")
+        return number * factor
+
+
+class Faster(Engine):
+    pass
+
+
+@pytest.fixture
+def patches() -> Patches:
+    return Patches("toy")
+
+
+def test_hooks_see_the_call_and_its_result_and_change_neither(patches: Patches) -> None:
+    seen: list[object] = []
+    with_restore = patches.around(
+        Engine,
+        "step",
+        before=lambda engine, number, **kw: seen.append(number) or "noted",
+        after=lambda noted, result, engine, number, **kw: seen.append((noted, result, number, kw)),
+    )
+    try:
+        assert with_restore
+        assert Engine().step(3, factor=2) == 6
+        assert seen == [3, ("noted", 6, 3, {"factor": 2})]
+    finally:
+        patches.restore()
+    assert Engine().step(3) == 3
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("owner", [Engine, Faster])
+def test_restoring_leaves_a_class_as_it_was(patches: Patches, owner: type[Engine]) -> None:
+    before = dict(vars(owner))
+    patches.around(owner, "step", after=lambda *args, **kw: None)
+    assert dict(vars(owner)) != before
+    patches.restore()
+    assert dict(vars(owner)) == before
+
+
+def test_what_somebody_else_wrapped_over_ours_stays_and_passes_on(patches: Patches) -> None:
+    original = vars(Engine)["step"]
+    seen: list[object] = []
+    patches.around(Engine, "step", after=lambda *args, **kw: seen.append(1))
+    ours = vars(Engine)["step"]
+    try:
+        Engine.step = lambda self, number: ours(self, number) + 100  # type: ignore[method-assign]
+        patches.restore()
+        assert Engine().step(1) == 101
+        assert not seen
+    finally:
+        Engine.step = original  # type: ignore[method-assign]
+
+
+def test_patching_twice_is_patching_once(patches: Patches) -> None:
+    seen: list[object] = []
+    for _ in range(2):
+        assert patches.around(Engine, "step", after=lambda *args, **kw: seen.append(1))
+    assert Patches("again").around(Faster, "step", after=lambda *args, **kw: seen.append(1))
+    Faster().step(1)
+    patches.restore()
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_a_fault_in_a_hook_is_said_once_and_switches_all_off(
+    patches: Patches, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[object] = []
+
+    def broken(*args: object, **kwargs: object) -> None:
+        calls.append(1)
+        raise RuntimeError("our own mistake")
+
+    if which == "before":
+        patches.around(Engine, "step", before=broken)
+    else:
+        patches.around(Engine, "step", after=broken)
+    with caplog.at_level(logging.WARNING):
+        assert [Engine().step(n) for n in (1, 2, 3)] == [1, 2, 3]
+    patches.restore()
+    assert len(calls) == 1
+    assert patches.is_off
+    assert caplog.text.count("our own mistake") == 1
+
+
+def test_a_fault_switches_the_probes_off(patches: Patches, tmp_path: object) -> None:
+    probe = Probe.disabled()
+    patches.probes.append(probe)
+    patches.run(lambda: 1 // 0)
+    assert patches.is_off
+    assert not probe.on
+
+
+def test_the_engines_own_exceptions_pass(patches: Patches) -> None:
+    seen: list[object] = []
+    patches.around(Engine, "step", after=lambda *args, **kw: seen.append(1))
+    with pytest.raises(ValueError, match="negative"):
+        Engine().step(-1)
+    patches.restore()
+    assert not seen
+
+
+def test_a_missing_place_is_unsupported_and_said_once(
+    patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert not patches.around(Engine, "stride", after=lambda *args: None)
+            assert patches.find("inferscope", "nothing_of_that_name") is None
+            assert patches.find("no_such_module", "Engine") is None
+        assert not patches.around(patches.find("no_such_module", "Engine"), "step")
+    assert caplog.text.count("unsupported") == 3
+    assert "Engine.stride is missing" in caplog.text
+    assert not patches.is_off
+
+
+def test_functions_of_a_module_are_replaced_like_methods(patches: Patches) -> None:
+    module = ModuleType("toy")
+    module.double = lambda number: 2 * number  # type: ignore[attr-defined]
+    original = module.double
+    seen: list[object] = []
+    patches.around(module, "double", after=lambda noted, result, number: seen.append(result))
+    assert module.double(4) == 8
+    patches.restore()
+    assert module.double is original
+    assert seen == [8]

@@ -1,0 +1,96 @@
+"""A Hugging Face configuration becomes the shape the cost model counts, or honestly none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from inferscope.adapters.shapes import dtype_bits, shape_of
+from inferscope.records import Shape
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 4096,
+    "dtype": "torch.bfloat16",
+    "tie_word_embeddings": True,
+    "sliding_window": None,
+}
+
+
+def config(**changes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{**QWEN2, **changes})
+
+
+def test_a_dense_model_has_the_shape_its_configuration_says() -> None:
+    assert shape_of(config()) == Shape(4, 256, 4, 2, 64, 512, 4096, 16, 16, 16, tied=True)
+
+
+def test_transformers_own_configuration_gives_the_same() -> None:
+    transformers = pytest.importorskip("transformers")
+    fields = {key: value for key, value in QWEN2.items() if key not in ("model_type", "dtype")}
+    real = transformers.Qwen2Config(**fields)
+    assert shape_of(real, activation_bits=16) == shape_of(config())
+
+
+def test_the_engines_word_on_dtypes_comes_before_the_checkpoints() -> None:
+    shape = shape_of(config(), activation_bits=32, weight_bits=8, kv_bits=8)
+    assert shape is not None
+    assert (shape.weight_bits, shape.kv_bits, shape.activation_bits) == (8, 8, 32)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [({"quant_method": "awq", "bits": 4}, 4), ({"quant_method": "fp8"}, 8), ({"odd": 1}, None)],
+)
+def test_weights_have_the_bits_of_their_quantisation(
+    quantisation: dict[str, object], bits: int | None
+) -> None:
+    shape = shape_of(config(quantization_config=quantisation))
+    assert (shape and shape.weight_bits) == bits
+
+
+def test_experts_are_counted_with_those_that_see_every_token() -> None:
+    moe = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    shape = shape_of(config(model_type="qwen2_moe", shared_expert_intermediate_size=5632, **moe))
+    assert shape is not None
+    assert (shape.ffn, shape.num_experts, shape.experts_per_token) == (1408, 60, 4)
+    assert shape.num_shared_experts == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "gpt2"},
+        {"model_type": "deepseek_v3"},
+        {
+            "model_type": "qwen3_moe",
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [0],
+        },
+        {"dtype": "float7"},
+        {"hidden_size": None},
+    ],
+)
+def test_what_is_not_known_for_certain_has_no_shape(changes: dict[str, object]) -> None:
+    assert shape_of(config(**changes)) is None
+
+
+def test_a_window_counts_only_where_every_layer_has_it() -> None:
+    every = shape_of(config(sliding_window=512, layer_types=["sliding_attention"] * 4))
+    some = shape_of(config(sliding_window=512, layer_types=["sliding_attention", "full_attention"]))
+    assert every is not None
+    assert some is not None
+    assert (every.window_tokens, some.window_tokens) == (512, 0)
+
+
+def test_a_dtype_is_read_from_torch_and_from_a_name() -> None:
+    torch = pytest.importorskip("torch")
+    assert dtype_bits(torch.bfloat16) == dtype_bits("bfloat16") == 16
+    assert dtype_bits("auto") is None
