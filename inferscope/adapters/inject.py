@@ -1,0 +1,87 @@
+"""Injection: an engine without a plug-in group is observed as soon as it is imported.
+
+`inferscope run` puts `shim/` on PYTHONPATH; its `sitecustomize` calls `install` before the program
+begins. Nothing is imported that the program does not import itself: a finder that knows the names
+in `OBSERVERS` waits for them, and calls the observer once the module has been executed.
+
+A new engine is one line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+from inferscope.probe.voice import warn
+
+OBSERVERS: dict[str, str] = {}
+"""Module of an engine → `module:function` of ours that observes it, called with the module.
+
+vLLM is not here: it loads us by its own plug-in group.
+"""
+
+
+def install(observers: Mapping[str, str] = OBSERVERS) -> None:
+    """Observe these modules: now those that are imported, the others when they are.
+
+    Does nothing unless INFERSCOPE=1, or where INFERSCOPE_INJECT=0 forbids it. Never raises.
+    """
+    if os.environ.get("INFERSCOPE") != "1" or os.environ.get("INFERSCOPE_INJECT") == "0":
+        return
+    waiting = dict(observers)
+    for name in observers:
+        module = sys.modules.get(name)
+        if module is not None:
+            _observe(module, waiting.pop(name))
+    if waiting:
+        sys.meta_path.insert(0, _Waiting(waiting))
+
+
+class _Waiting(MetaPathFinder):
+    """Finds nothing itself; has the loader of a module that it waits for tell when it is done."""
+
+    def __init__(self, observers: dict[str, str]) -> None:
+        self._observers = observers
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        observer = self._observers.pop(fullname, None)
+        if observer is None:
+            return None
+        spec = find_spec(fullname)  # the name is no longer ours: everybody else is asked
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            self._observers[fullname] = observer
+            return spec
+        _tell_when_executed(spec, lambda module: _observe(module, observer))
+        return spec
+
+
+def _tell_when_executed(spec: ModuleSpec, tell: Callable[[ModuleType], None]) -> None:
+    """Have the spec's own loader tell; a loader of another class would be seen by those who ask."""
+    loader = spec.loader
+    assert loader is not None
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if module.__name__ == spec.name:  # a loader may serve several modules
+            vars(loader).pop("exec_module", None)
+            tell(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _observe(module: ModuleType, observer: str) -> None:
+    """Call an observer; what goes wrong in it is ours, and said, not the program's."""
+    where, _, function = observer.partition(":")
+    try:
+        getattr(importlib.import_module(where), function)(module)
+    except Exception as error:
+        warn("%s is not observed: %s: %s", module.__name__, type(error).__name__, error)

@@ -1,0 +1,136 @@
+"""A plain program's engine is observed when it is imported, and the program notices nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import inferscope
+from inferscope.adapters import shim
+
+ROOT = Path(inferscope.__file__).parents[1]
+SHIM = Path(shim.__path__[0])
+
+OBSERVER = """
+def observe(module):
+    print("observed", module.__name__, module.READY)
+
+def faulty(module):
+    raise RuntimeError("our mistake")
+"""
+ENGINE = """
+print("engine runs")
+READY = "ready"
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A folder with an engine, an observer of it and a table that knows it."""
+    (tmp_path / "toy_engine").mkdir()
+    (tmp_path / "toy_engine" / "__init__.py").write_text(ENGINE)
+    (tmp_path / "toy_observer.py").write_text(OBSERVER)
+    return tmp_path
+
+
+def run_program(
+    program: Path, text: str, *, observer: str = "observe", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program behind the shim, with the toy engine in the table."""
+    (program / "usercustomize.py").write_text(
+        "from inferscope.adapters import inject\n"
+        f"inject.install({{'toy_engine': 'toy_observer:{observer}'}})\n"
+    )
+    script = program / "program.py"
+    script.write_text(text)
+    path = os.pathsep.join([str(SHIM), str(program), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "INFERSCOPE": "1", **environment},
+    )
+
+
+# A `usercustomize` is not imported in a virtual environment, so the programs do it themselves.
+IMPORT = "import usercustomize\n"
+
+
+def test_an_engine_is_observed_once_it_has_been_executed(program: Path) -> None:
+    told = run_program(program, IMPORT + "import toy_engine\nimport toy_engine\nprint('over')")
+    assert told.stdout.split("\n")[:3] == ["engine runs", "observed toy_engine ready", "over"]
+    assert not told.stderr
+
+
+def test_an_engine_that_is_imported_already_is_observed_at_once(program: Path) -> None:
+    told = run_program(program, "import toy_engine\n" + IMPORT)
+    assert told.stdout.split("\n")[:2] == ["engine runs", "observed toy_engine ready"]
+
+
+def test_a_program_without_the_engine_imports_nothing_of_it(program: Path) -> None:
+    told = run_program(program, IMPORT + "import sys\nprint('toy_engine' in sys.modules)")
+    assert told.stdout == "False\n"
+
+
+def test_a_missing_engine_is_missing_as_ever(program: Path) -> None:
+    (program / "toy_engine" / "__init__.py").unlink()
+    (program / "toy_engine").rmdir()
+    told = run_program(program, IMPORT + "import toy_engine")
+    assert "ModuleNotFoundError: No module named 'toy_engine'" in told.stderr
+
+
+def test_a_faulty_observer_is_said_and_the_program_runs(program: Path) -> None:
+    told = run_program(program, IMPORT + "import toy_engine\nprint('over')", observer="faulty")
+    assert told.returncode == 0
+    assert told.stdout == "engine runs\nover\n"
+    assert told.stderr.count("toy_engine is not observed: RuntimeError: our mistake") == 1
+
+
+@pytest.mark.parametrize("environment", [{"INFERSCOPE_INJECT": "0"}, {"INFERSCOPE": "0"}])
+def test_injection_can_be_forbidden(program: Path, environment: dict[str, str]) -> None:
+    told = run_program(program, IMPORT + "import toy_engine", **environment)
+    assert told.stdout == "engine runs\n"
+
+
+def test_the_shim_runs_the_sitecustomize_that_it_hides(program: Path) -> None:
+    (program / "sitecustomize.py").write_text("import sys\nsys.was_customised = __file__\n")
+    told = run_program(
+        program,
+        "import sys, sitecustomize\n"
+        "print(sys.was_customised == sitecustomize.__file__, any(p.endswith('shim') for p in sys.path))\n"
+        "print('inferscope.adapters.inject' in sys.modules)",
+    )
+    assert told.stdout == "True False\nTrue\n"
+    assert not told.stderr
+
+
+def test_an_error_in_that_one_is_reported_as_ever_and_we_still_wait(program: Path) -> None:
+    (program / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
+    told = run_program(program, "import sys\nprint('inferscope.adapters.inject' in sys.modules)\n")
+    assert "theirs" in told.stderr
+    assert told.stdout == "True\n"
+
+
+def test_an_environment_without_inferscope_runs_as_if_nothing_were_here(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import sitecustomize, sys; print('inferscope' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(SHIM), "INFERSCOPE": "1"},
+    )
+    assert told.stdout == "False\n"
+    assert not told.stderr
