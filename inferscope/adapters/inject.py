@@ -28,12 +28,16 @@ vLLM is not here: it loads us by its own plug-in group.
 
 
 def install(observers: Mapping[str, str] = OBSERVERS) -> None:
-    """Observe these modules: now those that are imported, the others when they are.
+    """Observe the engines that are imported, unless INFERSCOPE_INJECT=0 forbids it; never raises.
 
-    Does nothing unless INFERSCOPE=1, or where INFERSCOPE_INJECT=0 forbids it. Never raises.
+    Does nothing without INFERSCOPE=1.
     """
-    if os.environ.get("INFERSCOPE") != "1" or os.environ.get("INFERSCOPE_INJECT") == "0":
-        return
+    if os.environ.get("INFERSCOPE") == "1" and os.environ.get("INFERSCOPE_INJECT") != "0":
+        when_imported(observers)
+
+
+def when_imported(observers: Mapping[str, str]) -> None:
+    """Observe these modules: now those that are imported, the others when they are."""
     waiting = dict(observers)
     for name in observers:
         module = sys.modules.get(name)

@@ -1,0 +1,80 @@
+"""vLLM's front end: HTTP requests joined to the ids of the engine.
+
+`OutputProcessor.add_request` runs in the task that serves the HTTP request, after the prompt is
+tokenised and before the core hears of it: there an exchange gets the internal id,
+`<external>-<8 hex>`, or one for each of n answers, `<i>_<external>-<8 hex>`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferscope.adapters.edge import Edge
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.vllm_info import engine_info
+from inferscope.probe import Probe
+
+
+class FrontEndHooks:
+    """Observes the process that speaks HTTP; one engine client in each."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._edge: Edge | None = None
+
+    def install(self, engine_class: Any) -> None:
+        """Hook `AsyncLLM`."""
+        self._patches.around(engine_class, "__init__", after=self.made)
+
+    def made(
+        self, _: None, result: None, engine: Any, vllm_config: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Open this process's ring: several front ends of one server differ by their index."""
+        if self._edge is not None:
+            self._patches.unsupported("a second engine client in one process")
+            return
+        patches = self._patches
+        probe = Probe.open(
+            engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
+        )
+        patches.probes.append(probe)
+        self._edge = edge = Edge(probe, patches)
+        edge.watch(patches.find("starlette.applications", "Starlette"))
+        processor = type(engine.output_processor)
+        patches.around(processor, "add_request", after=self.added)
+        patches.around(processor, "process_outputs", after=self.processed)
+        patches.around(type(engine), "shutdown", after=lambda *_, **__: probe.close())
+
+    def added(
+        self,
+        _: None,
+        result: None,
+        processor: Any,
+        request: Any,
+        prompt: Any,
+        parent_req: Any = None,
+        *args: Any,
+        **kw: Any,
+    ) -> None:
+        """Join the HTTP request being served to the engine's id."""
+        if self._edge is None:
+            return
+        tokens = request.prompt_token_ids
+        self._edge.join(
+            request.request_id,
+            prompt_tokens=None if tokens is None else len(tokens),
+            external_id=request.external_req_id,
+            parent="" if parent_req is None else parent_req.request_id,
+        )
+
+    def processed(
+        self, _: None, result: Any, processor: Any, engine_core_outputs: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Take the new tokens of a step, and the requests that ended by a stop string."""
+        edge = self._edge
+        if edge is None:
+            return
+        for output in engine_core_outputs:
+            edge.produced(output.request_id, len(output.new_token_ids))
+        for request_id in result.reqs_to_abort:
+            edge.ended(request_id, "stop")

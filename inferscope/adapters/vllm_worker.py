@@ -1,0 +1,140 @@
+"""vLLM's workers: when each step was executed.
+
+    execute_model ─► (None) ─► sample_tokens      on ranks of the last pipeline stage
+    execute_model ─► output                       on the others, and for pooling models
+
+The worker's level covers both model runners, and leaves warm-up and graph capture out: those run
+beneath it. A step's number, and the core's indices of who is in it, ride on the scheduler's output;
+where they do not survive the way here, steps are counted on both sides alike, and not signed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.vllm_core import TAG, Tag
+from inferscope.adapters.vllm_info import data_rank, engine_info
+from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
+
+
+class WorkerHooks:
+    """Observes the worker of a process."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._worker: Any = None
+        self._probe = Probe.disabled()
+        self._samples = True
+        self._next_step = 0
+        self._num_dummies = 0
+        self._open: tuple[int, Any] | None = None
+        """The step that sampling will complete, and its `SchedulerOutput`."""
+
+    def install(self, wrapper_class: Any) -> None:
+        """Hook `WorkerWrapperBase`, which knows the class of the worker only once it has made it.
+
+        Not `init_worker`: that is where the plug-ins are loaded.
+        """
+        self._patches.around(wrapper_class, "init_device", after=self.initialised)
+
+    def initialised(self, _: None, result: None, wrapper: Any) -> None:
+        """Hook the worker's own class."""
+        if self._worker is not None:
+            self._patches.unsupported("a second worker in one process")
+            return
+        self._worker = worker = wrapper.worker
+        patches, kind = self._patches, type(worker)
+        patches.around(kind, "initialize_from_config", after=self.configured)
+        patches.around(kind, "execute_model", before=self.starting, after=self.executed)
+        patches.around(kind, "sample_tokens", after=self.sampled)
+        patches.around(kind, "execute_dummy_batch", before=self.idling, after=self.idled)
+        patches.around(kind, "shutdown", after=self.closed)
+
+    def configured(self, _: None, result: None, worker: Any, *args: Any, **kw: Any) -> None:
+        """Open this process's ring: the number of blocks is known now."""
+        timer = self._timer(worker.device)
+        if worker is not self._worker or timer is None:
+            return
+        config = worker.vllm_config
+        world = int(config.parallel_config.world_size)
+        rank = int(worker.rank) % world
+        self._samples = _is_last_stage()
+        self._probe = Probe.open(
+            engine_info(config, device=_name(worker.device), rank=rank),
+            role="worker",
+            rank=data_rank(config) * world + rank,
+            timer=timer,
+        )
+        self._patches.probes.append(self._probe)
+
+    def starting(self, worker: Any, scheduler_output: Any) -> None:
+        """Begin timing a step, unless it has no tokens: then nothing is executed."""
+        if worker is not self._worker or not scheduler_output.total_num_scheduled_tokens:
+            return
+        tag: Tag | None = getattr(scheduler_output, TAG, None)
+        step = self._next_step if tag is None else tag.step
+        # The first one pays for what every process does once.
+        self._probe.start(step, mode="eager", cold=self._next_step == 0)
+        self._next_step = step + 1
+        self._open = (step, scheduler_output)
+
+    def executed(self, _: None, result: Any, worker: Any, scheduler_output: Any) -> None:
+        """End the step, unless sampling is still to come."""
+        if worker is self._worker and (result is not None or not self._samples):
+            self._stop()
+
+    def sampled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
+        """End the step: its outputs are queued, on a CPU they are there."""
+        if worker is self._worker:
+            self._stop()
+
+    def idling(self, worker: Any, *args: Any, **kw: Any) -> None:
+        """Begin a step that is executed only because other replicas execute one.
+
+        Their numbers are negative: the core knows nothing of them.
+        """
+        self._num_dummies += 1
+        self._probe.start(-self._num_dummies, dummy=True)
+
+    def idled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
+        """End such a step."""
+        self._probe.stop(-self._num_dummies)
+
+    def closed(self, _: None, result: None, worker: Any) -> None:
+        """The worker shuts down."""
+        if worker is self._worker:
+            self._probe.close()
+
+    def _stop(self) -> None:
+        if self._open is None:
+            return
+        (step, scheduler_output), self._open = self._open, None
+        self._probe.stop(step)
+        tag: Tag | None = getattr(scheduler_output, TAG, None)
+        if tag is not None:
+            tokens = tag.tokens or tuple(scheduler_output.num_scheduled_tokens.values())
+            self._probe.sign(step, requests=tag.requests, tokens=tokens)
+
+    def _timer(self, device: Any) -> StepTimer | None:
+        """Return what can time steps on this device."""
+        if device.type == "cpu":
+            return HostTimer()
+        if device.type == "cuda":
+            return EventTimer(TorchEvents())
+        self._patches.unsupported(f"timing steps on a device of type {device.type}")
+        return None
+
+
+def _is_last_stage() -> bool:
+    """Tell whether this rank samples: only the last stage of a pipeline does."""
+    group = import_module("vllm.distributed.parallel_state").get_pp_group()
+    return bool(group.is_last_rank)
+
+
+def _name(device: Any) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    platform = import_module("vllm.platforms").current_platform
+    return str(platform.get_device_name(device.index or 0))
