@@ -15,6 +15,7 @@ from inferscope.errors import InferScopeError
 COMMANDS = {
     "demo": "a real engine under load, on this machine, and the live screen over it",
     "serve": "a model behind an OpenAI-compatible API, on the reference engine",
+    "run": "any command (vLLM, SGLang, a script) with the probe switched on",
     "attach": "the live screen over a running engine, with history",
     "record": "write what an engine does into a file",
     "replay": "show a recording or rings at the pace at which they were made",
@@ -44,6 +45,7 @@ _INTERRUPTED = 130
 
 _EPILOG = """examples:
   inferscope demo                      start here: nothing else is needed
+  inferscope run -- vllm serve MODEL   observe a server from its start
   inferscope attach                    the only engine running here, or a list of them
   inferscope attach demo.isr --once    one look at a recording, as text
 """

@@ -12,7 +12,7 @@ from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
 from inferscope.ring.extent import Extent, extent_of_rings
 from inferscope.tui.plots import duration
 
-_HOW_TO_START = "Start one with `inferscope demo`."
+_HOW_TO_START = "Start one with `inferscope demo`, or your own with `inferscope run -- CMD`."
 _MOST_LISTED = 10
 
 

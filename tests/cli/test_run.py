@@ -1,0 +1,271 @@
+"""`run` changes nothing about a command but that it is observed, and says when it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import inferscope
+from inferscope.ring.discovery import find_engines
+from tests.cli.running import inferscope as run_inferscope
+
+ROOT = str(Path(inferscope.__file__).parents[1])
+SAY_ENVIRONMENT = """
+import os, sys
+print(os.environ["INFERSCOPE"], os.environ["INFERSCOPE_ENGINE_ID"], *sys.argv[1:])
+sys.exit(7)
+"""
+ENGINE = """
+import signal, sys, time
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "toy"))
+index = probe.queued("one", prompt_tokens=3)
+got = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.3)
+probe.finished(index, "stop")
+probe.close()
+print("got", *[int(number) for number in got], flush=True)
+sys.exit(3)
+"""
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def script(folder: Path, text: str, name: str = "program.py") -> list[str]:
+    (folder / name).write_text(text)
+    return [sys.executable, str(folder / name)]
+
+
+def run(*arguments: str, rings: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_inferscope("run", *arguments, rings=rings, PYTHONPATH=ROOT, **environment)
+
+
+@contextlib.contextmanager
+def running(
+    *arguments: str, rings: Path, terminal: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run in the background, on a terminal of its own where one is given; leave nothing behind."""
+
+    def take_terminal() -> None:
+        if terminal is not None:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferscope", "run", *arguments],
+        stdin=subprocess.DEVNULL if terminal is None else terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_DIR": str(rings), "PYTHONPATH": ROOT},
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_the_command_has_its_arguments_output_and_exit_code(tmp_path: Path) -> None:
+    words = script(tmp_path, SAY_ENVIRONMENT)
+    first = run("--", *words, "--record", "-x", rings=tmp_path)
+    second = run(*words, rings=tmp_path)
+    assert (first.returncode, second.returncode) == (7, 7)
+    is_on, engine_id, *arguments = first.stdout.split()
+    assert is_on == "1"
+    assert arguments == ["--record", "-x"]
+    assert engine_id != second.stdout.split()[1]
+    assert f"inferscope attach {engine_id}" in first.stderr
+
+
+def test_whatever_the_command_starts_is_of_the_same_engine(tmp_path: Path) -> None:
+    child = "import os; print(os.environ['INFERSCOPE_ENGINE_ID'])"
+    words = script(
+        tmp_path,
+        "import os, subprocess, sys\nprint(os.environ['INFERSCOPE_ENGINE_ID'], flush=True)\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}])",
+    )
+    first, second = run("--", *words, rings=tmp_path).stdout.split()
+    assert first == second
+
+
+def test_a_plain_program_gets_the_import_hook_beside_its_own_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import sys\nsys.was_customised = True\n")
+    words = script(
+        tmp_path,
+        "import sys\nprint(sys.was_customised, 'inferscope.adapters.inject' in sys.modules)",
+    )
+    path = os.pathsep.join([str(tmp_path / "own"), ROOT])
+    told = run_inferscope("run", "--", *words, rings=tmp_path, PYTHONPATH=path)
+    assert told.stdout == "True True\n"
+    forbidden = run_inferscope(
+        "run", "--", *words, rings=tmp_path, PYTHONPATH=path, INFERSCOPE_INJECT="0"
+    )
+    assert forbidden.stdout == "True False\n"
+
+
+@pytest.mark.parametrize("kind", ["python", "shebang", "env", "long"])
+def test_a_python_without_inferscope_is_told_apart_and_how_to_install_it(
+    tmp_path: Path, kind: str
+) -> None:
+    # Named as an interpreter; isolated, without site-packages, it sees the standard library alone.
+    bare = executable(tmp_path / "python3", f'#!/bin/sh\nexec "{sys.executable}" -IS "$@"\n')
+    heads = {
+        "python": "",
+        "shebang": f"#!{bare}\n",
+        "env": "#!/usr/bin/env -S python3 -u\n",
+        "long": f"#!/bin/sh\n'''exec' \"{bare}\" \"$0\" \"$@\"\n' '''\n",
+    }
+    program = executable(tmp_path / "program", heads[kind] + "print('it ran')\n")
+    words = [str(bare), str(program)] if kind == "python" else [str(program)]
+    search = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    refused = run("--", *words, rings=tmp_path, PATH=search)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    (line,) = refused.stderr.splitlines()
+    assert line.endswith(f"Install it there with: {bare} -m pip install inferscope")
+    if kind != "shebang":  # the kernel does not run a script as an interpreter
+        allowed = run("--unobserved", "--", *words, rings=tmp_path, PATH=search)
+        assert allowed.stdout == "it ran\n"
+        assert "not observed" in allowed.stderr
+
+
+def test_a_program_that_is_not_python_runs_only_if_that_is_wanted(tmp_path: Path) -> None:
+    words = [str(executable(tmp_path / "serve.sh", "#!/bin/sh\necho it ran\n"))]
+    refused = run("--", *words, rings=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert "serve.sh is not a Python program" in refused.stderr
+    assert run("--unobserved", "--", *words, rings=tmp_path).stdout == "it ran\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "there is no command to run"),
+        (["--"], "there is no command to run"),
+        (["--", "no-such-program"], "there is no program no-such-program"),
+        (["--", __file__], "is not executable. Give its Python"),
+    ],
+)
+def test_a_command_that_cannot_run_is_named(tmp_path: Path, words: list[str], said: str) -> None:
+    done = run(*words, rings=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("a,b", "a,b,inferscope"), ("", "inferscope")])
+def test_a_list_of_vllm_plug_ins_must_name_us(tmp_path: Path, given: str, wanted: str) -> None:
+    vllm = executable(tmp_path / "vllm", f"#!{sys.executable}\nprint('it ran')\n")
+    refused = run("--", str(vllm), "serve", rings=tmp_path, VLLM_PLUGINS=given)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(f"Set VLLM_PLUGINS={wanted}\n")
+    named = run("--", str(vllm), "serve", rings=tmp_path, VLLM_PLUGINS=wanted)
+    assert named.stdout == "it ran\n"
+    other = run("--", *script(tmp_path, "print('it ran')"), rings=tmp_path, VLLM_PLUGINS=given)
+    assert other.stdout == "it ran\n"
+    assert wanted in other.stderr
+
+
+def test_vllm_on_ray_is_told_which_variables_to_copy(tmp_path: Path) -> None:
+    vllm = str(
+        executable(tmp_path / "vllm", f"#!{sys.executable}\nimport os\nprint(*os.environ)\n")
+    )
+    words = [vllm, "serve", "MODEL", "--distributed-executor-backend", "ray"]
+    wanted = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY=MINE,INFERSCOPE,INFERSCOPE_DIR,INFERSCOPE_ENGINE_ID"
+    told = run("--", *words, rings=tmp_path, VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="MINE")
+    assert told.returncode == 0
+    assert wanted in told.stderr
+    name, _, value = wanted.partition("=")
+    silent = run("--", *words, rings=tmp_path, **{name: value})
+    assert name not in silent.stderr
+    assert "PYTHONPATH" in told.stdout.split()  # as we gave it; vLLM loads us by itself
+    assert "Ray" not in run("--", vllm, "serve", rings=tmp_path).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["alone", "recorded"])
+def test_a_signal_reaches_the_command_once_and_its_code_comes_back(
+    tmp_path: Path, number: signal.Signals, is_recorded: bool
+) -> None:
+    file = tmp_path / "run.isr"
+    beside = ["--record", str(file)] if is_recorded else []
+    words = script(tmp_path, ENGINE)
+    with running(*beside, "--", *words, rings=tmp_path / "rings") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert out == f"got {int(number)}\n"
+    assert process.returncode == 3
+    (engine,) = find_engines(tmp_path / "rings")
+    assert not engine.is_alive(time.monotonic_ns())
+    if is_recorded:
+        assert "records, 0 lost" in err
+        export = run_inferscope("export", str(file), "-o", "-", rings=tmp_path)
+        assert '"finish":"stop"' in export.stdout
+
+
+def test_ctrl_c_on_a_terminal_interrupts_the_command_once(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = script(tmp_path, ENGINE)
+    record = ["--record", str(tmp_path / "run.isr")]
+    try:
+        with running(*record, "--", *words, rings=tmp_path, terminal=theirs) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            os.write(ours, b"\x03")
+            out, _ = process.communicate(timeout=20)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert out == "got 2\n"
+    assert process.returncode == 3
+
+
+def test_a_killed_command_has_the_code_that_a_shell_gives_it(tmp_path: Path) -> None:
+    words = script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    done = run("--record", str(tmp_path / "run.isr"), "--", *words, rings=tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "no process of the command opened a ring" in done.stderr
+
+
+def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
+    words = script(tmp_path, "import time\ntime.sleep(2)\nprint('over')")
+    done = run("--collect", "--", *words, rings=tmp_path / "rings", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout == "over\n"
+    assert "collecting from" in done.stderr
+    again = run_inferscope("collect", "--check", rings=tmp_path / "rings")
+    assert again.returncode == 0
+
+
+def test_counters_say_that_there_are_none_yet(tmp_path: Path) -> None:
+    words = script(tmp_path, "print('over')")
+    said = run("--counters", "auto", "--", *words, rings=tmp_path).stderr
+    assert "no hardware counters to read yet" in said
+    assert run("--counters", "some", "--", *words, rings=tmp_path).returncode == 2
