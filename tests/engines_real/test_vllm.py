@@ -1,0 +1,211 @@
+"""On a real vLLM server: every token counted, every nanosecond explained, no answer changed."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.engines_real.clients import Ask, ask_all, mixed_asks
+from tests.engines_real.vllm_server import Server, export, needs_vllm, serving, stop
+
+pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(300)]
+
+Lines = list[dict[str, Any]]
+
+
+def of_kind(lines: Lines, kind: str) -> Lines:
+    return [line for line in lines if line["kind"] == kind]
+
+
+def hold_to_the_laws(lines: Lines, asks: list[Ask], *, lost: bool = False) -> dict[str, Any]:
+    """Hold an export against the clients' account; return what was seen, for the test to demand.
+
+    Σ tokens of a request's slices = prompt - cached + outputs - 1 + recomputed, exactly.
+    """
+    (run,) = of_kind(lines, "run")
+    assert (run["lost"], run["late"], run["unjoined"]) == (0, 0, 0)
+    computed: collections.Counter[str] = collections.Counter()
+    again: collections.Counter[str] = collections.Counter()
+    num_mixed = 0
+    for step in of_kind(lines, "step"):
+        shares = step["shares"]
+        spent = sum(share["ns"] for share in shares)
+        assert spent + step["padding_ns"] + step["unattributed_ns"] == step["measured_ns"]
+        assert all(share["ns"] >= 0 for share in shares)
+        num_mixed += len({share["phase"] == "prefill" for share in shares}) > 1
+        for share in shares:
+            computed[share["request"]] += share["tokens"]
+            again[share["request"]] += share["tokens"] * share["recomputed"]
+    by_name = collections.defaultdict(list)
+    for request in of_kind(lines, "request"):
+        by_name[request["external_id"]].append(request)
+        ledger = request["ledger_ns"]
+        assert sum(ledger.values()) == request["delivered_ns"] - request["arrived_ns"]
+        assert all(ns > 0 for ns in ledger.values())
+        assert not request["joined_late"]
+    for ask in asks:
+        told = by_name.pop(ask.name)
+        if not ask.is_whole:
+            continue
+        assert len(told) == ask.body.get("n", 1)
+        assert {request["prompt_tokens"] for request in told} == {ask.usage["prompt_tokens"]}
+        outputs = sum(request["output_tokens"] for request in told)
+        assert outputs == ask.usage["completion_tokens"]
+        for request in told:
+            assert request["finish"] == "length"
+            assert request["arrived_at"] == request["delivered_at"] == "http"
+            due = request["prompt_tokens"] - request["cached_tokens"] + request["output_tokens"] - 1
+            assert computed[request["request"]] == due + again[request["request"]]
+        details = ask.usage.get("prompt_tokens_details") or {}
+        if len(told) == 1 and "cached_tokens" in details:
+            assert told[0]["cached_tokens"] == details["cached_tokens"]
+    assert not by_name  # health probes, and the like, are no requests
+    return {
+        "steps": len(of_kind(lines, "step")),
+        "mixed": num_mixed,
+        "recomputed": sum(again.values()),
+        "cached": sum(request["cached_tokens"] for request in of_kind(lines, "request")),
+        "finishes": collections.Counter(r["finish"] for r in of_kind(lines, "request")),
+        "probe_cost_ns": run["probe_cost_ns"],
+    }
+
+
+def agreement(lines: Lines, asks: list[Ask]) -> dict[str, list[float]]:
+    """Return how much later the clients saw first and last bytes than we, in ms, sorted."""
+    by_name = {request["external_id"]: request for request in of_kind(lines, "request")}
+    apart: dict[str, list[float]] = {"ttft": [], "e2e": []}
+    for ask in asks:
+        if ask.is_whole and ask.body.get("n", 1) == 1:
+            request = by_name[ask.name]
+            ours = request["first_token_ns"] - request["arrived_ns"]
+            apart["ttft"].append((ask.first_ns - ask.sent_ns - ours) / 1e6)
+            ours = request["delivered_ns"] - request["arrived_ns"]
+            apart["e2e"].append((ask.ended_ns - ask.sent_ns - ours) / 1e6)
+    return {name: sorted(values) for name, values in apart.items()}
+
+
+def metric(server: Server, name: str) -> float:
+    return sum(
+        float(number)
+        for number in re.findall(rf"^{name}(?:_total)?{{.*}} (\S+)$", server.get("/metrics"), re.M)
+    )
+
+
+def report(name: str, seen: dict[str, Any], apart: dict[str, list[float]]) -> None:
+    spread = {
+        key: f"p50 {values[len(values) // 2]:.2f} max {values[-1]:.2f} min {values[0]:.2f} ms"
+        for key, values in apart.items()
+    }
+    print(f"\n{name}: {seen} client - ours: {spread}")  # noqa: T201
+
+
+def test_preempted_requests_are_counted_to_the_token(tmp_path: Path) -> None:
+    with serving(
+        tmp_path, "--num-gpu-blocks-override", "18", "--no-enable-prefix-caching"
+    ) as server:
+        asks = mixed_asks(1, 30, prompts=(60, 400), outputs=(60, 250))
+        ask_all(server.url, asks, at_once=14)
+        num_preemptions = metric(server, "vllm:num_preemptions")
+        core = next(r.identity.pid for r in server.engine.rings if r.identity.role == "core")
+        long = [
+            Ask(
+                "killed",
+                {
+                    "model": "tiny",
+                    "prompt": [5] * 50,
+                    "max_tokens": 1500,
+                    "ignore_eos": True,
+                    "stream": True,
+                },
+                give_up_after=10,
+            )
+        ]
+        ask_all(server.url, long, at_once=1)
+        assert stop(server) == 0
+    lines = export(server)
+    seen = hold_to_the_laws(lines, asks + long)
+    report("preemption", seen, agreement(lines, asks))
+    assert core
+    assert num_preemptions > 0
+    assert seen["recomputed"] > 0
+    assert seen["mixed"] > 20
+    assert seen["cached"] == 0
+    assert seen["finishes"]["client_cancel"] >= 3
+    assert seen["finishes"]["rejected"] == 2
+
+
+def test_cached_and_chunked_prompts_are_counted_to_the_token(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        asks = mixed_asks(2, 40, prompts=(10, 1500), outputs=(5, 60))
+        ask_all(server.url, asks, at_once=10)
+        dying = [
+            Ask(
+                f"dying-{number}",
+                {
+                    "model": "tiny",
+                    "prompt": [5] * 50,
+                    "max_tokens": 1500,
+                    "ignore_eos": True,
+                    "stream": True,
+                },
+            )
+            for number in range(3)
+        ]
+        core = next(r.identity.pid for r in server.engine.rings if r.identity.role == "core")
+        _kill_while_asking(server, dying, core)
+    lines = export(server)
+    lost = [r for r in of_kind(lines, "request") if r["finish"] == "engine_lost"]
+    assert {request["external_id"] for request in lost} == {ask.name for ask in dying}
+    seen = hold_to_the_laws([line for line in lines if line not in lost], asks)
+    report("prefix cache", seen, agreement(lines, asks))
+    assert seen["cached"] > 0
+    assert seen["recomputed"] == 0
+
+
+def _kill_while_asking(server: Server, asks: list[Ask], core: int) -> None:
+    asking = threading.Thread(target=_ask_the_dying, args=(server.url, asks))
+    asking.start()
+    time.sleep(1.5)
+    os.kill(core, signal.SIGKILL)
+    asking.join(60)
+    assert not asking.is_alive()
+
+
+def _ask_the_dying(url: str, asks: list[Ask]) -> None:
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        ask_all(url, asks, at_once=len(asks))
+
+
+def test_answers_are_the_same_with_and_without_the_probe(tmp_path: Path) -> None:
+    answers = []
+    for is_observed in (True, False):
+        with serving(tmp_path / str(is_observed), is_observed=is_observed) as server:
+            asks = [
+                Ask(
+                    f"same-{number}",
+                    {
+                        "model": "tiny",
+                        "prompt": list(range(10, 60 + number)),
+                        "max_tokens": 40,
+                        "temperature": 0,
+                        "logprobs": 1,
+                    },
+                )
+                for number in range(8)
+            ]
+            ask_all(server.url, asks, at_once=1)
+            assert all(ask.status == 200 for ask in asks)
+            answers.append([ask.text for ask in asks])
+        if not is_observed:
+            assert not (server.folder / "rings").exists()
+    assert answers[0] == answers[1]
