@@ -1,0 +1,129 @@
+"""A small ASGI server on uvicorn, in a thread, whose front end is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from inferscope.adapters.edge import Edge
+
+
+class Front:
+    """An engine's front end, as far as an edge is concerned: ids, tokens, answers."""
+
+    def __init__(self) -> None:
+        self.edge: Edge | None = None
+        self.num_done = 0
+
+    def app(self) -> Any:
+        """Return the application, within one that counts the calls that are over."""
+        inner = self._routes()
+
+        async def outer(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await inner(scope, receive, send)
+            finally:
+                self.num_done += 1
+
+        return outer
+
+    def _routes(self) -> Starlette:
+        routes = [
+            Route("/stream", self.stream, methods=["POST"]),
+            Route("/plain", self.plain, methods=["POST"]),
+            Route("/twins", self.twins, methods=["POST"]),
+            Route("/slow", self.slow, methods=["POST"]),
+            Route("/broken", self.broken, methods=["POST"]),
+            Route("/busy", lambda request: Response(status_code=429), methods=["POST"]),
+            Route("/tokenize", lambda request: JSONResponse([1]), methods=["POST"]),
+            Route("/health", lambda request: Response(status_code=503)),
+        ]
+        return Starlette(routes=[*routes, Mount("/under", Starlette(routes=routes))])
+
+    def join(self, request: Request, suffix: str = "") -> str:
+        """Give a request its id in the engine."""
+        request_id = f"engine-{request.query_params.get('n', '0')}{suffix}"
+        if self.edge is not None:
+            self.edge.join(request_id, prompt_tokens=5, external_id="ours")
+        return request_id
+
+    def produced(self, request_id: str, num: int) -> None:
+        """Hand tokens to whoever writes them."""
+        if self.edge is not None:
+            self.edge.produced(request_id, num)
+
+    async def stream(self, request: Request) -> Response:
+        """Answer 3 times 2 tokens, each in a body of its own."""
+        request_id = self.join(request)
+
+        async def body() -> Iterator[bytes]:  # type: ignore[misc]
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                self.produced(request_id, 2)
+                yield b"data: xx\n\n"
+
+        return StreamingResponse(body())
+
+    async def plain(self, request: Request) -> Response:
+        """Answer 4 tokens at once; a fifth came after a stop string that the front end saw."""
+        request_id = self.join(request)
+        for _ in range(4):
+            self.produced(request_id, 1)
+        if self.edge is not None:
+            self.edge.ended(request_id, "stop")
+        return JSONResponse({"text": "xxxx"})
+
+    async def twins(self, request: Request) -> Response:
+        """Answer twice, from tasks of their own."""
+
+        async def one(number: int) -> None:
+            self.produced(self.join(request, f"-{number}"), number + 1)
+
+        await asyncio.gather(one(0), one(1))
+        return JSONResponse({})
+
+    async def slow(self, request: Request) -> Response:
+        """Answer one token, then none for long."""
+        request_id = self.join(request)
+
+        async def body() -> Iterator[bytes]:  # type: ignore[misc]
+            self.produced(request_id, 1)
+            yield b"data: x\n\n"
+            await asyncio.sleep(30)
+
+        return StreamingResponse(body())
+
+    async def broken(self, request: Request) -> Response:
+        """Fail before the engine hears of it."""
+        raise RuntimeError("their own fault")
+
+
+@contextlib.contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve until the context ends."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        config = uvicorn.Config(app, log_level="critical", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [held]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{held.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            thread.join(10)

@@ -1,0 +1,183 @@
+"""Over real HTTP: what a client is given, and when, is what the front end's ring says."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from inferscope.adapters import edge as edge_module
+from inferscope.adapters.edge import Edge
+from inferscope.adapters.patching import Patches
+from inferscope.probe import EngineInfo, Probe
+from inferscope.records import EVENTS, Emitted, Record, RequestEvent
+from tests.adapters.asgi_server import Front, served
+from tests.probe.fakes import records
+
+
+class Watched:
+    """A served front end, its probe, and what is in its ring."""
+
+    def __init__(self, url: str, front: Front, patches: Patches, probe: Probe) -> None:
+        self.address = url.removeprefix("http://")
+        self.front = front
+        self.patches = patches
+        self.probe = probe
+
+    def post(self, path: str, **headers: str) -> tuple[int, bytes]:
+        """Ask, and wait until the server is through with it: a client has its answer earlier."""
+        due = self.front.num_done + 1
+        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection.request("POST", path, body=b"{}", headers=headers)
+        answer = connection.getresponse()
+        told = answer.status, answer.read()
+        connection.close()
+        self.wait_until_done(due)
+        return told
+
+    def wait_until_done(self, num: int) -> None:
+        until = time.monotonic() + 10
+        while self.front.num_done < num and time.monotonic() < until:
+            time.sleep(0.002)
+        assert self.front.num_done >= num
+
+    def records(self) -> list[Record]:
+        assert self.probe.path is not None
+        return records(self.probe.path)
+
+    def events(self) -> list[RequestEvent]:
+        return [record for record in self.records() if isinstance(record, RequestEvent)]
+
+    def kinds(self, index: int = 0) -> list[str]:
+        return [EVENTS[event.kind] for event in self.events() if event.index == index]
+
+    def tokens(self) -> list[tuple[int, int]]:
+        told: list[tuple[int, int]] = []
+        for record in self.records():
+            if isinstance(record, Emitted):
+                indices = np.frombuffer(record.requests, "<u4").tolist()
+                told += zip(indices, np.frombuffer(record.tokens, "<u4").tolist(), strict=True)
+        return told
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "edge")
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    patches, front = Patches("toy"), Front()
+    probe = Probe.open(EngineInfo(0, "toy"), role="frontend")
+    patches.probes.append(probe)
+    front.edge = Edge(probe, patches)
+    assert front.edge.watch(Starlette)
+    try:
+        with served(front.app()) as url:
+            yield Watched(url, front, patches, probe)
+    finally:
+        patches.restore()
+        probe.close()
+
+
+def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
+    before_ns = time.monotonic_ns()
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    told = watched.post("/stream?n=1", **{"X-Request-Id": "mine", "traceparent": trace})
+    after_ns = time.monotonic_ns()
+    assert told == (200, b"data: xx\n\n" * 3)
+    assert watched.kinds() == ["received", "tokenised", "first_byte", "last_byte"]
+    received, tokenised, first, last = watched.events()
+    assert (received.request_id, received.external_id) == ("engine-1", "mine")
+    assert received.trace == trace
+    assert received.attributes == {"endpoint": "/stream"}
+    assert tokenised.prompt_tokens == 5
+    assert before_ns <= received.at_ns <= tokenised.at_ns <= first.at_ns <= last.at_ns <= after_ns
+    assert watched.tokens() == [(0, 2)] * 3
+
+
+def test_without_a_name_of_the_clients_the_engines_is_kept(watched: Watched) -> None:
+    watched.post("/plain?n=7")
+    assert watched.events()[0].external_id == "ours"
+
+
+def test_an_answer_in_one_piece_brings_all_tokens_at_once(watched: Watched) -> None:
+    watched.post("/plain?n=2")
+    assert watched.tokens() == [(0, 4)]
+    assert watched.kinds() == ["received", "tokenised", "finished", "first_byte", "last_byte"]
+    assert watched.events()[2].reason == "stop"
+
+
+def test_several_engine_requests_may_belong_to_one_exchange(watched: Watched) -> None:
+    watched.post("/twins?n=3")
+    entered = [event.request_id for event in watched.events() if event.request_id]
+    assert entered == ["engine-3-0", "engine-3-1"]
+    assert sorted(watched.tokens()) == [(0, 1), (1, 2)]
+    assert watched.kinds(0)[-1] == watched.kinds(1)[-1] == "last_byte"
+
+
+def test_a_mounted_application_is_watched_once(watched: Watched) -> None:
+    watched.post("/under/stream?n=4")
+    assert watched.kinds().count("received") == 1
+    assert watched.tokens() == [(0, 2)] * 3
+
+
+def test_a_client_that_hangs_up_ends_the_exchange(watched: Watched) -> None:
+    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection.request("POST", "/slow?n=5", body=b"{}")
+    answer = connection.getresponse()
+    answer.read(9)
+    answer.close()
+    connection.close()
+    watched.wait_until_done(1)
+    assert watched.kinds() == ["received", "tokenised", "first_byte", "last_byte"]
+    assert watched.tokens() == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [("/busy", 429, "rejected"), ("/nowhere", 404, "rejected"), ("/broken", 500, "error")],
+)
+def test_what_never_reaches_the_engine_is_counted_by_status(
+    watched: Watched, path: str, status: int, reason: str
+) -> None:
+    assert watched.post(path, **{"X-Request-Id": "mine"})[0] == status
+    assert watched.kinds() == ["received", "finished", "last_byte"]
+    received, finished, _ = watched.events()
+    assert received.external_id == "mine"
+    assert received.attributes == {"endpoint": path, "status": str(status)}
+    assert finished.reason == reason
+
+
+def test_what_is_no_request_leaves_nothing(watched: Watched) -> None:
+    assert watched.post("/tokenize")[0] == 200
+    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 503
+    connection.close()
+    watched.wait_until_done(2)
+    assert watched.events() == []
+
+
+HOOKS = ["_begin", "_leaving", "Edge._sent", "Edge._end"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_fault_of_ours_changes_no_answer(
+    watched: Watched, hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("our own mistake")
+
+    owner, _, name = hook.rpartition(".")
+    monkeypatch.setattr(getattr(edge_module, owner) if owner else edge_module, name, broken)
+    with caplog.at_level(logging.WARNING):
+        for number in range(2):
+            assert watched.post(f"/stream?n={number}") == (200, b"data: xx\n\n" * 3)
+    assert caplog.text.count("our own mistake") == 1
+    assert watched.patches.is_off
+    assert not watched.probe.on
