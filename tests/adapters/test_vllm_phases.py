@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.adapters.vllm_phases import Part, Progress, part_of
@@ -85,6 +85,7 @@ decisions = st.lists(
 )
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     num_prompt=st.integers(1, 60),
     outputs=st.integers(1, 30),

@@ -1,0 +1,288 @@
+"""What is hooked into vLLM, on one in miniature: the laws of the records, and our own faults."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.vllm_core import Core, CoreHooks
+from inferscope.adapters.vllm_frontend import FrontEndHooks
+from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.source import RingSource, catch_up
+from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY
+from tests.adapters import toy_vllm
+from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
+
+
+class Told:
+    """A sink: what a fold says of steps and requests."""
+
+    def __init__(self) -> None:
+        self.steps: list[FinalStep] = []
+        self.requests: dict[str, FinalRequest] = {}
+
+    def step(self, step: FinalStep) -> None:
+        self.steps.append(step)
+
+    def request(self, request: FinalRequest) -> None:
+        self.requests[request.request_id] = request
+
+
+@pytest.fixture
+def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "toy")
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    return tmp_path / "toy"
+
+
+def hooked() -> Patches:
+    patches = Patches("vLLM")
+    CoreHooks(patches).install(toy_vllm.Scheduler)
+    WorkerHooks(patches).install(toy_vllm.WorkerWrapperBase)
+    FrontEndHooks(patches).install(toy_vllm.AsyncLLM)
+    return patches
+
+
+@pytest.fixture
+def patches(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    patches = hooked()
+    yield patches
+    patches.restore()
+    for probe in patches.probes:
+        probe.close()
+
+
+def rows(step: FinalStep) -> list[tuple[str, int, int, int]]:
+    columns = (step.phases.tolist(), step.tokens.tolist(), step.flags.tolist())
+    return list(zip(step.request_ids, *columns, strict=True))
+
+
+def fold(rings: Path) -> tuple[Told, RingSource]:
+    told = Told()
+    source = RingSource(lambda: rings.glob("*.ring"), name="toy", sinks=(told,))
+    catch_up(source, patience_s=10)
+    source.close()
+    return told, source
+
+
+def hold_to_the_laws(rings: Path, scheduler: Scheduler, requests: list[Request]) -> Told:
+    told, source = fold(rings)
+    totals = source.collector.totals()
+    assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
+    computed: collections.Counter[str] = collections.Counter()
+    again: collections.Counter[str] = collections.Counter()
+    in_vain: collections.Counter[str] = collections.Counter()
+    for step in told.steps:
+        for name, phase, tokens, flags in rows(step):
+            computed[name] += tokens
+            again[name] += tokens * bool(flags & RECOMPUTED)
+            in_vain[name] += tokens * (phase == VERIFY)
+    assert set(told.requests) == {request.request_id for request in requests}
+    for request in requests:
+        final = told.requests[request.request_id]
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert final.output_tokens == request.num_outputs
+        if final.finish == "length":
+            due = request.num_prompt_tokens + request.num_outputs - 1
+            spent = computed[request.request_id] - again[request.request_id]
+            if scheduler.num_drafts:
+                assert due <= spent <= due + in_vain[request.request_id]
+            else:
+                assert spent == due
+    assert bool(sum(again.values())) <= bool(scheduler.num_preempted)
+    return told
+
+
+options = st.builds(
+    Options,
+    seed=st.integers(0, 9),
+    budget=st.integers(6, 30),
+    num_blocks=st.integers(12, 20),
+    num_drafts=st.sampled_from([0, 0, 2]),
+    is_async=st.booleans(),
+    is_v2=st.booleans(),
+    abort_every=st.sampled_from([0, 7]),
+    lives=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 14)), min_size=1, max_size=6),
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(options=options)
+def test_every_token_is_computed_once_or_said_to_be_recomputed(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, options: Options
+) -> None:
+    for ring in rings.glob("*"):
+        ring.unlink()
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    patches = hooked()
+    try:
+        scheduler, requests = serve(options)
+    finally:
+        patches.restore()
+    hold_to_the_laws(rings, scheduler, requests)
+
+
+def test_preemption_and_drafts_are_really_there(rings: Path, patches: Patches) -> None:
+    crowd = Options(num_blocks=12, num_drafts=2, is_async=True, lives=[(12, 12)] * 6)
+    scheduler, requests = serve(crowd)
+    told = hold_to_the_laws(rings, scheduler, requests)
+    seen = [row for step in told.steps for row in rows(step)]
+    assert {phase for _, phase, _, _ in seen} == {PREFILL, DECODE, VERIFY}
+    assert any(flags & RECOMPUTED for _, _, _, flags in seen)
+    assert scheduler.num_preempted == sum(r.num_preemptions for r in told.requests.values())
+
+
+FAULTS = [
+    (CoreHooks, "made"),
+    (CoreHooks, "added"),
+    (CoreHooks, "scheduling"),
+    (CoreHooks, "scheduled"),
+    (CoreHooks, "updating"),
+    (CoreHooks, "updated"),
+    (CoreHooks, "aborted"),
+    (CoreHooks, "closed"),
+    (Core, "_tell_slices"),
+    (WorkerHooks, "initialised"),
+    (WorkerHooks, "configured"),
+    (WorkerHooks, "starting"),
+    (WorkerHooks, "executed"),
+    (WorkerHooks, "sampled"),
+    (WorkerHooks, "closed"),
+]
+CROWD = Options(num_blocks=12, abort_every=9, lives=[(12, 9)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("owner", "hook"), FAULTS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_fault_in_any_hook_is_said_once_and_changes_nothing(
+    rings: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    hook: str,
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("our own mistake")
+
+    _, untouched = serve(CROWD)
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(owner, hook, broken)
+    patches = hooked()
+    try:
+        with caplog.at_level(logging.WARNING):
+            _, observed = serve(CROWD)
+    finally:
+        patches.restore()
+    assert [vars(request) for request in observed] == [vars(request) for request in untouched]
+    # Each ring's own probe says it, one that is closed by then does not.
+    assert 1 <= caplog.text.count("our own mistake") <= max(1, len(patches.probes))
+    assert not any(probe.on for probe in patches.probes)
+
+
+@pytest.mark.parametrize("hook", ["made", "added", "processed"])
+def test_a_fault_in_the_front_ends_hooks_changes_nothing(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("our own mistake")
+
+    monkeypatch.setattr(FrontEndHooks, hook, broken)
+    patches = hooked()
+    try:
+        with caplog.at_level(logging.WARNING):
+            engine = toy_vllm.AsyncLLM(toy_vllm.config(Options()))
+            request = SimpleNamespace(request_id="a-1", prompt_token_ids=[1], external_req_id="a")
+            for _ in range(2):
+                engine.output_processor.add_request(request, None)
+                assert engine.output_processor.process_outputs([]).reqs_to_abort == []
+            engine.shutdown()
+    finally:
+        patches.restore()
+    assert engine.output_processor.told == ["a-1", "a-1"]
+    assert caplog.text.count("our own mistake") == 1
+
+
+def test_what_is_missing_is_unsupported_and_nothing_else_happens(
+    rings: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patches = Patches("vLLM")
+    bare = type("Scheduler", (), {"__init__": Scheduler.__init__})
+    with caplog.at_level(logging.WARNING):
+        CoreHooks(patches).install(bare)
+    assert "Scheduler.schedule is missing" in caplog.text
+    assert caplog.text.count("unsupported") == 5
+    patches.restore()
+    assert set(vars(bare)) - {"__module__", "__dict__", "__weakref__", "__doc__"} == {"__init__"}
+
+
+def test_all_hooks_are_taken_back(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    classes = [
+        toy_vllm.Scheduler,
+        toy_vllm.Worker,
+        toy_vllm.WorkerWrapperBase,
+        toy_vllm.AsyncLLM,
+        toy_vllm.OutputProcessor,
+    ]
+    before = [dict(vars(kind)) for kind in classes]
+    patches = hooked()
+    toy_vllm.AsyncLLM(toy_vllm.config(Options())).shutdown()
+    serve(CROWD)
+    during = [dict(vars(kind)) for kind in classes]
+    patches.restore()
+    assert all(one != other for one, other in zip(before, during, strict=True))
+    assert [dict(vars(kind)) for kind in classes] == before
+
+
+@pytest.mark.parametrize("is_on", ["0", "1"])
+def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> None:
+    program = (
+        "import sys\n"
+        "from inferscope.adapters.vllm import register\n"
+        "register(); register()\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('inferscope')))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        env={"INFERSCOPE": is_on, "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
+    )
+    names = told.stdout.split()
+    quiet = ["inferscope", "inferscope.adapters", "inferscope.adapters.vllm", "inferscope.errors"]
+    if is_on == "0":
+        assert names == quiet
+        assert told.stderr == ""
+    else:
+        assert "inferscope.adapters.vllm_core" in names
+        assert told.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
+
+
+def test_the_names_of_faults_are_those_of_hooks() -> None:
+    hooks = {name for name in vars(vllm_core.CoreHooks) if not name.startswith("_")}
+    assert hooks - {"install"} == {hook for owner, hook in FAULTS if owner is CoreHooks}
+    hooks = {name for name in vars(vllm_worker.WorkerHooks) if not name.startswith("_")}
+    assert hooks - {"install", "idling", "idled"} == {
+        hook for owner, hook in FAULTS if owner is WorkerHooks
+    }
+    hooks = {name for name in vars(vllm_frontend.FrontEndHooks) if not name.startswith("_")}
+    assert hooks - {"install"} == {"made", "added", "processed"}
