@@ -16,6 +16,7 @@ from typing import Any
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_core import TAG, Tag
 from inferscope.adapters.vllm_info import data_rank, engine_info
+from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
 
@@ -29,8 +30,9 @@ class WorkerHooks:
         self._samples = True
         self._next_step = 0
         self._num_dummies = 0
-        self._open: tuple[int, Any] | None = None
-        """The step that sampling will complete, and its `SchedulerOutput`."""
+        self._modes = Modes()
+        self._open: tuple[int, int, Any] | None = None
+        """The step that sampling will complete, its padded size and its `SchedulerOutput`."""
 
     def install(self, wrapper_class: Any) -> None:
         """Hook `WorkerWrapperBase`, which knows the class of the worker only once it has made it.
@@ -61,6 +63,7 @@ class WorkerHooks:
         world = int(config.parallel_config.world_size)
         rank = int(worker.rank) % world
         self._samples = _is_last_stage()
+        self._modes = modes_of(config)
         self._probe = Probe.open(
             engine_info(config, device=_name(worker.device), rank=rank),
             role="worker",
@@ -75,10 +78,11 @@ class WorkerHooks:
             return
         tag: Tag | None = getattr(scheduler_output, TAG, None)
         step = self._next_step if tag is None else tag.step
+        mode, padded = self._modes.of(scheduler_output.num_scheduled_tokens.values())
         # The first one pays for what every process does once.
-        self._probe.start(step, mode="eager", cold=self._next_step == 0)
+        self._probe.start(step, mode=mode, cold=self._next_step == 0)
         self._next_step = step + 1
-        self._open = (step, scheduler_output)
+        self._open = (step, padded, scheduler_output)
 
     def executed(self, _: None, result: Any, worker: Any, scheduler_output: Any) -> None:
         """End the step, unless sampling is still to come."""
@@ -110,8 +114,8 @@ class WorkerHooks:
     def _stop(self) -> None:
         if self._open is None:
             return
-        (step, scheduler_output), self._open = self._open, None
-        self._probe.stop(step)
+        (step, padded, scheduler_output), self._open = self._open, None
+        self._probe.stop(step, padded_tokens=padded)
         tag: Tag | None = getattr(scheduler_output, TAG, None)
         if tag is not None:
             tokens = tag.tokens or tuple(scheduler_output.num_scheduled_tokens.values())
