@@ -64,7 +64,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *options: str, is_observed: bool = True) -> Iterator[Server]:
+def serving(
+    folder: Path, *options: str, is_observed: bool = True, **variables: str
+) -> Iterator[Server]:
     """Serve until the context ends, then stop the server and all it started."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -81,6 +83,7 @@ def serving(folder: Path, *options: str, is_observed: bool = True) -> Iterator[S
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PATH": f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}",
+        **variables,
     }
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
