@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -100,5 +102,15 @@ def _unknown_pid(pid: int) -> str:
     if not Path(f"/proc/{pid}").exists():
         return f"there is no process {pid}, nor a ring of one under {ring_directory()}."
     return (
-        f"process {pid} is not observed: it has no ring under {ring_directory()}. {_HOW_TO_START}"
+        f"process {pid} is not observed: it has no ring under {ring_directory()}. Start it again "
+        f"with: inferscope run -- {_command_of(pid)}"
     )
+
+
+def _command_of(pid: int) -> str:
+    """Return how a process was started, as one would type it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        words = []
+    return shlex.join(os.fsdecode(word) for word in words) or "CMD"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,10 @@ def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_without_a_probe_is_told_from_a_missing_one(tmp_path: Path) -> None:
-    assert "process 1 is not observed" in one_line("attach", "1", rings=tmp_path, code=1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        said = one_line("attach", str(process.pid), rings=tmp_path, code=1)
+    assert f"process {process.pid} is not observed" in said
+    assert said.endswith(f"inferscope run -- {sys.executable} -c 'input()'")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

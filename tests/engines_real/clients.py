@@ -111,7 +111,8 @@ async def _ask(session: aiohttp.ClientSession, ask: Ask, path: str) -> None:
                 continue
             ask.first_ns = ask.first_ns or time.monotonic_ns()
             event = json.loads(line[6:])
-            assert "choices" in event, f"{ask.name}: {event}"
+            if "error" in event:
+                raise ConnectionError(f"{ask.name}: {event['error']}")
             ask.usage = event.get("usage") or ask.usage
             ask.text += "".join(choice.get("text", "") for choice in event["choices"])
             num_events += 1

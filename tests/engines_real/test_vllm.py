@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,16 @@ import aiohttp
 import pytest
 
 from tests.engines_real.clients import Ask, ask_all, mixed_asks
-from tests.engines_real.vllm_server import Server, export, needs_vllm, serving, stop
+from tests.engines_real.vllm_server import (
+    CHECKPOINT,
+    VLLM,
+    Server,
+    environment,
+    export,
+    needs_vllm,
+    serving,
+    stop,
+)
 
 pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(300)]
 
@@ -185,6 +196,7 @@ def test_cached_and_chunked_prompts_are_counted_to_the_token(tmp_path: Path) -> 
         ]
         core = next(r.identity.pid for r in server.engine.rings if r.identity.role == "core")
         _kill_while_asking(server, dying, core)
+    time.sleep(6)  # that a process was killed is known by its silence
     lines = export(server)
     lost = [r for r in of_kind(lines, "request") if r["finish"] == "engine_lost"]
     assert {request["external_id"] for request in lost} == {ask.name for ask in dying}
@@ -245,6 +257,48 @@ def test_replicas_count_their_own_steps(tmp_path: Path) -> None:
     assert {step["dp_rank"] for step in of_kind(lines, "step")} == {0, 1}
 
 
+OFFLINE = """
+import sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(model=sys.argv[1], dtype="bfloat16", max_model_len=1024, enforce_eager=True)
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0)
+    prompts = [{"prompt_token_ids": list(range(10, 40 + 9 * i))} for i in range(6)]
+    answers = llm.generate(prompts, sampling)
+    assert all(len(answer.outputs[0].token_ids) == 16 for answer in answers)
+"""
+
+
+@pytest.mark.parametrize("is_split", ["1", "0"], ids=["own processes", "one process"])
+def test_generating_offline_is_seen_from_the_engine(tmp_path: Path, is_split: str) -> None:
+    (tmp_path / "offline.py").write_text(OFFLINE)
+    record = tmp_path / "offline.isr"
+    python = str(VLLM.parent / "python")
+    words = ["run", "--record", str(record), "--", python, "offline.py", str(CHECKPOINT)]
+    variables = {**environment(tmp_path), "VLLM_ENABLE_V1_MULTIPROCESSING": is_split}
+    command = [sys.executable, "-m", "inferscope"]
+    done = subprocess.run(
+        [*command, *words], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    out = tmp_path / "offline.jsonl"
+    subprocess.run([*command, "export", str(record), "-o", str(out)], check=True)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    (run,) = of_kind(lines, "run")
+    assert (run["lost"], run["late"], run["unjoined"]) == (0, 0, 0)
+    requests = of_kind(lines, "request")
+    assert sorted(request["prompt_tokens"] for request in requests) == [
+        30 + 9 * i for i in range(6)
+    ]
+    for request in requests:
+        assert (request["output_tokens"], request["finish"]) == (16, "length")
+        assert request["arrived_at"] == request["delivered_at"] == "engine"
+        shares = [s for step in of_kind(lines, "step") for s in step["shares"]]
+        spent = sum(s["tokens"] for s in shares if s["request"] == request["request"])
+        assert spent == request["prompt_tokens"] - request["cached_tokens"] + 15
+
+
 SABOTAGE = """
 import sys
 from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
@@ -284,6 +338,7 @@ def test_answers_are_the_same_with_and_without_the_probe(tmp_path: Path) -> None
                         "model": "tiny",
                         "prompt": list(range(10, 60 + number)),
                         "max_tokens": 40,
+                        "ignore_eos": True,
                         "temperature": 0,
                         "logprobs": 1,
                     },
@@ -293,6 +348,10 @@ def test_answers_are_the_same_with_and_without_the_probe(tmp_path: Path) -> None
             ask_all(server.url, asks, at_once=1)
             assert all(ask.status == 200 for ask in asks)
             answers.append([ask.text for ask in asks])
-        if not is_observed:
+            assert stop(server) == 0
+        if is_observed:
+            lines = export(server)
+            report("one at a time", hold_to_the_laws(lines, asks), agreement(lines, asks))
+        else:
             assert not (server.folder / "rings").exists()
     assert answers[0] == answers[1]

@@ -63,6 +63,19 @@ class Server:
         return (self.folder / "server.log").read_text()
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables under which vLLM runs on a CPU, without a network, rings in a folder."""
+    return {
+        **os.environ,
+        "INFERSCOPE_DIR": str(folder / "rings"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PATH": f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
 @contextlib.contextmanager
 def serving(
     folder: Path, *options: str, is_observed: bool = True, **variables: str
@@ -75,19 +88,14 @@ def serving(
     words = [str(VLLM), "serve", str(CHECKPOINT), *_OPTIONS, "--port", str(port), *options]
     if is_observed:
         words = [sys.executable, "-m", "inferscope", "run", "--", *words]
-    environment = {
-        **os.environ,
-        "INFERSCOPE_DIR": str(folder / "rings"),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PATH": f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}",
-        **variables,
-    }
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            words, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
+            words,
+            stdout=log,
+            stderr=log,
+            env={**environment(folder), **variables},
+            cwd=folder,
+            start_new_session=True,
         )
     server = Server(f"http://127.0.0.1:{port}", folder, process)
     try:
