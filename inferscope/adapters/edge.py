@@ -33,6 +33,7 @@ from inferscope.probe import Probe
 from inferscope.records import RequestIndex
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _MARK = "inferscope.exchange"
@@ -159,6 +160,7 @@ class Edge:
                 return await original(app, scope, receive, send)
             token = _exchange.set(exchange)
             try:
+                receive = self._receiving(exchange, receive)
                 await original(app, scope, receive, self._sending(exchange, send))
             except BaseException:
                 exchange.status = exchange.status or _FAILED
@@ -168,6 +170,21 @@ class Edge:
                 patches.run(self._end, exchange)
 
         return __call__
+
+    def _receiving(self, exchange: Exchange, receive: Receive) -> Receive:
+        """Wrap an exchange's `receive`: with the client gone it is over, whatever the server does.
+
+        A server may go on for seconds (SGLang waits for two before it tidies up).
+        """
+        patches = self._patches
+
+        async def watched() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                patches.run(self._end, exchange)
+            return message
+
+        return watched
 
     def _sending(self, exchange: Exchange, send: Send) -> Send:
         """Wrap an exchange's `send`: what was produced before a body is sent, leaves with it."""

@@ -69,8 +69,9 @@ def shape_of(
     kind = getattr(text, "model_type", "")
     if kind not in _DENSE and kind not in _EXPERTS:
         return None
-    dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None)
-    activation_bits = activation_bits or dtype_bits(dtype)
+    if activation_bits is None:  # reading the older name makes newer configurations complain
+        dtype = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None)
+        activation_bits = dtype_bits(dtype)
     if activation_bits is None:
         return None
     weight_bits = weight_bits or _quantised_bits(config, activation_bits)
