@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.vllm_core import TAG, Tag
 from inferscope.adapters.vllm_info import data_rank, engine_info
 from inferscope.adapters.vllm_modes import Modes, modes_of
+from inferscope.adapters.vllm_steps import Tag
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
 
@@ -76,7 +76,7 @@ class WorkerHooks:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""
         if worker is not self._worker or not scheduler_output.total_num_scheduled_tokens:
             return
-        tag: Tag | None = getattr(scheduler_output, TAG, None)
+        tag = Tag.of(scheduler_output)
         step = self._next_step if tag is None else tag.step
         mode, padded = self._modes.of(scheduler_output.num_scheduled_tokens.values())
         # The first one pays for what every process does once.
@@ -116,7 +116,7 @@ class WorkerHooks:
             return
         (step, padded, scheduler_output), self._open = self._open, None
         self._probe.stop(step, padded_tokens=padded)
-        tag: Tag | None = getattr(scheduler_output, TAG, None)
+        tag = Tag.of(scheduler_output)
         if tag is not None:
             tokens = tag.tokens or tuple(scheduler_output.num_scheduled_tokens.values())
             self._probe.sign(step, requests=tag.requests, tokens=tokens)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.vllm_core import Core, CoreHooks
+from inferscope.adapters.vllm_core import CoreHooks
 from inferscope.adapters.vllm_frontend import FrontEndHooks
+from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up

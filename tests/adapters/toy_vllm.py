@@ -333,7 +333,9 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
         if options.abort_every and turn % options.abort_every == 0 and scheduler.requests:
             scheduler.finish_requests([next(iter(scheduler.requests))], Status.FINISHED_ABORTED)
         output = scheduler.schedule()
-        sent = pickle.loads(pickle.dumps(output))
+        pickled = pickle.dumps(output)
+        assert b"inferscope.adapters" not in pickled  # a worker may be where we are not installed
+        sent = pickle.loads(pickled)
         if wrapper.worker.execute_model(sent) is None:
             # Whose last known token is computed in this step: those are sampled.
             sampled = {

@@ -301,12 +301,12 @@ def test_generating_offline_is_seen_from_the_engine(tmp_path: Path, is_split: st
 
 SABOTAGE = """
 import sys
-from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
+from inferscope.adapters import vllm_frontend, vllm_steps, vllm_worker
 
 def broken(*args, **kwargs):
     raise RuntimeError("our own mistake")
 
-vllm_core.Core.updated = broken
+vllm_steps.Core.updated = broken
 vllm_worker.WorkerHooks.sampled = broken
 vllm_frontend.FrontEndHooks.processed = broken
 """
