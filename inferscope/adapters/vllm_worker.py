@@ -10,6 +10,7 @@ where they do not survive the way here, steps are counted on both sides alike, a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -64,8 +65,9 @@ class WorkerHooks:
         rank = int(worker.rank) % world
         self._samples = _is_last_stage()
         self._modes = modes_of(config)
+        device, uuid = _name_and_uuid(worker.device)
         self._probe = Probe.open(
-            engine_info(config, device=_name(worker.device), rank=rank),
+            engine_info(config, device=device, device_uuid=uuid, rank=rank),
             role="worker",
             rank=data_rank(config) * world + rank,
             timer=timer,
@@ -137,8 +139,13 @@ def _is_last_stage() -> bool:
     return bool(group.is_last_rank)
 
 
-def _name(device: Any) -> str:
+def _name_and_uuid(device: Any) -> tuple[str, str]:
+    """Return how the device is called, empty where vLLM's platform does not say."""
     if device.type == "cpu":
-        return "cpu"
+        return "cpu", ""
+    names = ["", ""]
     platform = import_module("vllm.platforms").current_platform
-    return str(platform.get_device_name(device.index or 0))
+    for place, ask in enumerate(("get_device_name", "get_device_uuid")):
+        with suppress(Exception):  # what is asked of a driver here is not worth a probe
+            names[place] = str(getattr(platform, ask)(device.index or 0))
+    return names[0], names[1]
