@@ -1,0 +1,269 @@
+"""Where SGLang is hooked, and what happens at each place; see `sglang_scheduler` for the order."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from inferscope.adapters.edge import Edge
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.sglang_frontend import FrontEndWatch
+from inferscope.adapters.sglang_info import (
+    engine_info,
+    free_and_cached,
+    place,
+    step_timer,
+)
+from inferscope.adapters.sglang_scheduler import SchedulerWatch
+from inferscope.probe import Probe
+from inferscope.probe.identity import engine_id
+from inferscope.records import EngineInfo
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
+_STREAMER = (
+    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
+)
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+Hook: TypeAlias = Callable[..., Any]
+"""Called with the original and its arguments, as SGLang's AROUND hooks are."""
+
+patches = Patches("sglang")
+
+
+def place_hooks() -> None:
+    """Place what belongs into this process.
+
+    In a child only what it has loaded itself: SGLang's registry imports the modules that are
+    hooked, and the detokenizer has no use for the scheduler's.
+    """
+    if multiprocessing.parent_process() is None:
+        engine_id()  # named here, so that all children inherit the name
+        _place(FrontEndHooks().by_target())
+    elif _SCHEDULER in sys.modules:
+        _place(SchedulerHooks().by_target())
+
+
+def _place(hooks: dict[str, Hook]) -> None:
+    try:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    except ImportError:
+        patches.unsupported("this version has no registry of hooks")
+        return
+    for target in hooks:
+        if not _exists(target):
+            patches.unsupported(f"{target} is missing")
+            return
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+class SchedulerHooks:
+    """The hooks of a scheduler's process. They pass on until its loop begins."""
+
+    def __init__(self) -> None:
+        self._watch: SchedulerWatch | None = None
+
+    def by_target(self) -> dict[str, Hook]:
+        """Return the hooks by the dotted name of what they are placed around."""
+        scheduler = f"{_SCHEDULER}.Scheduler"
+        return {
+            f"{scheduler}.run_event_loop": self._run_event_loop,
+            f"{scheduler}._add_request_to_queue": self._add_request_to_queue,
+            f"{scheduler}.get_next_batch_to_run": self._get_next_batch_to_run,
+            f"{scheduler}.run_batch": self._run_batch,
+            f"{scheduler}.process_batch_result": self._process_batch_result,
+            f"{scheduler}.send_abort_output": self._send_abort_output,
+            f"{_WORKER}.forward_batch_generation": self._forward,
+            f"{_WORKER}.forward_batch_embedding": self._forward,
+            _STREAMER: self._stream_output,
+        }
+
+    # Opening is the first thing the loop does: model loading, warm-up and capture are over.
+
+    def _run_event_loop(self, original: Hook, scheduler: Any) -> Any:
+        patches.run(self._open, scheduler)
+        try:
+            return original(scheduler)
+        finally:
+            if self._watch is not None:
+                self._watch.probe.close()
+
+    def _open(self, scheduler: Any) -> None:
+        timer = step_timer(scheduler)
+        if timer is None:
+            patches.unsupported(f"steps on a device of type {scheduler.device}")
+            return
+        if scheduler.enable_pdmux:
+            patches.unsupported("--enable-pdmux, which runs two batches at a time")
+            return
+        where = place()
+        probe = Probe.open(
+            engine_info(scheduler, where),
+            role="core" if where.is_core else "worker",
+            rank=where.world_rank,
+            timer=timer,
+        )
+        patches.probes.append(probe)
+        self._hook_drafting(scheduler)
+        self._watch = SchedulerWatch(
+            probe,
+            is_core=where.is_core,
+            pool=free_and_cached(scheduler),
+            block_tokens=scheduler.page_size,
+            total_tokens=scheduler.max_total_num_tokens,
+            max_running=scheduler.max_running_requests,
+            graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
+        )
+
+    def _hook_drafting(self, scheduler: Any) -> None:
+        """Time the whole of a speculative step: its worker calls the model more than once."""
+        kind = type(scheduler.model_worker)
+        if scheduler.model_worker is scheduler.tp_worker:
+            return
+
+        def make(original: Hook) -> Hook:
+            def forward_batch_generation(worker: Any, *args: Any, **kwargs: Any) -> Any:
+                return self._forward(original, worker, *args, **kwargs)
+
+            return forward_batch_generation
+
+        patches.replace(kind, "forward_batch_generation", make)
+
+    def _add_request_to_queue(
+        self, original: Hook, scheduler: Any, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.enqueued, request)
+        return original(scheduler, request, *args, **kwargs)
+
+    def _get_next_batch_to_run(
+        self, original: Hook, scheduler: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is None:
+            return original(scheduler, *args, **kwargs)
+        start_ns = patches.run(self._watch.now_ns)
+        plan = original(scheduler, *args, **kwargs)
+        patches.run(self._watch.scheduled, start_ns)
+        return plan
+
+    def _run_batch(
+        self, original: Hook, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is None:
+            return original(scheduler, batch, *args, **kwargs)
+        patches.run(self._watch.launching, scheduler, batch)
+        result = original(scheduler, batch, *args, **kwargs)
+        patches.run(self._watch.launched)
+        return result
+
+    def _forward(self, original: Hook, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._watch is None:
+            return original(worker, *args, **kwargs)
+        patches.run(self._watch.forward_begins)
+        try:
+            return original(worker, *args, **kwargs)
+        finally:
+            patches.run(self._watch.forward_ends)
+
+    def _process_batch_result(
+        self, original: Hook, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is None:
+            return original(scheduler, batch, result, *args, **kwargs)
+        patches.run(self._watch.result_begins, batch)
+        returned = original(scheduler, batch, result, *args, **kwargs)
+        patches.run(self._watch.result_ends, batch, result)
+        return returned
+
+    def _stream_output(
+        self, original: Hook, streamer: Any, requests: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.emitting, requests)
+        return original(streamer, requests, *args, **kwargs)
+
+    def _send_abort_output(
+        self, original: Hook, scheduler: Any, abort: Any, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.aborted, request, abort.finished_reason)
+        return original(scheduler, abort, request, *args, **kwargs)
+
+
+class FrontEndHooks:
+    """The hooks of the process that serves HTTP. They pass on until it has a tokenizer manager."""
+
+    def __init__(self) -> None:
+        self._watch: FrontEndWatch | None = None
+
+    def by_target(self) -> dict[str, Hook]:
+        """Return the hooks by the dotted name of what they are placed around."""
+        return {
+            f"{_MANAGER}.__init__": self._init,
+            f"{_MANAGER}._send_one_request": self._send_one_request,
+            f"{_MANAGER}._send_batch_request": self._send_batch_request,
+            f"{_MANAGER}._handle_batch_output": self._handle_batch_output,
+        }
+
+    def _init(self, original: Hook, manager: Any, *args: Any, **kwargs: Any) -> None:
+        original(manager, *args, **kwargs)
+        if self._watch is None:
+            patches.run(self._open, manager)
+
+    def _open(self, manager: Any) -> None:
+        application = patches.find("starlette.applications", "Starlette")
+        if application is None:
+            return
+        options = manager.server_args
+        probe = Probe.open(
+            EngineInfo(
+                0,
+                "sglang",
+                model=options.model_path,
+                served_name=getattr(options, "served_model_name", None) or options.model_path,
+            ),
+            role="frontend",
+        )
+        patches.probes.append(probe)
+        atexit.register(probe.close)
+        edge = Edge(probe, patches)
+        edge.watch(application)
+        self._watch = FrontEndWatch(edge)
+
+    # These three are coroutine functions: what is done here is done when they are called, before
+    # anything is awaited.
+
+    def _send_one_request(
+        self, original: Hook, manager: Any, tokenized: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.sending, manager, tokenized)
+        return original(manager, tokenized, *args, **kwargs)
+
+    def _send_batch_request(
+        self, original: Hook, manager: Any, tokenized: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.sending_batch, manager, tokenized)
+        return original(manager, tokenized, *args, **kwargs)
+
+    def _handle_batch_output(
+        self, original: Hook, manager: Any, outputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._watch is not None:
+            patches.run(self._watch.received, manager, outputs)
+        return original(manager, outputs, *args, **kwargs)

@@ -1,0 +1,106 @@
+"""What SGLang says of itself: engine, model, ranks, limits, and the device that does the work."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from inferscope.adapters.shapes import dtype_bits, shape_of
+from inferscope.probe.timers import EventTimer, HostTimer, StepTimer, TorchEvents
+from inferscope.records import EngineInfo
+
+
+class Place(NamedTuple):
+    """Where a scheduler stands among those of its engine."""
+
+    ranks: tuple[int, int, int, int]
+    """Tensor, pipeline, data and expert rank."""
+    sizes: tuple[int, int, int, int]
+    is_core: bool
+    """It is the first of its replica, to which requests come."""
+
+    @property
+    def world_rank(self) -> int:
+        """A number that no other scheduler of the engine has."""
+        tensor, pipeline, data, _ = self.ranks
+        return (data * self.sizes[1] + pipeline) * self.sizes[0] + tensor
+
+
+def place() -> Place:
+    """Return where this process stands; SGLang must have set up its groups."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    # Replicas of the attention only have a scheduler each, as whole ones have, and batches of
+    # their own; they divide the tensor ranks among them.
+    num_shared = parallel.attn_dp_size
+    num_tensor = parallel.tp_size // num_shared
+    replica = (parallel.dp_rank or 0) * num_shared + parallel.tp_rank // num_tensor
+    return Place(
+        (parallel.tp_rank % num_tensor, parallel.pp_rank, replica, parallel.moe_ep_rank),
+        (num_tensor, parallel.pp_size, parallel.dp_size * num_shared, parallel.ep_size),
+        is_core=not (parallel.pp_rank or parallel.attn_tp_rank or parallel.attn_cp_rank),
+    )
+
+
+def engine_info(scheduler: Any, where: Place) -> EngineInfo:
+    """Describe the engine that a scheduler belongs to."""
+    import sglang
+
+    options = scheduler.server_args
+    model = scheduler.model_config
+    block_tokens = scheduler.page_size
+    device, uuid, num_threads = _device(scheduler)
+    disaggregation = str(getattr(options, "disaggregation_mode", None) or "null")
+    return EngineInfo(
+        0,
+        "sglang",
+        version=sglang.__version__,
+        model=model.model_path,
+        served_name=getattr(options, "served_model_name", None) or model.model_path,
+        revision=getattr(options, "revision", None) or "",
+        shape=shape_of(
+            model.hf_config,
+            activation_bits=dtype_bits(model.dtype),
+            kv_bits=dtype_bits(getattr(options, "kv_cache_dtype", "auto")),
+        ),
+        device=device,
+        device_uuid=uuid,
+        ranks=where.ranks,
+        sizes=where.sizes,
+        role=disaggregation if disaggregation in ("prefill", "decode") else "both",
+        max_running=scheduler.max_running_requests,
+        token_budget=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+        block_tokens=block_tokens,
+        num_blocks=scheduler.max_total_num_tokens // block_tokens,
+        options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
+        num_threads=num_threads,
+    )
+
+
+def step_timer(scheduler: Any) -> StepTimer | None:
+    """Return what times steps on the scheduler's device, None where nothing of ours does."""
+    if scheduler.device == "cpu":
+        return HostTimer()
+    if scheduler.device == "cuda":
+        return EventTimer(TorchEvents())
+    return None
+
+
+def free_and_cached(scheduler: Any) -> Callable[[], tuple[int, int]]:
+    """Return what reads the KV pool's free tokens, and those that only the prefix cache holds."""
+    allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    if scheduler.is_hybrid_swa:
+        return lambda: (allocator.full_available_size(), cache.full_evictable_size())
+    return lambda: (allocator.available_size(), cache.evictable_size())
+
+
+def _device(scheduler: Any) -> tuple[str, str, int]:
+    torch: Any = sys.modules["torch"]  # loaded long ago: the scheduler holds tensors
+    if scheduler.device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return properties.name, str(getattr(properties, "uuid", "")), 0
+    num_threads = torch.get_num_threads() if scheduler.device == "cpu" else 0
+    return scheduler.device, "", num_threads

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REGISTRY = """
+from enum import Enum
+class HookType(Enum):
+    AROUND = "around"
+class HookRegistry:
+    placed = []
+    @classmethod
+    def register(cls, target, hook, hook_type):
+        cls.placed.append(target)
+"""
+MANAGER = """
+class TokenizerManager:
+    def __init__(self): ...
+    async def _send_one_request(self, tokenized): ...
+    async def _send_batch_request(self, tokenized): ...
+    async def _handle_batch_output(self, outputs): ...
+"""
+SAY = """
+import sys
+from inferscope.adapters.sglang import register
+register(); register()
+registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+print(sorted(name for name in sys.modules if name.startswith("inferscope")))
+print(sorted(registry.HookRegistry.placed) if registry else None)
+"""
+
+
+def engine(folder: Path, *, manager: str = MANAGER) -> Path:
+    """Write an SGLang of which only the registry and the front end exist."""
+    plugins, managers = (
+        folder / "sglang" / "srt" / "plugins",
+        folder / "sglang" / "srt" / "managers",
+    )
+    for package in (folder / "sglang", folder / "sglang" / "srt", plugins, managers):
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+    (plugins / "hook_registry.py").write_text(REGISTRY)
+    (managers / "tokenizer_manager.py").write_text(manager)
+    return folder
+
+
+def say(tmp_path: Path, **environment: str) -> tuple[list[str], str]:
+    """Return what a process prints that registers twice, and what it says."""
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERSCOPE")}
+    done = subprocess.run(
+        [sys.executable, "-c", SAY],
+        env={**inherited, "PYTHONPATH": path, "INFERSCOPE_DIR": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
+    for environment in ({}, {"INFERSCOPE": "0"}):
+        (loaded, placed), said = say(engine(tmp_path), **environment)
+        assert placed == "None"
+        assert not said
+        assert loaded == str(
+            ["inferscope", "inferscope.adapters", "inferscope.adapters.sglang", "inferscope.errors"]
+        )
+
+
+def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    (loaded, placed), said = say(engine(tmp_path), INFERSCOPE="1")
+    prefix = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+    names = ("__init__", "_handle_batch_output", "_send_batch_request", "_send_one_request")
+    assert placed == str([f"{prefix}.{name}" for name in names])
+    assert not said
+    assert "inferscope.adapters.sglang_hooks" in loaded
+
+
+def test_a_missing_place_is_said_once_and_nothing_is_placed(tmp_path: Path) -> None:
+    changed = MANAGER.replace("_handle_batch_output", "_handle_outputs")
+    (_, placed), said = say(engine(tmp_path, manager=changed), INFERSCOPE="1")
+    assert placed == "[]"
+    (line,) = said.splitlines()
+    assert "unsupported" in line
+    assert "_handle_batch_output is missing" in line
+
+
+def test_an_engine_without_a_registry_is_unsupported(tmp_path: Path) -> None:
+    engine(tmp_path)
+    (tmp_path / "sglang" / "srt" / "plugins" / "hook_registry.py").unlink()
+    _, said = say(tmp_path, INFERSCOPE="1")
+    assert "no registry of hooks" in said

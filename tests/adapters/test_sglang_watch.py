@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inferscope.adapters import sglang_hooks
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.sglang_hooks import SchedulerHooks
+from inferscope.adapters.sglang_scheduler import SchedulerWatch
+from inferscope.probe import Probe
+from inferscope.records import (
+    COLUMNS,
+    EVENTS,
+    FAILED,
+    RECOMPUTED,
+    VERIFY,
+    Emitted,
+    ProbeHealth,
+    RequestEvent,
+    StepPlan,
+    StepSlices,
+    StepSpan,
+)
+from tests.adapters.sglang_objects import (
+    Abort,
+    Batch,
+    ForwardMode,
+    Reason,
+    Req,
+    Scheduler,
+    Speculation,
+    TpModelWorker,
+    hooked,
+)
+from tests.probe.fakes import FakeClock, make_probe, of
+
+Row = dict[str, int]
+
+
+@pytest.fixture
+def patches(monkeypatch: pytest.MonkeyPatch) -> Patches:
+    """Give the hooks a guard of their own: a fault switches all of a process's off for good."""
+    own = Patches("sglang")
+    monkeypatch.setattr(sglang_hooks, "patches", own)
+    return own
+
+
+def watched(
+    folder: Path, patches: Patches, *, name: str = "core", is_core: bool = True
+) -> tuple[type[Scheduler], Probe]:
+    probe = make_probe(folder, FakeClock(step_ns=1000), name=name)
+    patches.probes.append(probe)
+    hooks = SchedulerHooks()
+    hooks._watch = SchedulerWatch(
+        probe, is_core=is_core, pool=lambda: (60, 30), total_tokens=100, max_running=8
+    )
+    return hooked({k: v for k, v in hooks.by_target().items() if "run_event_loop" not in k}), probe
+
+
+def requests_of(sizes: list[tuple[int, int]]) -> list[Req]:
+    return [Req(f"r{at}", prompt, out) for at, (prompt, out) in enumerate(sizes)]
+
+
+def run(scheduler: Scheduler, requests: list[Req]) -> dict[str, list[int]]:
+    for request in requests:
+        scheduler._add_request_to_queue(request)
+    scheduler.run_event_loop()
+    return {request.rid: request.output_ids for request in requests}
+
+
+def path_of(probe: Probe) -> Path:
+    path = probe.path
+    assert path is not None
+    probe.close()
+    return path
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return the slices' rows, each with its step."""
+    found = []
+    for slices in of(StepSlices, path):
+        columns = {
+            name: np.frombuffer(getattr(slices, name), dtype=COLUMNS[name]).tolist()
+            for name in (
+                "requests",
+                "phases",
+                "tokens",
+                "contexts",
+                "flags",
+                "proposed",
+                "accepted",
+            )
+        }
+        found += [
+            {"step": slices.step, **dict(zip(columns, row, strict=True))}
+            for row in zip(*columns.values(), strict=True)
+        ]
+    return found
+
+
+def kinds_of(path: Path, index: int) -> list[str]:
+    return [EVENTS[event.kind] for event in of(RequestEvent, path) if event.index == index]
+
+
+sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sizes=sizes, pool=st.sampled_from([60, 80, 10_000]), overlap=st.booleans())
+def test_the_ring_tells_all_work_of_a_scheduler_and_changes_nothing(
+    sizes: list[tuple[int, int]],
+    pool: int,
+    overlap: bool,
+    tmp_path: Path,
+    patches: Patches,
+) -> None:
+    for old in tmp_path.glob("*.ring"):
+        old.unlink()
+    kind, probe = watched(tmp_path, patches)
+    plain = run(Scheduler(pool=pool, overlap=overlap), requests_of(sizes))
+    assert run(kind(pool=pool, overlap=overlap), requests_of(sizes)) == plain
+    path = path_of(probe)
+
+    tokens: dict[int, int] = defaultdict(int)
+    for row in rows_of(path):
+        tokens[row["requests"]] += row["tokens"] * (not row["flags"] & RECOMPUTED)
+    emitted: dict[int, int] = defaultdict(int)
+    for record in of(Emitted, path):
+        indices = np.frombuffer(record.requests, dtype="<u4").tolist()
+        for index, count in zip(indices, np.frombuffer(record.tokens, "<u4").tolist(), strict=True):
+            emitted[index] += count
+    for at, (num_prompt, num_out) in enumerate(sizes):
+        assert tokens[at] == num_prompt + num_out - 1
+        assert emitted[at] == num_out
+        kinds = kinds_of(path, at)
+        assert kinds[:2] == ["queued", "admitted"]
+        assert kinds[-1] == "finished"
+        assert kinds[2:-1] == ["preempted", "resumed"] * ((len(kinds) - 3) // 2)
+    plans, slices, spans = of(StepPlan, path), of(StepSlices, path), of(StepSpan, path)
+    assert [plan.step for plan in plans] == [one.step for one in slices]
+    assert [span.step for span in spans] == [one.step for one in slices]
+    assert [span.digest for span in spans] == [one.digest for one in slices]
+    assert (plans[0].blocks_used, plans[0].blocks_cached, plans[0].blocks_total) == (10, 30, 100)
+
+
+def test_a_retraction_is_seen_and_its_work_told_twice(tmp_path: Path, patches: Patches) -> None:
+    """The property above must not hold because nothing is ever retracted."""
+    kind, probe = watched(tmp_path, patches)
+    run(kind(pool=60), requests_of([(20, 12)] * 3))
+    path = path_of(probe)
+    assert sum(kinds_of(path, at).count("resumed") for at in range(3)) > 0
+    assert any(row["flags"] & RECOMPUTED for row in rows_of(path))
+    assert any(plan.preempted for plan in of(StepPlan, path))
+
+
+def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) -> None:
+    paths = []
+    for is_core in (True, False):
+        kind, probe = watched(tmp_path, patches, name=f"is-core-{is_core}", is_core=is_core)
+        run(kind(pool=80), requests_of([(20, 12), (5, 3), (30, 6)]))
+        paths.append(path_of(probe))
+    told = [(slices.step, slices.digest) for slices in of(StepSlices, paths[0])]
+    assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == told
+    for silent in (StepSlices, StepPlan, RequestEvent, Emitted):
+        assert not of(silent, paths[1])
+
+
+def test_health_checks_are_dummy_steps_and_no_requests(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches)
+    run(kind(), [Req("HEALTH_CHECK_1", 1, 1)])
+    path = path_of(probe)
+    assert [span.dummy for span in of(StepSpan, path)] == [True]
+    assert not of(RequestEvent, path)
+    assert not of(StepSlices, path)
+    assert not of(Emitted, path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "spans"), [(ForwardMode.IDLE, [True]), (ForwardMode.PREBUILT, [])]
+)
+def test_a_batch_of_nobody_is_a_dummy_and_a_prebuilt_one_no_step(
+    mode: ForwardMode, spans: list[bool], tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler = kind()
+    scheduler.model_worker = scheduler.tp_worker
+    if mode == ForwardMode.PREBUILT:
+        # SGLang does not call the model for it.
+        scheduler.model_worker = _NoModel()  # type: ignore[assignment]
+    scheduler.run_batch(Batch([], mode))
+    assert [span.dummy for span in of(StepSpan, path_of(probe))] == spans
+
+
+class _NoModel:
+    def forward_batch_generation(self, batch: Batch) -> list[int]:
+        return []
+
+
+def test_who_is_aborted_in_the_queue_or_while_running_has_cancelled(
+    tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler, requests = kind(), requests_of([(5, 50), (5, 3), (5, 3)])
+    refusal = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+    for request in requests:
+        scheduler._add_request_to_queue(request)
+    for request, said in ((requests[1], None), (requests[2], refusal)):
+        scheduler.waiting_queue.remove(request)
+        scheduler.send_abort_output(Abort(said), request)
+    requests[0].to_finish = Reason("abort", message="Aborted", status_code=None)
+    scheduler.run_event_loop()
+    finishes = {e.index: e.reason for e in of(RequestEvent, path_of(probe)) if e.reason}
+    assert finishes == {0: "client_cancel", 1: "client_cancel", 2: "rejected"}
+
+
+def test_verified_drafts_are_told_with_the_result(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler, request = kind(), Req("r", 8, 50)
+    scheduler._add_request_to_queue(request)
+    scheduler.run_batch(_extend(request, 0, 8))
+    batch = Batch([request])
+    batch.spec_algorithm = Speculation(is_on=True)
+    request.output_ids.append(1)  # with the first result
+    result = scheduler.run_batch(batch)
+    assert len(result) == 1
+    scheduler.process_batch_result = _accepting(scheduler, 3)  # type: ignore[method-assign]
+    scheduler.process_batch_result(batch.copy(), ([], []))
+    rows = [row for row in rows_of(path_of(probe)) if row["phases"] == VERIFY]
+    assert rows == [
+        {"step": 2, "requests": 0, "phases": VERIFY, "tokens": 4, "contexts": 8, "flags": 0,
+         "proposed": 3, "accepted": 2}
+    ]  # fmt: skip
+
+
+class _Verified:
+    speculative_output_stride = None
+    speculative_num_draft_tokens = 4
+    num_non_draft_tokens_per_req = 1
+
+
+def _accepting(scheduler: Scheduler, num: int) -> Callable[[Batch, Any], None]:
+    """Return the scheduler's own method with its hook, as it is for a result with drafts."""
+    hook = type(scheduler).process_batch_result.__closure__[0].cell_contents  # type: ignore[attr-defined]
+
+    def original(scheduler: Scheduler, batch: Batch, result: Any) -> None:
+        batch.reqs[0].output_ids += [7] * num
+        scheduler.output_streamer.stream_output(batch.reqs, False)
+
+    return lambda batch, result: hook(original, scheduler, batch, _Verified())
+
+
+def _extend(request: Req, context: int, num: int) -> Batch:
+    batch = Batch([request], ForwardMode.EXTEND)
+    batch.extend_lens, batch.prefix_lens = [num], [context]
+    return batch
+
+
+def test_an_extension_with_logprobs_computes_more_rows_of_logits(
+    tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler, request = kind(), Req("r", 8, 1)
+    scheduler._add_request_to_queue(request)
+    batch = _extend(request, 0, 8)
+    batch.return_logprob, batch.extend_logprob_start_lens = True, [3]
+    scheduler.run_batch(batch)
+    (slices,) = of(StepSlices, path_of(probe))
+    assert np.frombuffer(slices.sampled, dtype="<u2").tolist() == [5]
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+_WATCH_METHODS = [
+    "enqueued",
+    "now_ns",
+    "scheduled",
+    "launching",
+    "launched",
+    "forward_begins",
+    "forward_ends",
+    "result_begins",
+    "result_ends",
+    "emitting",
+    "aborted",
+]
+
+
+@pytest.mark.parametrize("method", _WATCH_METHODS)
+def test_a_fault_in_any_hook_ends_the_probe_and_nothing_else(
+    method: str,
+    tmp_path: Path,
+    patches: Patches,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def serve(scheduler: Scheduler) -> tuple[dict[str, list[int]], list[str]]:
+        refused = [Req(f"refused-{at}", 5, 1) for at in range(4)]
+        for request in refused:
+            scheduler.send_abort_output(Abort(None), request)
+        served = run(scheduler, requests_of([(20, 12), (5, 3), (30, 6)]))
+        return served, scheduler.aborted
+
+    plain = serve(Scheduler(pool=80))
+    kind, probe = watched(tmp_path, patches)
+    calls = []
+
+    def fail(*args: object) -> None:
+        calls.append(args)
+        if len(calls) > 2:  # some work is under way
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(SchedulerWatch, method, fail)
+    with caplog.at_level(logging.WARNING, logger="inferscope"):
+        assert serve(kind(pool=80)) == plain
+    assert len(calls) == 3, "a hook was called after its fault, or never"
+    (said,) = caplog.messages
+    assert "injected" in said
+    assert not probe.on
+    assert of(ProbeHealth, path_of(probe))[-1].state == FAILED
+
+
+def test_an_engine_error_passes_through_and_the_next_step_is_timed(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TpModelWorker.forward_batch_generation
+    fails = [True, False]
+
+    def forward(worker: TpModelWorker, batch: Batch) -> list[int]:
+        if fails.pop(0):
+            raise MemoryError("the engine's own")
+        return whole(worker, batch)
+
+    monkeypatch.setattr(TpModelWorker, "forward_batch_generation", forward)
+    kind, probe = watched(tmp_path, patches)
+    scheduler, request = kind(), Req("r", 8, 2)
+    scheduler._add_request_to_queue(request)
+    with pytest.raises(MemoryError, match="own"):
+        scheduler.run_batch(_extend(request, 0, 8))
+    scheduler.run_batch(_extend(request, 0, 8))
+    assert probe.on
+    assert [slices.step for slices in of(StepSlices, path_of(probe))] == [2]
