@@ -1,0 +1,204 @@
+"""A real SGLang server on the CPU, and one client of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
+PYTHON = PEERS / "venvs" / "sgl" / "bin" / "python"
+CHECKPOINT = PEERS / "tiny-qwen2"
+OPTIONS = shlex.split(
+    "--served-model-name tiny --device cpu --enable-metrics --enable-cache-report "
+    "--context-length 2048 --max-running-requests 16 --chunked-prefill-size 512 "
+    "--mem-fraction-static 0.2 --attention-backend torch_native --sampling-backend pytorch "
+    "--enable-mixed-chunk --host 127.0.0.1"
+)
+START_S = 240
+
+
+def require() -> None:
+    """Skip, and say why, where there is no SGLang with our plug-in."""
+    if not PYTHON.exists() or not (CHECKPOINT / "config.json").exists():
+        pytest.skip(f"no SGLang environment in {PEERS} (INFERSCOPE_PEERS)")
+    probe = subprocess.run([PYTHON, "-c", "import inferscope"], cwd="/", check=False)
+    if probe.returncode:
+        pytest.skip(f"inferscope is not installed there: {PYTHON} -m pip install --no-deps -e .")
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    url: str
+    rings: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def pid_of(self, role: str) -> int:
+        """Return the process that writes the ring of a role."""
+        (ring,) = self.rings.glob(f"*/{role}-*.ring")
+        return int(ring.stem.split("-")[-1])
+
+    def export(self, out: Path) -> list[dict[str, Any]]:
+        """Return what the rings say, as rows of the export."""
+        (home,) = (path for path in self.rings.iterdir() if path.is_dir())
+        command = [sys.executable, "-m", "inferscope", "export", str(home), "-o", str(out)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """Start a server with the probe on, unless the environment says otherwise."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "server.log"
+    command = [
+        *(str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(CHECKPOINT)),
+        *(*OPTIONS, "--port", str(port), *options),
+    ]
+    variables = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "INFERSCOPE": "1",
+        "INFERSCOPE_DIR": str(folder / "rings"),
+        "INFERSCOPE_RING_MB": "16",
+        **environment,
+    }
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=out, stderr=out, start_new_session=True
+        )
+    server = Server(f"http://127.0.0.1:{port}", folder / "rings", log, process)
+    try:
+        _wait_until_up(server)
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_up(server: Server) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, server.log.read_text()[-2000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health"):
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"not up after {START_S} s:\n{server.log.read_text()[-2000:]}")
+
+
+@dataclass
+class Answer:
+    """What the client saw of one request."""
+
+    rid: str
+    sent_ns: int
+    times_ns: list[int] = field(default_factory=list)
+    """When the chunks with text, or with the reason of the end, came."""
+    done_ns: int = 0
+    usage: dict[str, Any] = field(default_factory=dict)
+    finish: str | None = None
+    text: str = ""
+
+    @property
+    def cached(self) -> int:
+        """Return the prompt's tokens that came from the cache, as the API says."""
+        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    server: Server,
+    rid: str,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    leave_after: int = 0,
+    **body: Any,
+) -> Answer:
+    """Ask for a completion, streamed; leave after so many chunks, if that is not 0."""
+    asked = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "rid": rid,
+        **body,
+    }
+    answer = Answer(rid, time.monotonic_ns())
+    headers = {"X-Request-Id": f"ext-{rid}"}
+    async with session.post(f"{server.url}/v1/completions", json=asked, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        async for now_ns, event in _events(reply):
+            answer.done_ns = now_ns
+            if event is None:
+                break
+            if event.get("usage"):
+                answer.usage = event["usage"]
+            for choice in event["choices"]:
+                answer.times_ns.append(now_ns)
+                answer.text += choice["text"]
+                answer.finish = choice["finish_reason"] or answer.finish
+            if leave_after and len(answer.times_ns) >= leave_after:
+                break
+    return answer
+
+
+async def _events(
+    reply: aiohttp.ClientResponse,
+) -> AsyncIterator[tuple[int, dict[str, Any] | None]]:
+    """Yield each event and when it came; None is the end."""
+    async for line in reply.content:
+        now_ns = time.monotonic_ns()
+        if line.startswith(b"data: "):
+            content = line[6:].strip()
+            yield now_ns, None if content == b"[DONE]" else json.loads(content)
+
+
+@dataclass
+class Work:
+    """What an export says was computed for one request."""
+
+    tokens: int = 0
+    recomputed: int = 0
+    phases: set[str] = field(default_factory=set)
+
+
+def work_by_request(rows: list[dict[str, Any]]) -> dict[str, Work]:
+    """Add up the slices of each request."""
+    work: dict[str, Work] = defaultdict(Work)
+    for row in rows:
+        for share in row["shares"] if row["kind"] == "step" else ():
+            mine = work[share["request"]]
+            mine.tokens += share["tokens"]
+            mine.recomputed += share["tokens"] if share["recomputed"] else 0
+            mine.phases.add(share["phase"])
+    return work
