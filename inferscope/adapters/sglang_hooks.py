@@ -110,6 +110,9 @@ class SchedulerHooks:
         if scheduler.enable_pdmux:
             patches.unsupported("--enable-pdmux, which runs two batches at a time")
             return
+        if getattr(scheduler.server_args, "tokenizer_worker_num", 1) > 1:
+            # SGLang loads no plug-ins in them. The engine is observed all the same.
+            patches.unsupported("--tokenizer-worker-num above 1: latencies are the engine's")
         where = place()
         probe = Probe.open(
             engine_info(scheduler, where),
