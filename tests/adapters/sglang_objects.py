@@ -130,14 +130,17 @@ class Scheduler:
 
     def run_event_loop(self) -> None:
         while self.waiting_queue or self.running_batch.reqs or self.chunked_req or self._results:
-            batch = self.get_next_batch_to_run(self.running_batch)
-            if batch is not None:
-                result = self.run_batch(batch)
-                middle = [self.chunked_req] if self.chunked_req else []
-                self._results.append((batch.copy(), result, middle))
-            if self._results and (len(self._results) > self._overlap or batch is None):
-                done, result, middle = self._results.popleft()
-                self.process_batch_result(done, (result, middle))
+            self.iterate()
+
+    def iterate(self) -> None:
+        batch = self.get_next_batch_to_run(self.running_batch)
+        if batch is not None:
+            result = self.run_batch(batch)
+            middle = [self.chunked_req] if self.chunked_req else []
+            self._results.append((batch.copy(), result, middle))
+        if self._results and (len(self._results) > self._overlap or batch is None):
+            done, result, middle = self._results.popleft()
+            self.process_batch_result(done, (result, middle))
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         self.waiting_queue.append(req)

@@ -276,6 +276,32 @@ def test_an_extension_with_logprobs_computes_more_rows_of_logits(
     assert np.frombuffer(slices.sampled, dtype="<u2").tolist() == [5]
 
 
+def test_switched_off_and_on_between_steps_it_tells_the_right_contexts_again(
+    tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler, requests = kind(), requests_of([(8, 30), (5, 4)])
+
+    def serve_until(step: int) -> None:
+        while scheduler.forward_ct < step:
+            scheduler.iterate()
+
+    scheduler._add_request_to_queue(requests[0])
+    serve_until(5)
+    probe._life.want(is_on=False)
+    serve_until(8)
+    scheduler._add_request_to_queue(requests[1])  # comes and goes unseen
+    serve_until(15)
+    probe._life.want(is_on=True)
+    scheduler.run_event_loop()
+    assert [len(request.output_ids) for request in requests] == [30, 4]
+    rows = rows_of(path_of(probe))
+    assert [row["step"] for row in rows] == [*range(1, 6), *range(16, scheduler.forward_ct + 1)]
+    contexts = [row["contexts"] for row in rows if row["requests"] == 0]
+    assert contexts[5:] == list(range(contexts[5], contexts[5] + len(contexts) - 5))
+    assert contexts[-1] == 8 + 30 - 2
+
+
 # --- faults -------------------------------------------------------------------------------------
 
 _WATCH_METHODS = [

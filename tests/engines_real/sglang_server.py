@@ -43,6 +43,20 @@ def require() -> None:
         pytest.skip(f"inferscope is not installed there: {PYTHON} -m pip install --no-deps -e .")
 
 
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return the variables of an engine's process, with the probe on."""
+    return {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "INFERSCOPE": "1",
+        "INFERSCOPE_DIR": str(folder / "rings"),
+        "INFERSCOPE_RING_MB": "16",
+    }
+
+
 @dataclass
 class Server:
     """A running server."""
@@ -77,17 +91,7 @@ def serving(folder: Path, *options: str, **environment: str) -> Iterator[Server]
         *(str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(CHECKPOINT)),
         *(*OPTIONS, "--port", str(port), *options),
     ]
-    variables = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "INFERSCOPE": "1",
-        "INFERSCOPE_DIR": str(folder / "rings"),
-        "INFERSCOPE_RING_MB": "16",
-        **environment,
-    }
+    variables = {**environment_of(folder), **environment}
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=out, stderr=out, start_new_session=True

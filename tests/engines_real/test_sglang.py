@@ -17,9 +17,11 @@ import aiohttp
 import pytest
 
 from tests.engines_real.sglang_server import (
+    PYTHON,
     Answer,
     Server,
     ask,
+    environment_of,
     require,
     serving,
     work_by_request,
@@ -32,6 +34,32 @@ MS = 1_000_000
 @pytest.fixture(autouse=True, scope="module")
 def _engine() -> None:
     require()
+
+
+_LOADED = """
+import sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print(*sorted(name for name in sys.modules if name.startswith("inferscope")))
+"""
+
+
+def test_sglang_loads_nothing_of_ours_unless_asked(tmp_path: Path) -> None:
+    loaded = {}
+    for given in ("0", "1"):
+        done = subprocess.run(
+            [PYTHON, "-c", _LOADED],
+            env={**environment_of(tmp_path), "INFERSCOPE": given},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded[given] = done.stdout.splitlines()[-1].split()
+        assert "unsupported" not in done.stderr
+    names = ["inferscope", "inferscope.adapters", "inferscope.adapters.sglang", "inferscope.errors"]
+    assert loaded["0"] == names
+    assert "inferscope.adapters.sglang_hooks" in loaded["1"]
 
 
 def _prompt(seed: int, num_tokens: int) -> list[int]:
