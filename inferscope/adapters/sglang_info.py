@@ -32,7 +32,11 @@ def place() -> Place:
     """Return where this process stands; SGLang must have set up its groups."""
     from sglang.srt.runtime_context import get_parallel
 
-    parallel = get_parallel()
+    return place_in(get_parallel())
+
+
+def place_in(parallel: Any) -> Place:
+    """Return where SGLang's parallel context, or an object with its attributes, stands."""
     # Replicas of the attention only have a scheduler each, as whole ones have, and batches of
     # their own; they divide the tensor ranks among them.
     num_shared = parallel.attn_dp_size
