@@ -420,14 +420,17 @@ class Ledger:
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)
-        if before == RUNNING:
-            self._part(slot)
         was, will = before in _IN_FLIGHT, state in _IN_FLIGHT
         if was != will:
             self.pass_idle(at_ns)
             self._num_in_flight += 1 if will else -1
-        self._num_running += (state == RUNNING) - (before == RUNNING)
-        self._num_changes += RUNNING in (before, state)
+        if before == RUNNING:
+            self._part(slot)
+            self._num_running -= 1
+            self._num_changes += 1
+        if state == RUNNING:
+            self._num_running += 1
+            self._num_changes += 1
         self.state[slot] = state
         if state == WAITING:
             self._busy_mark_ns[slot] = self._busy_until(at_ns)

@@ -76,7 +76,7 @@ class Lives:
             end_ns=run.end_ns,
             is_cold=run.is_cold,
         )
-        self.count_idle(start_ns)
+        self._count_idle(start_ns)
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
         self._host_gap_before_ns += gap_ns
         if gap_ns > 0:
@@ -93,6 +93,9 @@ class Lives:
     def count_idle(self, at_ns: int) -> None:
         """Move idle time that the ledger has explained by now into the windows."""
         self.table.ledger.pass_idle(at_ns)
+        self._count_idle(at_ns)
+
+    def _count_idle(self, at_ns: int) -> None:
         device = self.table.ledger.device
         host_gap_ns, no_work_ns = self._idle_before
         gap_ns, rest_ns = device.idle_host_gap_ns, device.idle_no_work_ns

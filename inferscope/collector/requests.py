@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,60 +22,35 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """What is known of one request so far. Times are host nanoseconds, None until they come."""
 
-    __slots__ = (
-        "admitted_ns",
-        "arrived_at",
-        "arrived_ns",
-        "attributes",
-        "bindings",
-        "cached_tokens",
-        "external_id",
-        "finish",
-        "finished_ns",
-        "first_edge_ns",
-        "is_first_unknown",
-        "joined_late",
-        "num_preemptions",
-        "preempted_ns",
-        "prompt_tokens",
-        "queued_ns",
-        "request_id",
-        "slot",
-        "tbt_p99",
-        "trace",
-        "ttft_row",
-    )
-
-    def __init__(self, request_id: str, slot: int, arrived_ns: int, *, arrived_at: str) -> None:
-        self.request_id = request_id
-        self.slot = slot
-        self.arrived_ns = arrived_ns
-        self.arrived_at = arrived_at
-        self.bindings: list[tuple[SlotMap, int]] = []
-        """The rings that know it, and its index there."""
-        self.external_id: str | None = None
-        self.trace = ""
-        self.attributes: dict[str, str] = {}
-        self.prompt_tokens: int | None = None
-        self.cached_tokens = 0
-        self.queued_ns: int | None = None
-        self.admitted_ns: int | None = None
-        self.first_edge_ns: int | None = None
-        self.finished_ns: int | None = None
-        self.finish: str | None = None
-        self.num_preemptions = 0
-        self.preempted_ns: list[tuple[int, int | None]] = []
-        """From when until when; the last one's end is None until it is resumed."""
-        self.joined_late = False
-        """Part of its life was not seen: its ledger has holes."""
-        self.is_first_unknown = False
-        """Its first token may be among what was not seen."""
-        self.ttft_row: Ints | None = None
-        self.tbt_p99: tuple[int, float] | None = None
-        """Number of events it was computed from, nanoseconds."""
+    request_id: str
+    slot: int
+    arrived_ns: int
+    arrived_at: str
+    bindings: list[tuple[SlotMap, int]] = []
+    """The rings that know it, and its index there."""
+    external_id: str | None = None
+    trace: str = ""
+    attributes: dict[str, str] = {}
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
+    queued_ns: int | None = None
+    admitted_ns: int | None = None
+    first_edge_ns: int | None = None
+    finished_ns: int | None = None
+    finish: str | None = None
+    num_preemptions: int = 0
+    preempted_ns: list[tuple[int, int | None]] = []
+    """From when until when; the last one's end is None until it is resumed."""
+    joined_late: bool = False
+    """Part of its life was not seen: its ledger has holes."""
+    is_first_unknown: bool = False
+    """Its first token may be among what was not seen."""
+    ttft_row: Ints | None = None
+    tbt_p99: tuple[int, float] | None = None
+    """Number of events it was computed from, nanoseconds."""
 
     def bind(self, slots: SlotMap, index: int) -> None:
         """Make the request known to a ring's map."""
@@ -144,8 +120,7 @@ class RequestTable:
         if not self._free:
             self._grow()
         slot = self._free.popleft()
-        arrived_at = "http" if is_front_end else "engine"
-        request = Request(request_id, slot, arrived_ns, arrived_at=arrived_at)
+        request = Request(request_id, slot, arrived_ns, "http" if is_front_end else "engine")
         self.by_id[request_id] = request
         self.by_slot[slot] = request
         self.has_front_end[slot] = is_front_end

@@ -42,9 +42,9 @@ class SlotMap:
         self.num_dropped += index <= self.highest  # it may have been looked up before
         self.highest = max(self.highest, index)
         self._stragglers.pop(index, None)
-        while self._owner[at := index & (len(self._owner) - 1)] not in (-1, index):
+        while self._owner.item(at := index & (len(self._owner) - 1)) not in (-1, index):
             if len(self._owner) >= _MOST_CELLS:
-                self._stragglers[int(self._owner[at])] = int(self._slot[at])
+                self._stragglers[self._owner.item(at)] = self._slot.item(at)
                 break
             self._enlarge()
         self._owner[at], self._slot[at] = index, slot
@@ -52,7 +52,7 @@ class SlotMap:
     def drop(self, index: int) -> None:
         """Forget an index."""
         at = index & (len(self._owner) - 1)
-        if self._owner[at] == index:
+        if self._owner.item(at) == index:
             self._owner[at], self._slot[at] = -1, NOBODY
             self.num_dropped += 1
         elif self._stragglers.pop(index, None) is not None:
@@ -61,8 +61,8 @@ class SlotMap:
     def get(self, index: int) -> int:
         """Return the slot of an index, NOBODY if it is not known."""
         at = index & (len(self._owner) - 1)
-        if self._owner[at] == index:
-            return int(self._slot[at])
+        if self._owner.item(at) == index:
+            return self._slot.item(at)
         return self._stragglers.get(index, NOBODY)
 
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
