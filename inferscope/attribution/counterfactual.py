@@ -118,23 +118,25 @@ def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
     """Return what each member would take by itself: with nobody to be padded to."""
     team = batch.team
     if team.alone is None or team.alone[0] is not model.key:
-        team.alone = (model.key, _alone_without_attention(model, team))
-    line, chunks = team.alone[1], own.chunks
-    if chunks:
-        chunks = [mine + rest for mine, rest in zip(chunks, line.chunks, strict=True)]
-    return Line(model.single_ns + model.padded_ns, line.level, chunks)
+        team.alone = (model.key, _alone_but_for_chunks(model, team))
+    line = team.alone[1]
+    if not own.chunks:
+        return line
+    chunks = [mine + rest for mine, rest in zip(own.chunks, line.chunks, strict=True)]
+    return Line(line.slope, line.level, chunks)
 
 
-def _alone_without_attention(model: StepModel, team: Team) -> Line:
-    """Return each member's f and g by itself."""
+def _alone_but_for_chunks(model: StepModel, team: Team) -> Line:
+    """Return each member's f and g by itself, and of its attention what is on the line."""
+    slope = model.single_ns + model.padded_ns
     f_one, g_one = model.f(1), model.g(1)
     chunks = [
         model.f(tokens) + model.g(rows)
         for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
     ]
     if team.rows is None:
-        return Line(0.0, f_one + g_one, chunks)
-    return Line(0.0, f_one + model.g_ns[team.rows.clip(max=len(model.g_ns) - 1)], chunks)
+        return Line(slope, f_one + g_one, chunks)
+    return Line(slope, f_one + model.g_ns[team.rows.clip(max=len(model.g_ns) - 1)], chunks)
 
 
 def _class_ns(
