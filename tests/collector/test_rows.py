@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import random
+from array import array
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.collector.rows import Rows
+from inferscope.cost.batch import Line, PlainTeams, Team
+from inferscope.records import DECODE, PREFILL, VERIFY, StepSlices
+
+FIELDS = ("num_tokens", "num_rows", "chunks", "chunk_tokens", "chunk_rows", "num_single")
+
+
+def some_slices(draw: random.Random) -> tuple[StepSlices, np.ndarray]:
+    """Return a step, mostly of plain decodes and a few prefills, and its requests' slots."""
+    num = draw.randint(1, 9)
+    phases = [draw.choice([DECODE] * 9 + [PREFILL] * 3 + [VERIFY]) for _ in range(num)]
+    tokens = [
+        draw.choice([1, 1, 5, 300]) if phase == PREFILL else draw.choice([1] * 30 + [0, 2])
+        for phase in phases
+    ]
+    sampled = [draw.choice([1] * 30 + [0, 2]) for _ in range(num)]
+    slices = StepSlices(
+        0,
+        0,
+        0,
+        array("I", range(num)).tobytes(),
+        bytes(phases),
+        array("I", tokens).tobytes(),
+        array("I", [draw.randint(0, 4000) for _ in range(num)]).tobytes(),
+        b"",
+        array("H", sampled).tobytes(),
+    )
+    return slices, np.array(draw.sample(range(1, 50), num), dtype=np.int64)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_team_read_as_bytes_is_the_team_read_number_by_number(seed: int) -> None:
+    draw, teams = random.Random(seed), PlainTeams()
+    slices, slots = some_slices(draw)
+    rows = Rows(slices, slots, teams)
+    tokens = np.frombuffer(slices.tokens, dtype="<u4").astype(np.int64)
+    sampled = np.frombuffer(slices.sampled, dtype="<u2").astype(np.int64)
+    told = Team(np.maximum(tokens, 1), sampled)
+    for name in FIELDS:
+        assert getattr(rows.team, name) == getattr(told, name), name
+    assert rows.team.tokens.tolist() == told.tokens.tolist()
+    assert [rows.team.rows_of(at) for at in range(len(slots))] == sampled.tolist()
+    assert rows.prefills == [at for at, phase in enumerate(slices.phases) if phase == PREFILL]
+    assert rows.num_prefill_tokens == sum(tokens[rows.prefills].tolist())
+    decodes = [at for at in range(len(slots)) if at not in rows.prefills]
+    if rows.is_simple:
+        assert (tokens[decodes] == 1).all()
+        assert (sampled[decodes] == 1).all()
+        assert Rows(slices, slots, teams, like=rows).team is rows.team
+    elif len(rows.prefills) < 4 and (tokens > 0).all():
+        plain = (tokens[decodes] == 1).all() and (sampled[decodes] == 1).all()
+        assert not plain or (sampled[tokens == 1] != 1).any()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_a_line_says_is_within_a_bound_is(seed: int) -> None:
+    draw = random.Random(seed)
+    slices, slots = some_slices(draw)
+    rows = Rows(slices, slots, PlainTeams())
+    batch = rows.batch(rows.contexts(slices))
+    chunks = [draw.uniform(0, 900) for _ in batch.team.chunks]
+    line, scale = Line(draw.uniform(0, 0.3), draw.uniform(0, 90), chunks), draw.uniform(0, 3)
+    values = line.values(batch, scale).astype(np.int64)
+    for most in (int(values.max()) - 1, int(values.max()), draw.randint(0, 2000)):
+        if line.is_within(batch, most, scale):
+            assert (values <= most).all()
+    assert line.is_within(batch, int(values.max()) + 1, scale)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.collector.recent import Recent
+from inferscope.collector.timeline import Timeline
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(0, 30))
+def test_actions_run_in_the_order_of_time_and_then_of_arrival(
+    parts: list[list[int]], before_ns: int
+) -> None:
+    timeline, ran, arrived = Timeline(), [], []
+    pushed: list[tuple[int, int]] = []
+    for part in parts:
+        for at_ns in part:
+            pushed.append((at_ns, len(pushed)))
+            timeline.push(at_ns, lambda *entry: ran.append(entry), *pushed[-1])
+    timeline.sweep(before_ns, arrive=arrived.append)
+    due = sorted(entry for entry in pushed if entry[0] < before_ns)
+    assert ran == due
+    assert arrived == [at_ns for at_ns, _ in due]
+    timeline.sweep(31, arrive=arrived.append)
+    assert ran == due + sorted(entry for entry in pushed if entry[0] >= before_ns)
+
+
+@given(st.lists(st.integers(0, 40), max_size=100))
+def test_the_newest_are_remembered_and_not_many_more(keys: list[int]) -> None:
+    recent: Recent[int] = Recent(5)
+    for at_ns, key in enumerate(keys):
+        recent.note(key, at_ns)
+    last = {key: at_ns for at_ns, key in enumerate(keys)}
+    newest = sorted(last, key=lambda key: -last[key])
+    assert all(recent.at_ns(key) == last[key] for key in newest[:5])
+    known = [key for key in last if recent.at_ns(key) >= 0]
+    assert len(known) <= 10
+    assert all(recent.at_ns(key) == last[key] for key in known)
+    assert recent.at_ns(99) == -1
