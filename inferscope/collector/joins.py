@@ -110,7 +110,11 @@ class Joins:
             speakers = [ring for ring in rings if not ring.is_front_end]
             pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(at_ns))
             cores = [ring for ring in speakers if not ring.is_worker] or speakers
-            pending.is_unsliced = all(ring.is_past(at_ns) for ring in cores)
+            # Who computed what is told when it was executed. Until then a core that plans for
+            # other processes, and has no spans of its own to wait for, has not missed anything.
+            pending.is_unsliced = not self._awaits_span(pending) and all(
+                ring.is_past(at_ns) for ring in cores
+            )
             self._join(pending)
 
     def oldest_ns(self) -> int | None:
@@ -143,8 +147,11 @@ class Joins:
             return not (told and all(span.dummy for span in told.values()))
         if not told and not past:
             return True
-        if len(told) == len(self._rings):
-            return False
+        return len(told) < len(self._rings) and self._awaits_span(pending)
+
+    def _awaits_span(self, pending: PendingStep) -> bool:
+        """Tell whether some rank is still to say when it executed a step."""
+        told, past = pending.spans, pending.past
         for number, ring in self._rings.items():
             if (
                 number not in told

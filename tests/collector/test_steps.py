@@ -68,6 +68,29 @@ def test_a_rank_that_dies_holds_nobody_up() -> None:
     assert_all_closes(collector, finals)
 
 
+def test_the_slices_of_a_long_step_in_a_worker_are_waited_for() -> None:
+    script = Script()
+    core, worker = script.ring(), script.ring("worker")
+    mine = core.queued("a")
+    core.admitted(mine)
+    script.at(2)
+    core.plan(0)
+    for ms in range(100, 1_500, 100):
+        script.at(ms)
+        core.health()  # it has no spans of its own: nothing is open here
+        worker.health(through_ns=START_NS + 3 * MS)
+    script.at(1_500)
+    worker.span(0, 3, 1_500)
+    script.at(1_502)
+    core.slices(0, [(mine, 8, 0)])
+    core.emitted([mine])
+    core.finished(mine)
+    collector, finals = script.play(until_ms=2_500)
+    assert collector.totals().num_unjoined == 0
+    assert finals.only().prefill_ns == 1_497 * MS
+    assert_all_closes(collector, finals)
+
+
 def test_a_span_that_comes_after_its_step_was_split_is_counted_and_blocks_nothing() -> None:
     script = Script()
     core, silent = script.ring(), script.ring(rank=1)
