@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "close": lambda probe, index: probe.close(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
-MADE_OTHERWISE = {"open", "disabled", "clock"}
+MADE_OTHERWISE = {"open", "disabled", "clock", "fail"}
 SURELY_TOUCHES = {
     *(("clock", call) for call in CALLS.keys() - {"on", "path"}),
     *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"}),
@@ -157,6 +157,22 @@ def test_a_failing_part_switches_the_probe_off_once_says_so_once_and_never_raise
     last_word = of(ProbeHealth, tmp_path / "a.ring")[-1]
     assert last_word.errors == is_heard
     assert last_word.state == (FAILED if is_heard else CLOSED)
+
+
+@pytest.mark.parametrize("part", [None, *PARTS])
+def test_a_caller_at_fault_switches_the_probe_off_and_it_says_so_once(
+    part: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe, parts = faulty_probe(tmp_path)
+    if part is not None:
+        parts[part].is_armed = True
+    for _ in range(2):
+        probe.fail(ValueError("whoever calls has lost count"))
+        assert not probe.on
+    assert ["lost count" in warning for warning in warnings(caplog)] == [True]
+    if part is None:
+        assert of(ProbeHealth, tmp_path / "a.ring")[-1].state == FAILED
+    probe.close()
 
 
 @pytest.mark.parametrize("part", ["timer", "clock"])
