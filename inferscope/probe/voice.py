@@ -11,7 +11,12 @@ def warn(message: str, *values: object) -> None:
     """Say something that the host's owner should know."""
     import logging
 
-    logging.getLogger("inferscope").warning("inferscope: " + message, *values)
+    logger = logging.getLogger("inferscope")
+    if logger.level == logging.NOTSET and not logger.isEnabledFor(logging.WARNING):
+        # Some library has set the root's level to its own taste (one that vLLM imports does): that
+        # was not meant for us. Who wants us silent sets our level.
+        logger.setLevel(logging.WARNING)
+    logger.warning("inferscope: " + message, *values)
 
 
 def note(message: str, *values: object) -> None:
