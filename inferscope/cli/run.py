@@ -169,8 +169,14 @@ def _run_recorded(
     source = RingSource(
         lambda: folder.glob("*.ring"), name=engine_id, recording=RecordingWriter(file)
     )
+
+    def tend() -> None:
+        # Every time: what a process says before its ring is found would be late.
+        source.look_again()
+        source.advance()
+
     try:
-        code = run_beside(words, environment, source.advance)
+        code = run_beside(words, environment, tend)
         until = time.monotonic() + _PATIENCE_S
         source.look_again()
         while folder.is_dir() and not source.has_ended and time.monotonic() < until:
