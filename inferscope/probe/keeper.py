@@ -104,7 +104,8 @@ class Keeper:
         if not life.on:
             return
         spans.reap(now_ns)
-        if log.has_news or log.requests.num_live:
+        # A rank without requests of its own must not fall silent in a step that takes long.
+        if log.has_news or log.requests.num_live or spans.timer.pending_ns:
             life.report(now_ns)
         if now_ns >= log.keyframe_due_ns:
             log.restate(now_ns)

@@ -257,6 +257,19 @@ def test_spans_are_fetched_even_if_an_engine_never_tells_its_slices(tmp_path: Pa
     assert all(span.digest == 0 for span in of(StepSpan, path_of(probe)))
 
 
+def test_a_rank_without_requests_is_heard_of_all_through_a_long_step(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    probe.start(0)
+    for _ in range(5):
+        tend(probe, clock)
+    assert len(of(ProbeHealth, path_of(probe))) == 5
+    probe.stop(0)
+    for _ in range(5):
+        tend(probe, clock)
+    assert len(of(ProbeHealth, path_of(probe))) == 6
+
+
 def test_two_threads_may_call_one_probe(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock(step_ns=10), capacity=8 << 20)
     is_over = threading.Event()
