@@ -144,8 +144,9 @@ class Joins:
         told, past = pending.spans, pending.past
         if pending.slices is None and not pending.is_unsliced:
             # A dummy step has none. Nobody knows which step is one before its first span.
-            return not (told and all(span.dummy for span in told.values()))
-        if not told and not past:
+            if not told or not all(span.dummy for span in told.values()):
+                return True
+        elif not told and not past:
             return True
         return len(told) < len(self._rings) and self._awaits_span(pending)
 

@@ -199,6 +199,34 @@ def test_replicas_count_their_own_steps() -> None:
     assert_all_closes(collector, finals)
 
 
+def test_a_dummy_step_waits_for_all_ranks_too() -> None:
+    script = Script()
+    core, worker = script.ring(), script.ring(role="worker", rank=1)
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=1, end_ms=9)
+    script.at(9.5)
+    worker.span(0, 1, 9)
+    script.at(20)
+    core.span(1, 12, 20, dummy=True)
+    script.at(21)
+    worker.span(1, 12, 19, dummy=True)
+    script.at(30)
+    core.span(2, 22, 30)
+    worker.span(2, 22, 30)
+    core.slices(2, [(mine, 1, 8)])
+    core.emitted([mine])
+    core.finished(mine)
+    core.health()
+    worker.health()
+    collector, finals = script.play(until_ms=300)
+    assert collector.num_unjoined == 0
+    assert [(step.step, step.rank) for step in finals.steps] == [
+        (step, rank) for step in range(3) for rank in range(2)
+    ]
+    assert [step.unattributed_ns for step in finals.steps[2:4]] == [8 * MS, 7 * MS]
+
+
 def test_dummy_steps_and_padding_are_rows_of_their_own() -> None:
     script = Script()
     core = script.ring()
