@@ -75,7 +75,8 @@ class Server:
         """Return what the rings say, as rows of the export."""
         (home,) = (path for path in self.rings.iterdir() if path.is_dir())
         command = [sys.executable, "-m", "inferscope", "export", str(home), "-o", str(out)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in out.read_text().splitlines()]
 
 
