@@ -226,6 +226,34 @@ def test_retracted_requests_are_preempted_resumed_and_recomputed(
         _check_conservation(tmp_path / "out.jsonl")
 
 
+async def _small_crowd(server: Server) -> list[Answer]:
+    async with aiohttp.ClientSession() as session:
+        tasks = [ask(session, server, f"rank-{i}", _prompt(80 + i, 200), 20) for i in range(6)]
+        return await asyncio.gather(*tasks)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a rank takes a core")
+@pytest.mark.parametrize("kind", ["tp", "dp"])
+def test_ranks_are_joined_and_replicas_kept_apart(tmp_path: Path, kind: str) -> None:
+    options = ["--max-total-tokens", "20000", f"--{kind}-size", "2"]
+    with serving(tmp_path, *options, SGLANG_CPU_OMP_THREADS_BIND="0|1") as server:
+        answers = asyncio.run(_small_crowd(server))
+        time.sleep(1)
+        rows = server.export(tmp_path / "out.jsonl")
+    run = next(row for row in rows if row["kind"] == "run")
+    assert run["unjoined"] == run["lost"] == 0
+    work = work_by_request(rows)
+    for answer in answers:
+        usage = answer.usage
+        expected = usage["prompt_tokens"] - answer.cached + usage["completion_tokens"] - 1
+        # Each tensor rank did all of it, for its part of the model.
+        assert work[answer.rid].tokens == expected * (2 if kind == "tp" else 1)
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert {(row["dp_rank"], row["rank"]) for row in steps} == (
+        {(0, 0), (0, 1)} if kind == "tp" else {(0, 0), (1, 1)}
+    )
+
+
 def _greedy(folder: Path, **environment: str) -> list[str]:
     async def asking(server: Server) -> list[Answer]:
         async with aiohttp.ClientSession() as session:
