@@ -1,0 +1,158 @@
+"""Where continuous batching of transformers is wrapped, and how its loops find their `Batcher`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from inferscope.adapters.hf_batching import Batcher, PlannedStep
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.recorder import Recorder, Recorders
+
+_PACKAGE = "transformers.generation.continuous_batching"
+
+
+class Take(Protocol):
+    """Finds a recorder for a loop."""
+
+    def __call__(self, model: Any, processor: Any = None) -> Recorder | None:
+        """Return one for a batching loop of a model, None where there is none left."""
+
+
+class _OnThread(threading.local):
+    batcher: Batcher | None = None
+    """Of the batching loop that runs in this thread."""
+
+
+class BatchingHooks:
+    """Wraps the batching loop, once for all managers."""
+
+    def __init__(
+        self,
+        patches: Patches,
+        recorders: Recorders,
+        take: Take,
+        watches: Callable[[Any], bool],
+    ) -> None:
+        self._patches = patches
+        self._recorders = recorders
+        self._take = take
+        self._watches = watches
+        self._on = _OnThread()
+        self._batchers: dict[int, Batcher] = {}
+        """By the identity of their processors."""
+
+    def install(self) -> None:
+        """Wrap what the loop calls."""
+        find, around = self._patches.find, self._patches.around
+        manager = find(f"{_PACKAGE}.continuous_api", "ContinuousBatchingManager")
+        processor = find(f"{_PACKAGE}.continuous_api", "ContinuousBatchProcessor")
+        router = find(f"{_PACKAGE}.continuous_api", "OutputRouter")
+        scheduler = find(f"{_PACKAGE}.scheduler", "Scheduler")
+        runner = find(f"{_PACKAGE}.model_runner", "ModelRunner")
+        around(manager, "_create_batch_processor", after=self._created)
+        self._patches.replace(manager, "_run_generation_loop", self._loop)
+        around(processor, "prepare_next_batch", before=self._plan, after=self._planned)
+        around(processor, "update_batch", before=self._update, after=self._updated)
+        around(scheduler, "add_waiting_request", before=self._waits)
+        around(scheduler, "clear_cancelled_requests", after=self._cancelled)
+        around(router, "fail_and_deliver", before=self._failed)
+        around(runner, "compute_batch", before=self._computes, after=self._computed)
+        for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs"):
+            around(
+                find(f"{_PACKAGE}.input_outputs", name),
+                "prepare_batch_tensors",
+                before=self._chosen,
+            )
+
+    def add(self, model: Any, processor: Any) -> None:
+        """Observe a batching loop, unless it is already."""
+        if id(processor) not in self._batchers:
+            recorder = self._take(model, processor)
+            if recorder is not None:
+                self._batchers[id(processor)] = Batcher(recorder, processor)
+
+    def close(self) -> None:
+        """Observe no loop any more."""
+        for batcher in list(self._batchers.values()):
+            self._close(batcher)
+
+    # --- a loop's life ------------------------------------------------------------------------
+
+    def _created(self, _: None, processor: Any, manager: Any) -> None:
+        if self._watches(manager.model):
+            self.add(manager.model, processor)
+
+    def _loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _run_generation_loop(manager: Any) -> Any:
+            try:
+                return original(manager)
+            finally:
+                batcher, self._on.batcher = self._on.batcher, None
+                if batcher is not None:
+                    self._patches.run(self._close, batcher)
+
+        return _run_generation_loop
+
+    def _close(self, batcher: Batcher) -> None:
+        for key, each in list(self._batchers.items()):
+            if each is batcher:
+                del self._batchers[key]
+                batcher.close()
+                self._recorders.give_back(batcher.recorder)
+
+    # --- a turn of the loop -------------------------------------------------------------------
+
+    def _plan(self, processor: Any) -> None:
+        batcher = self._on.batcher = self._batchers.get(id(processor))
+        if batcher is not None:
+            batcher.plan_begins()
+
+    def _planned(self, _: None, is_planned: bool, processor: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.plan_ends(is_planned)
+
+    def _waits(self, scheduler: Any, state: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.waits(state)
+
+    def _cancelled(self, _: None, states: list[Any], scheduler: Any) -> None:
+        if self._on.batcher is not None and states:
+            self._on.batcher.cancelled(states)
+
+    def _failed(self, router: Any, state: Any, error: Exception) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.failed(state)
+
+    def _chosen(self, ios: Any, requests_in_batch: list[Any], *_args: Any, **_kwargs: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.batch_chosen(requests_in_batch)
+
+    def _computes(self, runner: Any, *_args: Any, **_kwargs: Any) -> None:
+        if self._on.batcher is not None:
+            _on_stream(runner, self._on.batcher.step_begins)
+
+    def _computed(self, _: None, _result: None, runner: Any, *_args: Any, **_kwargs: Any) -> None:
+        if self._on.batcher is not None:
+            _on_stream(runner, self._on.batcher.step_ends)
+
+    def _update(self, processor: Any) -> PlannedStep | None:
+        return None if self._on.batcher is None else self._on.batcher.update_begins()
+
+    def _updated(self, planned: PlannedStep | None, _: None, processor: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.update_ends(planned)
+
+
+def _on_stream(runner: Any, record: Callable[[], None]) -> None:
+    """Call with the runner's stream the current one, so that events are recorded on it."""
+    stream = getattr(runner.inputs_and_outputs, "compute_stream", None)
+    if stream is None or stream.device.type != "cuda":
+        record()
+        return
+    with sys.modules["torch"].cuda.stream(stream):
+        record()

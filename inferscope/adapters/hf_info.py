@@ -1,0 +1,52 @@
+"""What transformers' models say of themselves, and how their steps are timed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+from inferscope.adapters.shapes import shape_of
+from inferscope.probe import EngineInfo, EventTimer, HostTimer, StepTimer, TorchEvents
+
+
+def describe(model: Any, rank: int, *, processor: Any = None) -> tuple[EngineInfo, StepTimer]:
+    """Return what the records say of a model, and the timer of its device.
+
+    Args:
+        model: a `PreTrainedModel`.
+        rank: of the recorder.
+        processor: its continuous batching, where it is known.
+    """
+    torch, transformers = sys.modules["torch"], sys.modules["transformers"]
+    config, device = model.config, model.device
+    is_cuda = device.type == "cuda"
+    cache = getattr(processor, "cache", None)
+    scheduler = getattr(processor, "scheduler", None)
+    name = getattr(config, "name_or_path", "") or type(model).__name__
+    properties = torch.cuda.get_device_properties(device) if is_cuda else None
+    info = EngineInfo(
+        0,
+        "transformers",
+        version=str(transformers.__version__),
+        model=name,
+        served_name=name,
+        shape=shape_of(config, activation_bits=8 * model.dtype.itemsize),
+        device=properties.name if properties is not None else device.type,
+        device_uuid=str(getattr(properties, "uuid", "")),
+        ranks=(0, 0, rank, 0),
+        max_running=getattr(scheduler, "max_requests_per_batch", 0),
+        token_budget=getattr(cache, "max_batch_tokens", 0),
+        block_tokens=_block_tokens(cache),
+        num_blocks=getattr(cache, "num_blocks", 0),
+        options_hash=hashlib.sha256(repr(config).encode()).hexdigest()[:16],
+        num_threads=0 if is_cuda else torch.get_num_threads(),
+    )
+    return info, EventTimer(TorchEvents()) if is_cuda else HostTimer()
+
+
+def _block_tokens(cache: Any) -> int:
+    allocators = getattr(cache, "cache_allocators", None)
+    if not allocators:
+        return 0
+    return int(max(getattr(each, "tokens_per_page", 0) for each in allocators.values()))

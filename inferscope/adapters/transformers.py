@@ -1,0 +1,317 @@
+"""transformers: `generate`, continuous batching, and which models are observed.
+
+`watch` wraps functions of the generation loop (`hf_generate`) and of continuous batching
+(`hf_batching`); closing the last observation puts every one of them back. Classes are patched and
+never instances, for an instance takes its attributes along into copies and pickles. So what is
+wrapped asks first whether its model is observed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inferscope.adapters.hf_batching_hooks import BatchingHooks
+from inferscope.adapters.hf_generate import DraftLoop, Loop, MainLoop, next_name
+from inferscope.adapters.hf_info import describe
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.recorder import Recorder, Recorders
+from inferscope.errors import BadInput
+from inferscope.probe import EngineInfo, Probe, StepTimer
+
+Function = Callable[..., Any]
+
+_lock = threading.RLock()
+
+
+class _OnThread(threading.local):
+    """What goes on in a thread: the call of `generate`, and the decoding loop within it."""
+
+    loop: Loop | None = None
+    arrived_ns = 0
+    name = ""
+    num_loops = 0
+
+
+class Session:
+    """All that is observed in this process, from the first observation to the last.
+
+    Attributes:
+        watches_all: every model is, not only those of `models`.
+        names: of requests to be, by the identity of what `generate` will be given.
+        recorders: one for each thread that generates.
+    """
+
+    def __init__(self) -> None:
+        self.patches = Patches("transformers")
+        self.recorders = Recorders(self._open_probe)
+        self.watches_all = False
+        self.names: dict[int, str] = {}
+        self._models: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """By identity, with the number of observations."""
+        self._on = _OnThread()
+        self.batching = BatchingHooks(self.patches, self.recorders, self.take, self.watches)
+
+    # --- who is observed ----------------------------------------------------------------------
+
+    def add(self, model: Any) -> None:
+        """Observe a model."""
+        key = id(model)
+        _, num = self._models.get(key, (None, 0))
+        self._models[key] = (weakref.ref(model, lambda _: self._models.pop(key, None)), num + 1)
+
+    def remove(self, model: Any) -> None:
+        """Observe a model once less."""
+        entry = self._models.pop(id(model), None)
+        if entry is not None and entry[1] > 1:
+            self._models[id(model)] = (entry[0], entry[1] - 1)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is observed any more."""
+        return not self.watches_all and not self._models
+
+    def watches(self, model: Any) -> bool:
+        """Tell whether a model is observed."""
+        entry = self._models.get(id(model))
+        return self.watches_all or (entry is not None and entry[0]() is model)
+
+    def take(self, model: Any, processor: Any = None) -> Recorder | None:
+        """Return a recorder for a loop of this model."""
+        recorder = self.recorders.take(lambda rank: describe(model, rank, processor=processor))
+        if recorder is None:
+            self.patches.unsupported("more threads generating at once; some go unrecorded")
+        return recorder
+
+    def close(self) -> None:
+        """Put everything back, and close the rings."""
+        self.patches.run(self.batching.close)
+        self.patches.restore()
+        self.recorders.close()
+
+    def _open_probe(self, info: EngineInfo, rank: int, timer: StepTimer) -> Probe:
+        probe = Probe.open(info, rank=rank, timer=timer)
+        self.patches.probes.append(probe)
+        return probe
+
+    # --- what is wrapped ----------------------------------------------------------------------
+
+    def patch_shared(self) -> None:
+        """Wrap what all models share."""
+        mixin = self.patches.find("transformers.generation.utils", "GenerationMixin")
+        self.patches.replace(mixin, "generate", self._generate)
+        self.batching.install()
+
+    def patch_model(self, cls: type) -> None:
+        """Wrap the loop's functions of a class of models."""
+        on, patches = self._on, self.patches
+        for name, is_assisted in (("_sample", False), ("_assisted_decoding", True)):
+            patches.replace(cls, name, functools.partial(self._loop, is_assisted=is_assisted))
+        patches.replace(cls, "prepare_inputs_for_generation", self._prepare)
+
+        def ends(model: Any, *_args: Any, **_kwargs: Any) -> None:
+            if on.loop is not None and on.loop.model is model:
+                on.loop.forward_ends()
+
+        def turns(model: Any, *_args: Any, **_kwargs: Any) -> None:
+            if on.loop is not None and on.loop.model is model:
+                on.loop.turn()
+
+        def compiles(model: Any, *_args: Any, **_kwargs: Any) -> None:
+            if on.loop is not None and on.loop.model is model:
+                on.loop.is_compiled = True
+
+        patches.around(cls, "_update_model_kwargs_for_generation", before=ends)
+        patches.around(cls, "_has_unfinished_sequences", before=turns)
+        patches.around(cls, "get_compiled_call", before=compiles)
+
+    # --- the call of generate -----------------------------------------------------------------
+
+    def _generate(self, original: Function) -> Function:
+        on, patches = self._on, self.patches
+
+        @functools.wraps(original)
+        def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+            is_within = on.arrived_ns or on.loop is not None
+            if patches.is_off or is_within or not self.watches(model):
+                return original(model, *args, **kwargs)
+            on.arrived_ns, on.num_loops, on.name = time.monotonic_ns(), 0, ""
+            patches.run(self._enter, model, args, kwargs)
+            try:
+                result = original(model, *args, **kwargs)
+            finally:
+                on.arrived_ns = 0
+            if not on.num_loops and not patches.is_off:
+                patches.unsupported("beam search and custom decoding loops are not recorded")
+            return result
+
+        return generate
+
+    def _enter(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.patch_model(type(model))
+        assistant = kwargs.get("assistant_model")
+        if assistant is not None:
+            self.patch_model(type(assistant))
+        for given in (kwargs.get("streamer"), kwargs.get("input_ids"), *args[:1]):
+            self._on.name = self.names.pop(id(given), "") or self._on.name
+
+    # --- its decoding loop --------------------------------------------------------------------
+
+    def _loop(self, original: Function, *, is_assisted: bool) -> Function:
+        on, patches = self._on, self.patches
+
+        @functools.wraps(original)
+        def loop(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = on.loop
+            if patches.is_off or (outer is None and not self.watches(model)):
+                return original(model, input_ids, *args, **kwargs)
+            on.num_loops += 1
+            on.loop = patches.run(self._begin, model, input_ids, kwargs, is_assisted)
+            try:
+                result = original(model, input_ids, *args, **kwargs)
+            except BaseException as error:
+                begun, on.loop = on.loop, outer
+                patches.run(self._leave, begun, error)
+                raise
+            begun, on.loop = on.loop, outer
+            patches.run(self._leave, begun, None)
+            return result
+
+        return loop
+
+    def _begin(
+        self, model: Any, ids: Any, settings: dict[str, Any], is_assisted: bool
+    ) -> Loop | None:
+        on = self._on
+        if on.loop is not None:  # an assistant's, or a loop within a custom one
+            outer = on.loop if isinstance(on.loop, MainLoop) else None
+            is_draft = outer is not None and outer.is_assisted
+            return DraftLoop(model, settings, outer) if outer is not None and is_draft else None
+        if model.config.is_encoder_decoder:
+            self.patches.unsupported("encoder-decoder models are not recorded")
+            return None
+        criteria = settings.get("stopping_criteria")
+        if criteria is not None:
+            self.patches.around(type(criteria), "__call__", after=self._judged)
+        recorder = self.take(model)
+        if recorder is None:
+            return None
+        return MainLoop(
+            recorder,
+            model,
+            ids,
+            settings,
+            arrived_ns=on.arrived_ns or time.monotonic_ns(),
+            name=on.name or next_name(),
+            is_assisted=is_assisted,
+        )
+
+    def _leave(self, loop: Loop | None, error: BaseException | None) -> None:
+        if loop is None:
+            return
+        try:
+            loop.leave(error)
+        finally:
+            if isinstance(loop, MainLoop):
+                self.recorders.give_back(loop.recorder)
+
+    def _judged(
+        self, _: None, is_done: Any, criteria: Any, ids: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        loop = self._on.loop
+        if loop is not None and loop.criteria is criteria:
+            loop.tokens_chosen(ids, is_done)
+
+    def _prepare(self, original: Function) -> Function:
+        on, run = self._on, self.patches.run
+
+        @functools.wraps(original)
+        def prepare_inputs_for_generation(
+            model: Any, input_ids: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            loop = on.loop
+            # One that overrides another calls it.
+            if loop is None or loop.model is not model or loop.is_preparing:
+                return original(model, input_ids, *args, **kwargs)
+            run(loop.forward_ends)  # of the chunk of the prompt before this one
+            loop.is_preparing = True
+            try:
+                inputs = original(model, input_ids, *args, **kwargs)
+            finally:
+                loop.is_preparing = False
+            run(loop.forward_begins, input_ids, inputs)
+            return inputs
+
+        return prepare_inputs_for_generation
+
+
+class Watch:
+    """An observation, until it is closed."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        self._session: Session | None = session
+        self._model = model
+        first = session.recorders.first
+        self.path: Path | None = None if first is None else first.probe.path
+        """The ring, None where nothing is recorded."""
+
+    def close(self) -> None:
+        """Observe the model no more; the last one to close puts everything back. Idempotent."""
+        global _session
+        with _lock:
+            session, self._session = self._session, None
+            if session is None:
+                return
+            session.remove(self._model)
+            if session.is_idle:
+                session.close()
+                _session = None
+
+
+_session: Session | None = None
+
+
+def watch(subject: Any) -> Watch:
+    """Observe a model, or the model of a continuous batching manager.
+
+    Raises:
+        BadInput: it does not generate.
+    """
+    model = subject.model if hasattr(subject, "add_request") else subject
+    if not hasattr(model, "generate"):
+        raise BadInput(
+            f"{type(subject).__name__} does not generate. Give a model with a language model head."
+        )
+    with _lock:
+        session = _begun()
+        session.add(model)
+        session.patches.run(session.patch_model, type(model))
+        if session.recorders.first is None:
+            recorder = session.patches.run(session.take, model)
+            if recorder is not None:
+                session.recorders.give_back(recorder)
+        processor = getattr(subject, "batch_processor", None)
+        if processor is not None:
+            session.patches.run(session.batching.add, model, processor)
+        return Watch(session, model)
+
+
+def watch_all() -> Session:
+    """Observe every model of this process: what `inferscope run` asks for."""
+    with _lock:
+        session = _begun()
+        session.watches_all = True
+        return session
+
+
+def _begun() -> Session:
+    global _session
+    if _session is None:
+        _session = Session()
+        _session.patches.run(_session.patch_shared)
+    return _session

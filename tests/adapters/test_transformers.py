@@ -1,0 +1,405 @@
+"""Whatever transformers generates, it generates the same observed; and every token is told."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+import inferscope
+from inferscope.adapters import hf_batching, hf_generate, transformers
+from inferscope.errors import BadInput
+from inferscope.records import DECODE, DRAFT, PREFILL, EngineInfo, StepSlices, StepSpan
+from inferscope.ring.control import control_path
+from tests.adapters.exported import Exported
+from tests.engine.checkpoints import MODELS, randomise
+from tests.probe.fakes import of
+
+NEW_TOKENS = 8
+Tokens = list[list[int]]
+
+
+def build(seed: int = 0) -> Any:
+    model = randomise(MODELS["llama"](), seed=seed)
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "4")
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "here")
+    yield
+    assert transformers._session is None, "a test left something observed"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def assistant() -> Any:
+    return build(seed=1)
+
+
+def tokens(num: int, *, batch: int = 1, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 384, (batch, num), generator=generator)
+
+
+def padded() -> dict[str, torch.Tensor]:
+    ids = tokens(20, batch=3)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    mask[2, :11] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def greedy(model: Any, **given: Any) -> Tokens:
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **given}
+    return model.generate(**settings).tolist()
+
+
+def one(model: Any, **given: Any) -> Tokens:
+    return greedy(model, input_ids=tokens(30), **given)
+
+
+PROMPTS = [tokens(num, seed=num)[0].tolist() for num in (40, 3, 60, 17)]
+
+
+def batched(model: Any, *, num_blocks: int = 64, new_tokens: int = NEW_TOKENS) -> Tokens:
+    config = GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    outputs = model.generate_batch(
+        PROMPTS,
+        generation_config=config,
+        continuous_batching_config=ContinuousBatchingConfig(
+            num_blocks=num_blocks, page_size=16, max_batch_tokens=32
+        ),
+        warmup=False,
+    )
+    return [output.generated_tokens for output in outputs.values()]
+
+
+WAYS: dict[str, Callable[[Any], Tokens]] = {
+    "plain": one,
+    "padded": lambda model: greedy(model, **padded()),
+    "ends": lambda model: greedy(model, **padded(), eos_token_id=list(range(100, 160))),
+    "static": lambda model: one(model, cache_implementation="static"),
+    "chunked": lambda model: greedy(model, **padded(), prefill_chunk_size=7),
+    "no cache": lambda model: one(model, use_cache=False),
+    "several": lambda model: one(model, num_return_sequences=2, do_sample=True, top_k=1),
+    "looked up": lambda model: greedy(
+        model, input_ids=tokens(12).repeat(1, 3), prompt_lookup_num_tokens=4
+    ),
+    "batching": batched,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outputs_stay_and_every_token_is_told(way: str, model: Any, tmp_path: Path) -> None:
+    expected = WAYS[way](model)
+    with inferscope.observe(model):
+        assert WAYS[way](model) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    assert len(told.requests) == len(expected)
+    for name, row in told.requests.items():
+        if way != "looked up":
+            assert told.surplus(name) == 0
+            assert row["tokens_per_event"] == [1] * row["output_tokens"]
+        assert row["finish"] == ("length" if row["output_tokens"] == NEW_TOKENS else "stop")
+
+
+def test_a_sequence_that_ends_early_is_charged_no_further(model: Any, tmp_path: Path) -> None:
+    with inferscope.observe(model) as seen:
+        out = WAYS["ends"](model)
+    told = Exported(tmp_path)
+    (name,) = {request.split("/")[0] for request in told.requests}
+    rows = [told.requests[each] for each in told.names(name)]
+    generated = [row["output_tokens"] for row in rows]
+    ends = [next(i for i, t in enumerate(row[20:]) if 100 <= t < 160 or i == 7) for row in out]
+    assert generated == [end + 1 for end in ends]
+    assert len(set(generated)) > 1, "all end at once: nothing is tested"
+    assert [row["prompt_tokens"] for row in rows] == [15, 20, 9]
+    spans = {span.step: span.padded_tokens for span in of(StepSpan, seen.path)}
+    first, *others = (len(each.tokens) // 4 for each in of(StepSlices, seen.path))
+    assert first == 3
+    assert spans[0] == 60
+    assert all(spans[at + 1] == (3 if rows < 3 else 0) for at, rows in enumerate(others))
+
+
+def test_what_is_computed_again_without_a_cache_is_not_new(model: Any, tmp_path: Path) -> None:
+    with inferscope.observe(model):
+        WAYS["no cache"](model)
+    told = Exported(tmp_path)
+    (counts,) = told.tokens.values()
+    assert counts == {
+        "prefill": 30,
+        "decode": NEW_TOKENS - 1,
+        "recomputed": sum(range(30, 30 + NEW_TOKENS - 1)),
+    }
+
+
+def test_a_cache_carried_on_is_not_computed_again(model: Any, tmp_path: Path) -> None:
+    first = model.generate(
+        tokens(30), max_new_tokens=5, do_sample=False, return_dict_in_generate=True
+    )
+    ids = torch.cat([first.sequences, tokens(6, seed=2)], dim=1)
+    with inferscope.observe(model):
+        greedy(model, input_ids=ids, past_key_values=first.past_key_values)
+    told = Exported(tmp_path)
+    (row,) = told.requests.values()
+    assert (row["prompt_tokens"], row["cached_tokens"]) == (41, 34)
+    assert told.surplus(row["request"]) == 0
+
+
+@pytest.mark.parametrize("is_good", [True, False], ids=["agreeing", "disagreeing"])
+def test_drafts_are_told_apart_from_what_verifies_them(
+    is_good: bool, model: Any, assistant: Any, tmp_path: Path
+) -> None:
+    drafter = copy.deepcopy(model) if is_good else assistant
+    expected = one(model)
+    with inferscope.observe(model) as seen:
+        assert one(model, assistant_model=drafter) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    ((name, counts),) = told.tokens.items()
+    assert counts["draft"] >= 30
+    slices = of(StepSlices, seen.path)
+    drafts = [each for each in slices if DRAFT in each.phases]
+    assert all(set(each.phases) == {DRAFT} for each in drafts)
+    judged = [each for each in slices if each.proposed]
+    proposed = sum(sum(each.proposed[::2]) for each in judged)
+    accepted = sum(sum(each.accepted[::2]) for each in judged)
+    assert proposed == counts["verify"] > 0
+    assert (accepted == proposed) if is_good else (accepted < proposed)
+    assert told.surplus(name) == -accepted
+    events = told.requests[name]["tokens_per_event"]
+    assert sum(events) - len(events) == accepted
+
+
+def test_steps_of_continuous_batching_mix_phases_exactly(model: Any, tmp_path: Path) -> None:
+    with inferscope.observe(model):
+        batched(model)
+    told = Exported(tmp_path)
+    both = {"prefill", "decode"}
+    mixed = [step for step in told.steps if {share["phase"] for share in step["shares"]} == both]
+    assert mixed
+    assert all(sum(share["tokens"] for share in step["shares"]) <= 32 for step in told.steps)
+
+
+def test_requests_that_lose_their_blocks_are_told_so(model: Any, tmp_path: Path) -> None:
+    expected = batched(model, new_tokens=70)
+    with inferscope.observe(model):
+        assert batched(model, num_blocks=16, new_tokens=70) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    recomputed = [counts["recomputed"] for counts in told.tokens.values()]
+    assert max(recomputed) > 0, "nothing was preempted: nothing is tested"
+    assert all(told.surplus(name) == 0 for name in told.requests)
+    held = [row for row in told.requests.values() if row["ledger_ns"].get("preempted")]
+    assert held
+
+
+def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Path) -> None:
+    expected = one(model)
+    got: list[Tokens] = []
+    with inferscope.observe(model):
+        threads = [threading.Thread(target=lambda: got.append(one(model))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert got == [expected] * 3
+    told = Exported(tmp_path)
+    told.check_sums()
+    assert len(told.requests) == 3
+    assert all(told.surplus(name) == 0 for name in told.requests)
+
+
+def test_an_exception_passes_and_ends_its_requests(model: Any, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def bomb(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        if ids.shape[1] > 33:
+            raise Stop
+        return scores
+
+    with inferscope.observe(model):
+        with pytest.raises(Stop):
+            one(model, logits_processor=[bomb])
+        one(model)
+    told = Exported(tmp_path)
+    told.check_sums()
+    assert [row["finish"] for row in told.requests.values()] == ["error", "length"]
+    assert next(iter(told.requests.values()))["output_tokens"] == 4
+
+
+def test_the_engine_says_what_it_is(model: Any) -> None:
+    with inferscope.observe(model) as seen:
+        pass
+    info = of(EngineInfo, seen.path)[0]
+    assert (info.engine, info.device, info.model) == (
+        "transformers", "cpu", "LlamaForCausalLM",
+    )  # fmt: skip
+    assert info.shape is not None
+    assert (info.shape.num_layers, info.shape.weight_bits, info.shape.vocab) == (2, 32, 384)
+
+
+def test_closing_puts_every_attribute_back(model: Any, assistant: Any) -> None:
+    def everything() -> dict[str, Any]:
+        from transformers.generation import utils
+        from transformers.generation.continuous_batching import continuous_api, scheduler
+
+        classes = [*type(model).__mro__, scheduler.Scheduler, continuous_api.OutputRouter]
+        classes += [continuous_api.ContinuousBatchProcessor, utils.StoppingCriteriaList]
+        return {
+            f"{cls.__qualname__}.{name}": value
+            for cls in classes
+            for name, value in vars(cls).items()
+            if callable(value)
+        }
+
+    before, own = everything(), set(vars(model))
+    first = inferscope.observe(model)
+    second = inferscope.observe(model)
+    one(model, assistant_model=assistant)
+    assert everything() != before
+    first.close()
+    first.close()
+    assert everything() != before
+    second.close()
+    assert everything() == before
+    assert set(vars(model)) - own <= {"_compiled_call"}
+
+
+def test_an_observed_model_is_copied_and_pickled_as_it_was(model: Any) -> None:
+    with inferscope.observe(model) as seen:
+        twin = copy.deepcopy(model)
+        again = pickle.loads(pickle.dumps(model))
+        written = len(of(StepSlices, seen.path))
+        expected = one(twin)
+        assert one(again) == expected
+        assert len(of(StepSlices, seen.path)) == written, "a copy is not the observed model"
+        assert one(model) == expected
+        assert len(of(StepSlices, seen.path)) > written
+
+
+def test_beams_are_unsupported_and_said_so_once(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = one(model, num_beams=2)
+    with inferscope.observe(model):
+        assert one(model, num_beams=2) == one(model, num_beams=2) == expected
+    said = [record for record in caplog.records if record.name == "inferscope"]
+    assert len(said) == 1
+    assert "unsupported: beam search" in said[0].getMessage()
+
+
+def test_what_does_not_generate_is_refused() -> None:
+    with pytest.raises(BadInput, match="str cannot be observed"):
+        inferscope.observe("a model's name")
+
+
+def test_switched_off_it_records_nothing_and_changes_nothing(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = one(model)
+    with inferscope.observe(model) as seen:
+        assert seen.path is not None
+        assert control_path(seen.path).exists()
+    monkeypatch.setenv("INFERSCOPE", "0")
+    with inferscope.observe(model) as seen:
+        assert seen.path is None
+        assert one(model) == expected
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, Tokens]:
+    return {}
+
+
+HOOKS = [
+    (transformers.Session, "_enter", "plain"),
+    (transformers.Session, "_begin", "plain"),
+    (transformers.Session, "_judged", "plain"),
+    (transformers.Session, "_leave", "plain"),
+    (transformers.Session, "patch_model", "plain"),
+    (transformers.Session, "take", "plain"),
+    *(
+        (hf_generate.MainLoop, name, "plain")
+        for name in ("forward_begins", "forward_ends", "tokens_chosen", "turn", "leave")
+    ),
+    *((hf_generate.DraftLoop, name, "drafted") for name in ("forward_begins", "forward_ends")),
+    *(
+        (hf_batching.Batcher, name, "batching")
+        for name in (
+            "plan_begins", "waits", "batch_chosen", "plan_ends", "step_begins", "step_ends",
+            "update_begins", "update_ends", "close",
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "way", "nth"),
+    [(*hook, nth) for hook in HOOKS for nth in ((1,) if hook[2] == "batching" else (1, 3))],
+)
+def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
+    owner: type,
+    name: str,
+    way: str,
+    nth: int,
+    model: Any,
+    assistant: Any,
+    outputs: dict[str, Tokens],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def go() -> Tokens:
+        if way == "drafted":
+            return one(model, assistant_model=assistant)
+        num = 1 if way == "batching" else 3
+        return [row for _ in range(num) for row in WAYS[way](model)]
+
+    expected = outputs.get(way) or outputs.setdefault(way, go())
+    num_calls = 0
+    real = getattr(owner, name)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == nth:
+            raise ZeroDivisionError("a hook's own fault")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fails)
+    with inferscope.observe(model), caplog.at_level(logging.WARNING):
+        assert go() == expected
+    said = [record.getMessage() for record in caplog.records if record.name == "inferscope"]
+    if num_calls >= nth:
+        assert len(said) == 1, said
+        assert "a hook's own fault" in said[0]
+    assert num_calls
+
+
+def test_decode_steps_name_each_sequence_once(model: Any) -> None:
+    with inferscope.observe(model) as seen:
+        greedy(model, **padded())
+    decodes = [each for each in of(StepSlices, seen.path) if PREFILL not in each.phases]
+    assert decodes
+    assert all(each.phases == bytes([DECODE]) * 3 for each in decodes)
