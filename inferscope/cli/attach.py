@@ -1,8 +1,9 @@
 """Show a running engine live, opening with the history that its ring holds.
 
 Without a target: the only engine alive; where there are several, or only ended ones, a list. A
-target is a pid, an engine's id, a recording (.isr), a ring (.ring) or a folder of rings; rings of
-dead processes are read like recordings.
+target is a pid (of the engine, of what started it or of what it started), an engine's id, a
+recording (.isr), a ring (.ring) or a folder of rings; rings of dead processes are read like
+recordings. A server's address shows what its /metrics page says: totals, without a ledger.
 
 --since and --at open the past: [ and ] step through it, End goes to the present. Times are
 durations (-5m: five minutes before the end, or before now), the clock on the wall (14:02:07) or a
@@ -17,7 +18,7 @@ import sys
 from inferscope.cli.moments import accept_minus, ago, into
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.past import open_past
-from inferscope.cli.targets import engine_of, path_of, rings_of
+from inferscope.cli.targets import engine_of, is_remote, path_of, rings_of
 from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
@@ -29,7 +30,7 @@ _PATIENCE_S = 60.0
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     accept_minus(parser)
-    parser.add_argument("target", nargs="?", help="pid, engine id, file or folder")
+    parser.add_argument("target", nargs="?", help="pid, engine id, file, folder or URL")
     past = parser.add_argument_group("history")
     past.add_argument(
         "--since", type=ago, metavar="TIME", help="show only what reaches beyond it, and its past"
@@ -47,11 +48,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
   inferscope attach 41233 --once --json  one snapshot of a process, for a script
   inferscope attach --since -5m          the last five minutes, of a server that was killed too
   inferscope attach demo.isr --at 14:02  a recording, as the screen was then
+  inferscope attach http://gpu7:8000     a server that is not observed, by its /metrics
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Attach to the target."""
+    if is_remote(options.target):
+        from inferscope.cli.page import show_page
+
+        return show_page(options)
     is_once = options.once or options.json or not sys.stdout.isatty()
     window_ns = None if options.window is None else round(options.window * 1e9)
     source: Source

@@ -40,6 +40,7 @@ _EXTRAS = {
     "uvicorn": "engine",
     "httptools": "engine",
     "zmq": "engine",
+    "prometheus_client": "prometheus",
 }
 _INTERRUPTED = 130
 

@@ -1,14 +1,15 @@
-"""What a command is pointed at: nothing, a process, a file, or a folder."""
+"""What a command is pointed at: nothing, a process, a file, a folder, or a server's address."""
 
 from __future__ import annotations
 
-import os
-import shlex
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from inferscope.cli import remote
+from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.errors import NotFound
 from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
 from inferscope.ring.extent import Extent, extent_of_rings
@@ -16,6 +17,14 @@ from inferscope.tui.plots import duration
 
 _HOW_TO_START = "Start one with `inferscope demo`, or your own with `inferscope run -- CMD`."
 _MOST_LISTED = 10
+_HOST_AND_PORT = re.compile(r"(?=.*[A-Za-z.\[])[\w.\-]+:\d+|\[[0-9A-Fa-f:.]+\]:\d+")
+
+
+def is_remote(target: str | None) -> bool:
+    """Tell whether a server's address is meant: a URL, or a host and a port."""
+    if target is None or ("://" not in target and Path(target).exists()):
+        return False
+    return "://" in target or _HOST_AND_PORT.fullmatch(target) is not None
 
 
 def path_of(target: str | None) -> Path | None:
@@ -36,11 +45,7 @@ def engine_of(target: str | None) -> EngineRings:
     if target is None:
         return _only_one(engines)
     if target.isdigit():
-        by_pid = [engine for engine in engines if int(target) in engine.pids]
-        if not by_pid:
-            list_engines(engines)
-            raise NotFound(_unknown_pid(int(target)))
-        return by_pid[0]
+        return _engine_of_pid(int(target), engines)
     by_id = [engine for engine in engines if engine.engine_id == target]
     if not by_id:
         list_engines(engines)
@@ -83,6 +88,44 @@ def _only_one(engines: list[EngineRings]) -> EngineRings:
     )
 
 
+def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
+    """Return the engine that a process belongs to: by its own ring, its parents' or its children's.
+
+    A server's launcher, and the workers that it starts, are often what one sees in `ps`.
+    """
+    own = [engine for engine in engines if pid in engine.pids]
+    if own:
+        return own[0]
+    now_ns = time.monotonic_ns()
+    alive = [engine for engine in engines if engine.is_alive(now_ns)]
+    above, below = set(ancestors(pid)), descendants(pid)
+    related = [engine for engine in alive if above & set(engine.pids)]
+    related = related or [engine for engine in alive if below & set(engine.pids)]
+    if len(related) == 1:
+        return related[0]
+    if related:
+        list_engines(related)
+        raise NotFound(f"{len(related)} engines run under process {pid}. Name one by its own pid.")
+    execute = remote.executor() if run_command(pid) is not None else None
+    if execute is not None:
+        return _observed_from_now(pid, execute)
+    raise NotFound(_unknown_pid(pid))
+
+
+def _observed_from_now(pid: int, execute: remote.Execute) -> EngineRings:
+    """Have a running process observe itself, and return its engine."""
+
+    def mine() -> list[EngineRings]:
+        return [engine for engine in find_engines() if pid in engine.pids]
+
+    if remote.observe(pid, execute, rings=ring_directory(), has_ring=lambda: bool(mine())):
+        return mine()[0]
+    raise NotFound(
+        f"process {pid} has been told to observe itself and has no ring yet: it makes one when "
+        f"its engine works. Attach again then, or start it observed: {run_command(pid)}"
+    )
+
+
 def _line(engine: EngineRings) -> str:
     pids = ", ".join(map(str, engine.pids))
     roles = " ".join(sorted({ring.identity.role for ring in engine.rings}))
@@ -101,16 +144,7 @@ def _state(engine: EngineRings) -> str:
 def _unknown_pid(pid: int) -> str:
     if not Path(f"/proc/{pid}").exists():
         return f"there is no process {pid}, nor a ring of one under {ring_directory()}."
-    return (
-        f"process {pid} is not observed: it has no ring under {ring_directory()}. Start it again "
-        f"with: inferscope run -- {_command_of(pid)}"
-    )
-
-
-def _command_of(pid: int) -> str:
-    """Return how a process was started, as one would type it."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        words = []
-    return shlex.join(os.fsdecode(word) for word in words) or "CMD"
+    command = run_command(pid)
+    if command is None:
+        return f"process {pid} is not observed and has no command line. {_HOW_TO_START}"
+    return f"process {pid} is not observed. Start it like this, and it is: {command}"

@@ -1,0 +1,66 @@
+"""`attach http://…`: a server that is not observed, by its /metrics page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import msgspec
+
+from inferscope.errors import BadInput
+from inferscope.metrics_page.fetch import page_url
+from inferscope.metrics_page.view import PageSource, PageView
+
+_BETWEEN_LOOKS_S = 1.0
+
+
+def show_page(options: argparse.Namespace) -> int:
+    """Show the target's page live, or print one look at it.
+
+    Raises:
+        BadInput: the target is no server's address, or an option needs a past.
+        NotFound: there is no page of a known server.
+    """
+    target = options.target
+    url = page_url(target if "://" in target else f"http://{target}")
+    if options.since is not None or options.at is not None:
+        raise BadInput("a metrics page has no past. Leave out --since and --at.")
+    source = PageSource(url)
+    window_ns = round((options.window or 60.0) * 1e9)
+    try:
+        if options.once or options.json or not sys.stdout.isatty():
+            _print(_two_looks(source, window_ns), options)
+        else:
+            source.view(window_ns)  # what cannot be read is said here, not on a screen
+            from inferscope.tui.page_app import PageApp
+
+            PageApp(source, window_ns=window_ns, ascii=options.ascii).run()
+    finally:
+        source.close()
+    return 0
+
+
+def _two_looks(source: PageSource, window_ns: int) -> PageView:
+    """Look twice, for rates; latencies are those since the server began."""
+    first = source.view(window_ns)
+    time.sleep(_BETWEEN_LOOKS_S)
+    second = source.view(window_ns)
+    return msgspec.structs.replace(
+        second,
+        latency_window_ns=None,
+        ttft=first.ttft,
+        tbt=first.tbt,
+        e2e=first.e2e,
+        queue=first.queue,
+        cached_share=first.cached_share,
+    )
+
+
+def _print(view: PageView, options: argparse.Namespace) -> None:
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(view).decode() + "\n")
+        return
+    from inferscope.tui.page_lines import page_text
+
+    sys.stdout.write(page_text(view, ascii=options.ascii))

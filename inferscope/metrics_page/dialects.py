@@ -1,0 +1,190 @@
+"""What servers call their metrics: one table per server, our words on the left.
+
+Where a server has changed a name, all of them stand there, the newest first. What is not in a
+table the server does not say, and the screen shows `-`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferscope.errors import NotFound
+from inferscope.metrics_page.fetch import Page
+
+
+@dataclass(frozen=True)
+class Name:
+    """A metric, or those of its series that have these labels."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A server's names.
+
+    Attributes:
+        server: what it is called.
+        prefix: of all its metrics.
+        gauges: running, waiting, kv_share and cached_share (both 0..1).
+        counters: finished, prompt_tokens, cached_tokens, generated_tokens, preemptions.
+        includes_cached: prompt tokens found in the cache count as prompt tokens too.
+        histograms: ttft, tbt, e2e, queue; in seconds.
+        model_label: names the model.
+    """
+
+    server: str
+    prefix: str
+    gauges: dict[str, tuple[Name, ...]]
+    counters: dict[str, tuple[Name, ...]]
+    histograms: dict[str, tuple[Name, ...]] = field(default_factory=dict)
+    includes_cached: bool = True
+    model_label: str = "model_name"
+
+
+def _names(prefix: str, **words: str | tuple[str, ...]) -> dict[str, tuple[Name, ...]]:
+    return {
+        ours: tuple(
+            Name(prefix + name) for name in ((theirs,) if isinstance(theirs, str) else theirs)
+        )
+        for ours, theirs in words.items()
+    }
+
+
+_VLLM = Dialect(
+    "vLLM",
+    "vllm:",
+    _names(
+        "vllm:",
+        running="num_requests_running",
+        waiting="num_requests_waiting",
+        kv_share=("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    ),
+    _names(
+        "vllm:",
+        finished="request_success_total",
+        prompt_tokens="prompt_tokens_total",
+        cached_tokens=("prompt_tokens_cached_total", "prefix_cache_hits_total"),
+        generated_tokens="generation_tokens_total",
+        preemptions="num_preemptions_total",
+    ),
+    _names(
+        "vllm:",
+        ttft="time_to_first_token_seconds",
+        tbt=("inter_token_latency_seconds", "time_per_output_token_seconds"),
+        e2e="e2e_request_latency_seconds",
+        queue="request_queue_time_seconds",
+    ),
+)
+_SGLANG = Dialect(
+    "SGLang",
+    "sglang:",
+    _names(
+        "sglang:",
+        running="num_running_reqs",
+        waiting="num_queue_reqs",
+        kv_share="token_usage",
+    ),
+    _names(
+        "sglang:",
+        finished="num_requests_total",
+        prompt_tokens="prompt_tokens_total",
+        cached_tokens="cached_tokens_total",
+        generated_tokens="generation_tokens_total",
+        preemptions="num_retracted_requests_total",
+    ),
+    _names(
+        "sglang:",
+        ttft="time_to_first_token_seconds",
+        tbt="inter_token_latency_seconds",
+        e2e="e2e_request_latency_seconds",
+        queue="queue_time_seconds",
+    ),
+)
+_TGI = Dialect(
+    "TGI",
+    "tgi_",
+    _names("tgi_", running="batch_current_size", waiting="queue_size"),
+    _names(
+        "tgi_",
+        finished="request_success",
+        prompt_tokens="request_input_length_sum",
+        generated_tokens="request_generated_tokens_sum",
+    ),
+    _names(
+        "tgi_",
+        tbt="request_mean_time_per_token_duration",
+        e2e="request_duration",
+        queue="request_queue_duration",
+    ),
+)
+_LLAMA_SERVER = Dialect(
+    "llama-server",
+    "llamacpp:",
+    _names(
+        "llamacpp:",
+        running="requests_processing",
+        waiting="requests_deferred",
+        kv_share="kv_cache_usage_ratio",
+    ),
+    _names(
+        "llamacpp:",
+        prompt_tokens="prompt_tokens_total",
+        generated_tokens="tokens_predicted_total",
+    ),
+    includes_cached=False,
+)
+_COLLECT = Dialect(
+    "inferscope collect",
+    "inferscope_",
+    _names(
+        "inferscope_",
+        running="requests_running",
+        waiting="requests_waiting",
+        kv_share="kv_cache_usage_ratio",
+    ),
+    {
+        "finished": (Name("inferscope_requests_total"),),
+        "prompt_tokens": (
+            Name("inferscope_tokens_total", (("phase", "prefill"), ("source", "computed"))),
+        ),
+        "cached_tokens": (
+            Name("inferscope_tokens_total", (("phase", "prefill"), ("source", "cached"))),
+        ),
+        "generated_tokens": (Name("inferscope_tokens_total", (("phase", "decode"),)),),
+    },
+    _names(
+        "inferscope_",
+        ttft="time_to_first_token_seconds",
+        tbt="time_between_tokens_seconds",
+        e2e="request_duration_seconds",
+        queue="request_queue_seconds",
+    ),
+    includes_cached=False,
+)
+
+DIALECTS = (_VLLM, _SGLANG, _TGI, _LLAMA_SERVER, _COLLECT)
+
+
+def dialect_of(page: Page) -> Dialect:
+    """Return the dialect that a page is written in.
+
+    Raises:
+        NotFound: no server that is known writes like that.
+    """
+    for dialect in DIALECTS:
+        if any(sample.name.startswith(dialect.prefix) for sample in page.samples):
+            return dialect
+    known = ", ".join(dialect.server for dialect in DIALECTS)
+    raise NotFound(
+        f"{page.url} is the page of no server known here ({known}); "
+        f"its metrics are {_some_names(sample.name for sample in page.samples)}."
+    )
+
+
+def _some_names(names: Iterable[str], num: int = 3) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - num} more" if len(distinct) > num else ""
+    return ", ".join(distinct[:num]) + more

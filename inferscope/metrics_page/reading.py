@@ -1,0 +1,167 @@
+"""A page's numbers in our words, and what two pages of one server say about the time between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from inferscope.metrics_page.dialects import Dialect, Name
+from inferscope.metrics_page.fetch import Page, Sample
+
+_SHARES = ("kv_share",)
+"""Gauges of which replicas give the mean; all others add up."""
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Cumulative counts up to each bound in seconds, the last one infinite."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum_s: float
+
+    @property
+    def num(self) -> float:
+        """Observations."""
+        return self.counts[-1] if self.counts else 0.0
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a page says; a word that it has no number for is absent."""
+
+    server: str
+    models: tuple[str, ...]
+    read_ns: int
+    real_ns: int
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    histograms: dict[str, Histogram]
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Quantiles within a histogram's buckets, in seconds.
+
+    Attributes:
+        num: observations.
+        mean_s: exact, from the sum.
+        p50_s: interpolated within its bucket; where it is beyond the last bound, that bound.
+        beyond: quantiles that are beyond the last bound.
+    """
+
+    num: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    beyond: tuple[str, ...] = ()
+
+
+def read(page: Page, dialect: Dialect) -> Reading:
+    """Translate a page."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in page.samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    label = dialect.model_label
+    models = dict.fromkeys(
+        sample.labels[label] for sample in page.samples if sample.labels.get(label)
+    )
+    gauges: dict[str, float] = {}
+    for word, names in dialect.gauges.items():
+        numbers = _series(by_name, names)
+        if numbers:
+            total = sum(numbers)
+            gauges[word] = total / len(numbers) if word in _SHARES else total
+    counters: dict[str, float] = {}
+    for word, names in dialect.counters.items():
+        numbers = _series(by_name, names)
+        if numbers:
+            counters[word] = sum(numbers)
+    histograms = {
+        word: histogram
+        for word, names in dialect.histograms.items()
+        if (histogram := _histogram(by_name, names)) is not None
+    }
+    return Reading(
+        dialect.server, tuple(models), page.read_ns, page.real_ns, gauges, counters, histograms
+    )
+
+
+def has_restarted(before: Reading, after: Reading) -> bool:
+    """Tell whether a total has fallen: it is another server's, or the same one's second life."""
+    totals = (before.counters, after.counters)
+    nums = tuple({word: h.num for word, h in each.histograms.items()} for each in (before, after))
+    return any(
+        now.get(word, 0.0) < total for then, now in (totals, nums) for word, total in then.items()
+    )
+
+
+def between(before: Histogram | None, after: Histogram) -> Histogram:
+    """Return what was observed from one page to the next."""
+    if before is None or before.bounds_s != after.bounds_s:
+        return after
+    counts = tuple(b - a for a, b in zip(before.counts, after.counts, strict=True))
+    return Histogram(after.bounds_s, counts, after.sum_s - before.sum_s)
+
+
+def quantiles(histogram: Histogram) -> Quantiles | None:
+    """Return a histogram's quantiles, as PromQL's `histogram_quantile` does; None of nothing."""
+    if histogram.num <= 0:
+        return None
+    found = {f"p{round(100 * q)}": _quantile(histogram, q) for q in (0.5, 0.9, 0.99)}
+    return Quantiles(
+        num=round(histogram.num),
+        mean_s=histogram.sum_s / histogram.num,
+        p50_s=found["p50"][0],
+        p90_s=found["p90"][0],
+        p99_s=found["p99"][0],
+        beyond=tuple(name for name, (_, is_beyond) in found.items() if is_beyond),
+    )
+
+
+def _quantile(histogram: Histogram, q: float) -> tuple[float, bool]:
+    rank = q * histogram.num
+    below_s, below = 0.0, 0.0
+    for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=True):
+        if count >= rank and count > below:
+            if math.isinf(bound_s):
+                return below_s, True
+            return below_s + (bound_s - below_s) * (rank - below) / (count - below), False
+        if not math.isinf(bound_s):
+            below_s = bound_s
+        below = count
+    return below_s, True
+
+
+def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[float]:
+    """Return the numbers of the first name that the page has."""
+    for name in names:
+        wanted = name.labels
+        numbers = [
+            sample.number
+            for sample in by_name.get(name.name, ())
+            if all(sample.labels.get(key) == value for key, value in wanted)
+            and not math.isnan(sample.number)
+        ]
+        if numbers:
+            return numbers
+    return []
+
+
+def _histogram(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> Histogram | None:
+    """Add up the series of the first histogram that the page has."""
+    for name in names:
+        by_bound: dict[float, float] = {}
+        for sample in by_name.get(f"{name.name}_bucket", ()):
+            bound_s = float(sample.labels.get("le", "nan"))
+            by_bound[bound_s] = by_bound.get(bound_s, 0.0) + sample.number
+        by_bound = {bound: count for bound, count in by_bound.items() if not math.isnan(bound)}
+        if by_bound:
+            bounds = tuple(sorted(by_bound))
+            sums = by_name.get(f"{name.name}_sum", ())
+            return Histogram(
+                bounds,
+                tuple(by_bound[bound] for bound in bounds),
+                sum(sample.number for sample in sums),
+            )
+    return None

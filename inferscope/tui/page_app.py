@@ -1,0 +1,73 @@
+"""The application over a metrics page: read in a thread, once a second."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from inferscope.errors import InferScopeError
+from inferscope.metrics_page.view import PageSource
+from inferscope.tui.scene import WINDOWS_NS
+from inferscope.tui.screens.page import PageScreen
+from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
+
+PACE_S = 1.0
+
+
+class PageApp(App[None]):
+    """The live screen over a server's /metrics."""
+
+    TITLE = "InferScope"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit", show=False),
+        Binding("w", "window", "window", show=False),
+        Binding("t", "theme", "theme", show=False),
+    ]
+
+    def __init__(
+        self, source: PageSource, *, window_ns: int, ascii: bool = False, pace_s: float = PACE_S
+    ) -> None:
+        """Show a page, over a window to begin with."""
+        super().__init__()
+        self.animation_level = "none"
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = theme_of_terminal()
+        self._source = source
+        self._window_ns = window_ns
+        self._pace_s = pace_s
+        self._page = PageScreen(source.url, is_ascii=ascii)
+
+    def get_default_screen(self) -> Screen[None]:
+        """Start with the only screen."""
+        return self._page
+
+    def on_mount(self) -> None:
+        """Read now, and from now on."""
+        self._look()
+        self.set_interval(self._pace_s, self._look)
+
+    def action_window(self) -> None:
+        """Take the next longer window, the shortest after the longest."""
+        longer = [each for each in WINDOWS_NS if each > self._window_ns]
+        self._window_ns = longer[0] if longer else WINDOWS_NS[0]
+
+    def action_theme(self) -> None:
+        """Change between dark and light."""
+        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def _look(self) -> None:
+        if not any(worker.is_running for worker in self.workers):  # a slow server is asked once
+            self.run_worker(self._read, thread=True)
+
+    def _read(self) -> None:
+        try:
+            view = self._source.view(self._window_ns)
+        except InferScopeError as error:
+            self.call_from_thread(self._page.show, None, str(error))
+        else:
+            self.call_from_thread(self._page.show, view, "")

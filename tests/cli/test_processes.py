@@ -1,0 +1,156 @@
+"""A pid near an engine's finds it; one of nothing observed is told how to start it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferscope.cli import remote
+from inferscope.cli.processes import ancestors, descendants, run_command
+from inferscope.cli.targets import engine_of, is_remote
+from inferscope.errors import InferScopeError, NotFound
+from inferscope.probe.identity import ENGINE_ID_VARIABLE
+
+ENGINE = """
+import subprocess, sys
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "mine"))
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+input()
+child.communicate()
+"""
+LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+class Tree:
+    """A launcher, the engine that it starts, and a worker of the engine's."""
+
+    def __init__(self, rings: Path) -> None:
+        environment = {
+            **os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "1",
+        }  # fmt: skip
+        environment.pop(ENGINE_ID_VARIABLE, None)
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, ENGINE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.launcher.stdout is not None
+        self.worker_pid = int(self.launcher.stdout.readline())
+
+    def stop(self) -> None:
+        self.launcher.communicate("\n", timeout=20)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    made = Tree(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_every_process_of_an_engines_tree_finds_it(tree: Tree) -> None:
+    (engine_pid,) = engine_of(None).pids
+    for pid in (tree.launcher.pid, engine_pid, tree.worker_pid):
+        assert engine_of(str(pid)).pids == (engine_pid,)
+    assert engine_pid in ancestors(tree.worker_pid)
+    assert {engine_pid, tree.worker_pid} <= descendants(tree.launcher.pid)
+
+
+def test_a_process_above_two_engines_finds_neither(
+    tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Tree(tmp_path)
+    try:
+        with pytest.raises(NotFound, match=f"2 engines run under process {os.getpid()}"):
+            engine_of(str(os.getpid()))
+        assert len(capsys.readouterr().err.splitlines()) == 2
+    finally:
+        other.stop()
+
+
+def test_an_unobserved_process_is_told_how_to_start_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv(remote.ALLOW_VARIABLE, "0")
+    words = [sys.executable, "-c", "input()", "a b", "it's", "", "$HOME"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        time.sleep(0.05)  # until it has become what it was started as
+        with pytest.raises(NotFound) as caught:
+            engine_of(str(process.pid))
+        message = str(caught.value)
+        assert "\n" not in message
+        _, _, command = message.partition("inferscope run -- ")
+        assert shlex.split(command) == words
+        assert not capsys.readouterr().err
+    finally:
+        process.communicate(b"\n")
+
+
+def test_a_kernels_or_no_process_has_no_command() -> None:
+    assert run_command(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://gpu7:8000", True),
+        ("https://gpu7/metrics", True),
+        ("gpu7:8000", True),
+        ("127.0.0.1:30000", True),
+        ("[::1]:8000", True),
+        ("41233", False),
+        ("demo.isr", False),
+        ("an-engine-1", False),
+        (None, False),
+    ],
+)
+def test_a_servers_address_is_told_from_a_file_and_a_pid(
+    target: str | None, expected: bool
+) -> None:
+    assert is_remote(target) is expected
+
+
+def test_nobody_is_let_in_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "remote_exec", print, raising=False)
+    assert remote.executor() is print
+    monkeypatch.setenv(remote.ALLOW_VARIABLE, "0")
+    assert remote.executor() is None
+
+
+def test_the_script_switches_a_plain_interpreter_on(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def execute(pid: int, path: str) -> None:
+        code = (
+            f"exec(open({path!r}).read()); print([type(each).__name__ for each in sys.meta_path])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        ran.append(done.stdout + done.stderr)
+
+    is_there = remote.observe(1, execute, rings=tmp_path, has_ring=lambda: True)
+    assert is_there
+    assert "_Waiting" in ran[0]
+
+
+def test_a_process_that_lets_nobody_in_is_one_line(tmp_path: Path) -> None:
+    def refuse(pid: int, path: str) -> None:
+        raise PermissionError("ptrace denied")
+
+    with pytest.raises(InferScopeError, match=r"7 lets nobody in \(ptrace denied"):
+        remote.observe(7, refuse, rings=tmp_path, has_ring=lambda: False)
