@@ -20,7 +20,10 @@ from types import ModuleType
 
 from inferscope.probe.voice import warn
 
-OBSERVERS: dict[str, str] = {}
+OBSERVERS: dict[str, str] = {
+    "transformers.generation.utils": "inferscope.adapters.transformers:observe_module",
+    "transformers.cli.serving.server": "inferscope.adapters.hf_serve:observe_server",
+}
 """Module of an engine → `module:function` of ours that observes it, called with the module.
 
 vLLM is not here: it loads us by its own plug-in group.

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from inferscope.adapters.hf_batching_hooks import BatchingHooks
@@ -27,6 +28,7 @@ from inferscope.probe import EngineInfo, Probe, StepTimer
 Function = Callable[..., Any]
 
 _lock = threading.RLock()
+_MOST_EXPECTED = 4096
 
 
 class _OnThread(threading.local):
@@ -43,7 +45,6 @@ class Session:
 
     Attributes:
         watches_all: every model is, not only those of `models`.
-        names: of requests to be, by the identity of what `generate` will be given.
         recorders: one for each thread that generates.
     """
 
@@ -51,7 +52,8 @@ class Session:
         self.patches = Patches("transformers")
         self.recorders = Recorders(self._open_probe)
         self.watches_all = False
-        self.names: dict[int, str] = {}
+        self._expected: dict[int, tuple[str, int]] = {}
+        """Names of requests and when they came, by the identity of what `generate` gets."""
         self._models: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By identity, with the number of observations."""
         self._on = _OnThread()
@@ -80,6 +82,11 @@ class Session:
         """Tell whether a model is observed."""
         entry = self._models.get(id(model))
         return self.watches_all or (entry is not None and entry[0]() is model)
+
+    def expect(self, ids: Any, name: str, arrived_ns: int) -> None:
+        """Name the request that `generate` will be given these ids for."""
+        if len(self._expected) < _MOST_EXPECTED:
+            self._expected[id(ids)] = (name, arrived_ns)
 
     def take(self, model: Any, processor: Any = None) -> Recorder | None:
         """Return a recorder for a loop of this model."""
@@ -157,8 +164,9 @@ class Session:
         assistant = kwargs.get("assistant_model")
         if assistant is not None:
             self.patch_model(type(assistant))
-        for given in (kwargs.get("streamer"), kwargs.get("input_ids"), *args[:1]):
-            self._on.name = self.names.pop(id(given), "") or self._on.name
+        expected = self._expected.pop(id(kwargs.get("input_ids")), None)
+        if expected is not None:
+            self._on.name, self._on.arrived_ns = expected
 
     # --- its decoding loop --------------------------------------------------------------------
 
@@ -307,6 +315,11 @@ def watch_all() -> Session:
         session = _begun()
         session.watches_all = True
         return session
+
+
+def observe_module(module: ModuleType) -> None:
+    """Observe every model; called when `transformers.generation.utils` has been imported."""
+    watch_all()
 
 
 def _begun() -> Session:
