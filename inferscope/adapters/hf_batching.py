@@ -77,6 +77,8 @@ class Batcher:
         self._tracks: dict[str, Track] = {}
         self._planned: deque[PlannedStep] = deque()
         self._parts: list[Part] | None = None
+        self._updated: PlannedStep | None = None
+        """The step whose outcome is being taken in, until that is told."""
         self._plan_start_ns = 0
         self._preempted: list[RequestIndex] = []
 
@@ -160,19 +162,23 @@ class Batcher:
 
     # --- the outcome --------------------------------------------------------------------------
 
-    def update_begins(self) -> PlannedStep | None:
+    def update_begins(self) -> None:
         """The outcome of the oldest step is about to be taken in."""
         if not self._planned:
-            return None
-        planned = self._planned.popleft()
+            return
+        planned = self._updated = self._planned.popleft()
         for part in planned.parts:
             # A request that was reset, or has ended, since the step was planned.
             part.is_over = part.track.state is not part.state or _has_ended(part.state)
             part.num_generated = len(part.state.generated_tokens)
-        return planned
 
-    def update_ends(self, planned: PlannedStep | None) -> None:
-        """Tell whose step it was, the tokens it made, and who is finished."""
+    def update_ends(self) -> None:
+        """Tell whose step it was, the tokens it made, and who is finished.
+
+        It is told before the outputs are handed on: a front end, in its own thread, may have
+        written the last byte before the update returns.
+        """
+        planned, self._updated = self._updated, None
         if planned is None:
             return
         probe = self.recorder.probe

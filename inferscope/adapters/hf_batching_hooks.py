@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from inferscope.adapters.hf_batching import Batcher, PlannedStep
+from inferscope.adapters.hf_batching import Batcher
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
 
@@ -60,6 +60,7 @@ class BatchingHooks:
         around(scheduler, "add_waiting_request", before=self._waits)
         around(scheduler, "clear_cancelled_requests", after=self._cancelled)
         around(router, "fail_and_deliver", before=self._failed)
+        around(router, "deliver_batch", before=self._delivers)
         around(runner, "compute_batch", before=self._computes, after=self._computed)
         for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs"):
             around(
@@ -140,12 +141,17 @@ class BatchingHooks:
         if self._on.batcher is not None:
             _on_stream(runner, self._on.batcher.step_ends)
 
-    def _update(self, processor: Any) -> PlannedStep | None:
-        return None if self._on.batcher is None else self._on.batcher.update_begins()
-
-    def _updated(self, planned: PlannedStep | None, _: None, processor: Any) -> None:
+    def _update(self, processor: Any) -> None:
         if self._on.batcher is not None:
-            self._on.batcher.update_ends(planned)
+            self._on.batcher.update_begins()
+
+    def _delivers(self, router: Any, outputs: list[Any]) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.update_ends()
+
+    def _updated(self, _: None, _result: None, processor: Any) -> None:
+        if self._on.batcher is not None:  # nothing was delivered
+            self._on.batcher.update_ends()
 
 
 def _on_stream(runner: Any, record: Callable[[], None]) -> None:

@@ -199,8 +199,13 @@ class MainLoop(Loop):
             self._tell(0)
 
     def tokens_chosen(self, ids: Any, is_done: Any) -> None:
-        """Keep the outcome; it is read when the loop has waited for it anyway."""
+        """Keep the outcome; on a device it is read when the loop has waited for it anyway.
+
+        On a CPU it is there, and told before a streamer hands the tokens on.
+        """
         self._pending = (ids, is_done)
+        if ids.device.type == "cpu":
+            self.turn()
 
     def turn(self) -> None:
         """Tell the tokens that left the loop, and who is done."""

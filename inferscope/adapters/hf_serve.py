@@ -82,11 +82,11 @@ class ServedRequests:
             self._edge.join(request_id, prompt_tokens=num_tokens)
         return request_id
 
-    def _streams(self, request_id: str | None, result: Any, *_args: Any, **_kwargs: Any) -> None:
-        if request_id is not None:
+    def _streams(self, joined: str | None, result: Any, *_args: Any, **_kwargs: Any) -> None:
+        if joined is not None:
             _, streamer = result
             with self._lock:
-                self._id_by_streamer[streamer] = request_id
+                self._id_by_streamer[streamer] = joined
 
     def _answers(self, original: Function) -> Function:
         run = self._patches.run
