@@ -22,6 +22,7 @@ from inferscope.probe.voice import warn
 
 OBSERVERS: dict[str, str] = {
     "transformers.generation.utils": "inferscope.adapters.transformers:observe_module",
+    "llama_cpp.llama": "inferscope.adapters.llama_cpp:observe_module",
     "transformers.cli.serving.server": "inferscope.adapters.hf_serve:observe_server",
 }
 """Module of an engine → `module:function` of ours that observes it, called with the module.

@@ -1,0 +1,320 @@
+"""llama-cpp-python: one sequence at a time, evaluated by `Llama.eval`.
+
+    create_completion ─► generate ─┬─ eval(prompt)        a step: what the cache lacks of the prompt
+                                   ├─ yield token         it leaves the loop
+                                   └─ eval([token, …])    a step: the token, and drafts to verify
+
+Each run of `generate` is a request. Steps are timed on the host: with layers on a GPU the call
+returns when they are launched, and what is left of them shows as the host's gap.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.recorder import Recorder, Recorders
+from inferscope.adapters.stretches import Stretches
+from inferscope.probe import EngineInfo, HostTimer, Probe, StepTimer
+from inferscope.records import RequestIndex
+
+Function = Callable[..., Any]
+
+_numbers = itertools.count(1)
+_lock = threading.RLock()
+
+
+class _OnThread(threading.local):
+    """The run that evaluates in this thread, and how many tokens its caller wants."""
+
+    run: Run | None = None
+    max_tokens = 0
+
+
+class Run:
+    """One run of `generate`."""
+
+    def __init__(self, recorder: Recorder, arrived_ns: int, max_tokens: int) -> None:
+        self.recorder = recorder
+        self._arrived_ns = arrived_ns
+        self._max_tokens = max_tokens
+        self._index: RequestIndex | None = None
+        self._num_prompt = 0
+        self._num_generated = 0
+        self._seen = 0
+        self._step = -1
+        self._told: Stretches | None = None
+        """What the last step computed, until its drafts are judged."""
+        self._num_since = 0
+        """Tokens that have left since then."""
+
+    def eval_begins(self, start: int, num_tokens: int) -> None:
+        """Tokens are about to be evaluated behind those in the cache."""
+        self._judge()
+        probe = self.recorder.probe
+        end = start + num_tokens
+        if self._index is None:
+            name = f"completion-{next(_numbers)}"
+            self._num_prompt = end
+            self._index = probe.queued(name, prompt_tokens=end, at_ns=self._arrived_ns)
+            probe.admitted(self._index, cached_tokens=start)
+        is_prompt = start < self._num_prompt
+        self._told = Stretches()
+        known = end if is_prompt else start + 1
+        self._told.add(
+            self._index, start, end, num_prompt=self._num_prompt, seen=self._seen, num_known=known
+        )
+        self._seen = max(self._seen, known)
+        self._step = self.recorder.next_step()
+        is_cold = self.recorder.is_cold("eager", num_tokens)
+        probe.start(self._step, cold=is_cold)
+
+    def eval_ends(self) -> None:
+        """They have been evaluated."""
+        self.recorder.probe.stop(self._step)
+
+    def yields(self) -> None:
+        """A token leaves the loop."""
+        if self._index is None:
+            return
+        self._judge_if_plain()
+        self._num_since += 1
+        self._num_generated += 1
+        self.recorder.probe.emitted([self._index], [1], step=self._step)
+
+    def ends(self, error: BaseException | None) -> None:
+        """The run is over: its caller has enough, or an error ends it."""
+        self._judge()
+        if self._index is None:
+            return
+        reason = "length" if 0 < self._max_tokens <= self._num_generated else "stop"
+        if isinstance(error, KeyboardInterrupt):
+            reason = "client_cancel"
+        elif error is not None and not isinstance(error, GeneratorExit):
+            reason = "error"
+        self.recorder.probe.finished(self._index, reason)
+
+    def _judge_if_plain(self) -> None:
+        """Tell a step without drafts at its first token."""
+        if self._told is not None and not any(self._told.proposed):
+            self._judge()
+
+    def _judge(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told.accept(max(0, self._num_since - 1))
+            told.tell(self.recorder.probe, self._step)
+        self._num_since = 0
+
+
+class Session:
+    """The observed `Llama`s of this process."""
+
+    def __init__(self) -> None:
+        self.patches = Patches("llama-cpp-python")
+        self.recorders = Recorders(self._open_probe)
+        self.watches_all = False
+        self._watched: dict[int, tuple[Any, int]] = {}
+        self._on = _OnThread()
+
+    def install(self, cls: Any) -> None:
+        """Wrap what a class of `Llama` calls."""
+        self.patches.replace(cls, "generate", self._generate)
+        self.patches.replace(cls, "eval", self._eval)
+        self.patches.replace(cls, "create_completion", self._complete)
+
+    def add(self, llama: Any) -> None:
+        """Observe a `Llama`, which is kept until it is observed no more."""
+        self._watched[id(llama)] = (llama, self._watched.get(id(llama), (llama, 0))[1] + 1)
+
+    def remove(self, llama: Any) -> None:
+        """Observe it once less."""
+        _, num = self._watched.pop(id(llama), (llama, 1))
+        if num > 1:
+            self._watched[id(llama)] = (llama, num - 1)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is observed any more."""
+        return not self.watches_all and not self._watched
+
+    def take(self, llama: Any) -> Recorder | None:
+        """Return a recorder for a run."""
+        recorder = self.recorders.take(lambda rank: (_describe(llama, rank), HostTimer()))
+        if recorder is None:
+            self.patches.unsupported("more threads generating at once; some go unrecorded")
+        return recorder
+
+    def close(self) -> None:
+        """Put everything back, and close the rings."""
+        self.patches.restore()
+        self.recorders.close()
+
+    def _open_probe(self, info: EngineInfo, rank: int, timer: StepTimer) -> Probe:
+        probe = Probe.open(info, rank=rank, timer=timer)
+        self.patches.probes.append(probe)
+        return probe
+
+    # --- what is wrapped ----------------------------------------------------------------------
+
+    def _complete(self, original: Function) -> Function:
+        on = self._on
+
+        @functools.wraps(original)
+        def create_completion(llama: Any, *args: Any, **kwargs: Any) -> Any:
+            # Its answer may be a generator that begins to run much later: this is what it asked
+            # for last, and a wrong guess makes a `length` a `stop` at worst.
+            wanted = kwargs.get("max_tokens", args[2] if len(args) > 2 else _DEFAULT_TOKENS)
+            on.max_tokens = wanted if isinstance(wanted, int) else 0
+            return original(llama, *args, **kwargs)
+
+        return create_completion
+
+    def _generate(self, original: Function) -> Function:
+        on, run = self._on, self.patches.run
+
+        @functools.wraps(original)
+        def generate(llama: Any, *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
+            inner = original(llama, *args, **kwargs)
+            begun = run(self._begin, llama)
+            if begun is None:
+                yield from inner
+                return
+            error: BaseException | None = None
+            try:
+                sent = None
+                while True:
+                    on.run = begun
+                    try:
+                        token = inner.send(sent)
+                    except StopIteration:
+                        return
+                    finally:
+                        on.run = None
+                    run(begun.yields)
+                    sent = yield token
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                inner.close()
+                run(self._end, begun, error)
+
+        return generate
+
+    def _eval(self, original: Function) -> Function:
+        on, run = self._on, self.patches.run
+
+        @functools.wraps(original)
+        def evaluate(llama: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = on.run
+            if begun is None:
+                return original(llama, tokens, *args, **kwargs)
+            run(_eval_begins, begun, llama, tokens)
+            result = original(llama, tokens, *args, **kwargs)
+            run(begun.eval_ends)
+            return result
+
+        return evaluate
+
+    def _begin(self, llama: Any) -> Run | None:
+        if not self.watches_all and id(llama) not in self._watched:
+            return None
+        recorder = self.take(llama)
+        if recorder is None:
+            return None
+        wanted, self._on.max_tokens = self._on.max_tokens, 0
+        return Run(recorder, time.monotonic_ns(), wanted)
+
+    def _end(self, run: Run, error: BaseException | None) -> None:
+        try:
+            run.ends(error)
+        finally:
+            self.recorders.give_back(run.recorder)
+
+
+_DEFAULT_TOKENS = 16
+"""Of `create_completion`."""
+
+
+class Watch:
+    """An observation, until it is closed."""
+
+    def __init__(self, session: Session, llama: Any) -> None:
+        self._session: Session | None = session
+        self._llama = llama
+        first = session.recorders.first
+        self.path: Path | None = None if first is None else first.probe.path
+        """The ring, None where nothing is recorded."""
+
+    def close(self) -> None:
+        """Observe it no more; the last one to close puts everything back. Idempotent."""
+        global _session
+        with _lock:
+            session, self._session = self._session, None
+            if session is None:
+                return
+            session.remove(self._llama)
+            if session.is_idle:
+                session.close()
+                _session = None
+
+
+_session: Session | None = None
+
+
+def watch(subject: Any) -> Watch:
+    """Observe a `llama_cpp.Llama`."""
+    with _lock:
+        session = _begun()
+        session.add(subject)
+        session.patches.run(session.install, type(subject))
+        if session.recorders.first is None:
+            recorder = session.patches.run(session.take, subject)
+            if recorder is not None:
+                session.recorders.give_back(recorder)
+        return Watch(session, subject)
+
+
+def observe_module(module: ModuleType) -> None:
+    """Observe every `Llama`; called when `llama_cpp.llama` has been imported."""
+    with _lock:
+        session = _begun()
+        session.watches_all = True
+        session.patches.run(session.install, getattr(module, "Llama", None))
+
+
+def _begun() -> Session:
+    global _session
+    if _session is None:
+        _session = Session()
+    return _session
+
+
+def _eval_begins(run: Run, llama: Any, tokens: Any) -> None:
+    run.eval_begins(int(llama.n_tokens), len(tokens))
+
+
+def _describe(llama: Any, rank: int) -> EngineInfo:
+    """Say what is known without a doubt; the shape of a quantised file is not."""
+    path = str(getattr(llama, "model_path", ""))
+    version = getattr(sys.modules.get("llama_cpp"), "__version__", "")
+    return EngineInfo(
+        0,
+        "llama-cpp-python",
+        version=str(version),
+        model=path,
+        served_name=Path(path).stem,
+        device="cpu",
+        ranks=(0, 0, rank, 0),
+        max_running=1,
+        token_budget=int(getattr(llama, "n_batch", 0)),
+    )

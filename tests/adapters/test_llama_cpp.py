@@ -1,0 +1,154 @@
+"""The hooks of llama-cpp-python, on a stand-in: a class of its `Llama`'s shape, not the package.
+
+What the stand-in does follows the package's published source: the prefix that the cache keeps, the
+batches of `eval`, the generator that is sent nothing, drafts and their verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import inferscope
+from inferscope.adapters import llama_cpp
+from inferscope.records import StepSlices
+from tests.adapters.exported import Exported
+from tests.probe.fakes import of
+
+EOS = 0
+
+
+class Llama:
+    """Chooses the next token by adding one; drafts by the same rule, wrong now and then."""
+
+    def __init__(self, drafts: Callable[[int], list[int]] | None = None) -> None:
+        self.model_path = "/models/stand-in.gguf"
+        self.n_batch = 8
+        self.n_tokens = 0
+        self.input_ids = [0] * 512
+        self._drafts = drafts
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        for at in range(0, len(tokens), self.n_batch):
+            batch = tokens[at : at + self.n_batch]
+            self.input_ids[self.n_tokens : self.n_tokens + len(batch)] = batch
+            self.n_tokens += len(batch)
+
+    def generate(
+        self, tokens: Sequence[int], reset: bool = True
+    ) -> Generator[int, Sequence[int] | None, None]:
+        tokens = list(tokens)
+        if reset:
+            kept = 0
+            while kept < min(self.n_tokens, len(tokens) - 1) and (
+                self.input_ids[kept] == tokens[kept]
+            ):
+                kept += 1
+            self.n_tokens, tokens = kept, tokens[kept:]
+        at = self.n_tokens + len(tokens) - 1
+        while True:
+            self.eval(tokens)
+            while at < self.n_tokens:
+                token = (self.input_ids[at] + 1) % 100
+                at += 1
+                yield token
+                tokens = [token]
+                if at < self.n_tokens and token != self.input_ids[at]:
+                    self.n_tokens = at
+                    break
+            if self._drafts is not None:
+                tokens += self._drafts(token)
+
+    def create_completion(
+        self, prompt: list[int], suffix: None = None, max_tokens: int = 16
+    ) -> Any:
+        out = []
+        for token in self.generate(prompt):
+            out.append(token)
+            if token == EOS or len(out) >= max_tokens:
+                break
+        return out
+
+
+Llama.__module__ = "llama_cpp.llama"
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "here")
+    before = dict(vars(Llama))
+    yield
+    assert llama_cpp._session is None
+    assert dict(vars(Llama)) == before
+
+
+def test_completions_stay_and_every_token_is_told(tmp_path: Path) -> None:
+    prompts = [[*range(10, 30)], [*range(10, 30), 31, 32], [*range(60, 95)], [98]]
+
+    def go(llama: Llama) -> list[Any]:
+        return [llama.create_completion(prompt, max_tokens=9) for prompt in prompts]
+
+    expected = go(Llama())
+    llama = Llama()
+    with inferscope.observe(llama):
+        assert go(llama) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    rows = list(told.requests.values())
+    assert [row["prompt_tokens"] for row in rows] == [20, 22, 35, 1]
+    assert [row["cached_tokens"] for row in rows] == [0, 20, 0, 0]
+    assert [row["output_tokens"] for row in rows] == [9, 9, 6, 2]
+    assert [row["finish"] for row in rows] == ["length", "length", "stop", "stop"]
+    assert all(told.surplus(name) == 0 for name in told.requests)
+
+
+def test_drafts_are_verified_in_the_step_of_the_token_before(tmp_path: Path) -> None:
+    def drafts(token: int) -> list[int]:
+        return [token + 1, token + 2, 7]  # two right, one wrong
+
+    expected = Llama().create_completion([1, 2, 3], max_tokens=13)
+    llama = Llama(drafts)
+    with inferscope.observe(llama) as seen:
+        assert llama.create_completion([1, 2, 3], max_tokens=13) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    ((name, counts),) = told.tokens.items()
+    judged = [each for each in of(StepSlices, seen.path) if each.proposed]
+    accepted = sum(sum(each.accepted[::2]) for each in judged)
+    assert counts["verify"] == 3 * len(judged) > 0
+    assert accepted == 2 * len(judged)
+    assert told.surplus(name) == -accepted
+
+
+def test_a_run_left_early_is_over_and_another_llama_is_not_seen(tmp_path: Path) -> None:
+    llama, other = Llama(), Llama()
+    with inferscope.observe(llama):
+        run = llama.generate([1, 2, 3])
+        assert [next(run), next(run)] == [4, 5]
+        other.create_completion([5, 6])
+        run.close()
+    told = Exported(tmp_path)
+    (row,) = told.requests.values()
+    assert (row["output_tokens"], row["finish"]) == (2, "stop")
+
+
+@pytest.mark.parametrize("hook", ["eval_begins", "eval_ends", "yields", "ends", "_judge"])
+def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
+    hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_args: object) -> None:
+        raise ZeroDivisionError("a hook's own fault")
+
+    expected = Llama().create_completion([1, 2, 3])
+    monkeypatch.setattr(llama_cpp.Run, hook, fails)
+    llama = Llama()
+    with inferscope.observe(llama):
+        assert llama.create_completion([1, 2, 3]) == expected
+        assert llama.create_completion([1, 2, 3]) == expected
+    said = [record for record in caplog.records if record.name == "inferscope"]
+    assert len(said) == 1
