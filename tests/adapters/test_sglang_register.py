@@ -66,7 +66,13 @@ def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
         assert placed == "None"
         assert not said
         assert loaded == str(
-            ["inferscope", "inferscope.adapters", "inferscope.adapters.sglang", "inferscope.errors"]
+            [
+                "inferscope",
+                "inferscope.adapters",
+                "inferscope.adapters.sglang",
+                "inferscope.errors",
+                "inferscope.observing",
+            ]
         )
 
 

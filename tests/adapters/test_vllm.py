@@ -269,7 +269,13 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         env={"INFERSCOPE": is_on, "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
     )
     names = told.stdout.split()
-    quiet = ["inferscope", "inferscope.adapters", "inferscope.adapters.vllm", "inferscope.errors"]
+    quiet = [
+        "inferscope",
+        "inferscope.adapters",
+        "inferscope.adapters.vllm",
+        "inferscope.errors",
+        "inferscope.observing",
+    ]
     if is_on == "0":
         assert names == quiet
         assert told.stderr == ""

@@ -138,14 +138,19 @@ def test_stop_tokens_and_min_tokens(server: Server) -> None:
 
 
 def test_usage_counts_cached_tokens_and_runs_along(server: Server) -> None:
-    body = {"prompt": list(range(100, 180)), "max_tokens": 5, "temperature": 0}
+    body = {
+        "prompt": list(range(100, 180)),
+        "max_tokens": 200,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     server.post("/v1/completions", body)
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = server.events("/v1/completions", {**body, "stream_options": options})
     assert events.pop() == "[DONE]"
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
-    assert counts[0] < counts[-1] == 5
+    assert counts[0] < counts[-1] == 200
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
     plain = server.events("/v1/completions", body)

@@ -61,7 +61,9 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
         streams[name] = stream
         next(stream.events())
     os.kill(servers[0], signal.SIGKILL)
-    lost = {name for name, stream in streams.items() if stream.is_cut_off(30)}
+    lost = {
+        name for name, stream in streams.items() if stream.is_cut_off(300)
+    }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 10
     while pair.said().count("\n") < 2 and time.monotonic() < deadline_s:
