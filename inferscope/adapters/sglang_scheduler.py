@@ -137,11 +137,11 @@ class SchedulerWatch:
         """Take in what a batch holds, before it runs."""
         self._forward = self._rows = None
         mode, step = batch.forward_mode.name, scheduler.forward_ct + 1
-        if self._is_core:
-            self._tell_plan(scheduler, batch, step)  # here a probe follows its switch
         if not has_forward(mode):
             self._parts(batch)
             return
+        if self._is_core:
+            self._tell_plan(scheduler, batch, step)  # here a probe follows its switch
         is_speculative = self._is_speculative(batch)
         if mode == "DECODE" and not is_speculative:
             if self.probe.on:

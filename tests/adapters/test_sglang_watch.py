@@ -196,7 +196,9 @@ def test_a_batch_of_nobody_is_a_dummy_and_a_prebuilt_one_no_step(
         # SGLang does not call the model for it.
         scheduler.model_worker = _NoModel()  # type: ignore[assignment]
     scheduler.run_batch(Batch([], mode))
-    assert [span.dummy for span in of(StepSpan, path_of(probe))] == spans
+    path = path_of(probe)
+    assert [span.dummy for span in of(StepSpan, path)] == spans
+    assert len(of(StepPlan, path)) == len(spans)
 
 
 class _NoModel:
