@@ -33,7 +33,7 @@ class Row:
     Attributes:
         num_pads: positions before its first token.
         num_prompt: its tokens before the first generated one.
-        seen: tokens that were ever computed.
+        seen: tokens that were ever computed, as far as they may be computed again.
     """
 
     __slots__ = ("index", "is_done", "num_pads", "num_prompt", "seen")
@@ -123,6 +123,8 @@ class MainLoop(Loop):
         self._batch, self._length = ids.shape[0], ids.shape[1]
         cached = _cached_tokens(settings)
         width, pads = _prompt_width(ids, settings, cached)
+        self._width = width
+        """Positions of the prompt."""
         self._offset = width - self._length
         """Positions before the first id: a cache's, or embeddings given instead of ids."""
         self._has_cache = settings.get("use_cache", True)
@@ -154,16 +156,10 @@ class MainLoop(Loop):
         self._num_proposed = max(0, ids.shape[1] - self._length) if self.is_assisted else 0
         stretches = Stretches()
         active = self._active
-        if width == 1 and not self._num_proposed and start >= self._offset + self._length - 1:
-            contexts = [start - row.num_pads for row in active]
-            if all(row.seen >= row.num_prompt for row in active):
-                stretches.add_decodes(self._indices, contexts)
-            else:
-                self._add(stretches, start, end, known)
+        if width == 1 and not self._num_proposed and start >= self._width:
+            stretches.add_decodes(self._indices, [start - row.num_pads for row in active])
         else:
             self._add(stretches, start, end, known)
-        for row in active:
-            row.seen = max(row.seen, min(end, known) - row.num_pads)
         computed = self._batch * width
         self._padded_tokens = computed if computed > stretches.num_tokens else 0
         self._stretches = stretches
@@ -188,6 +184,7 @@ class MainLoop(Loop):
                     seen=row.seen,
                     num_known=known - row.num_pads if self._num_proposed else None,
                 )
+                row.seen = max(row.seen, min(end, known) - row.num_pads)
 
     def forward_ends(self) -> None:
         """The step ends; whose it was is told at once, unless proposals are still judged."""
