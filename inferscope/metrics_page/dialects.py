@@ -109,7 +109,8 @@ _TGI = Dialect(
     _names("tgi_", running="batch_current_size", waiting="queue_size"),
     _names(
         "tgi_",
-        finished="request_success",
+        # It writes the name bare; Prometheus' library puts what it thinks is missing behind it.
+        finished=("request_success_total", "request_success"),
         prompt_tokens="request_input_length_sum",
         generated_tokens="request_generated_tokens_sum",
     ),

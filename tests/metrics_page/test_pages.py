@@ -183,6 +183,12 @@ def test_quantiles_lie_in_the_bucket_of_the_observation_they_stand_for(
     assert found.mean_s == pytest.approx(sum(observed_s) / len(observed_s))
 
 
+def test_a_counter_without_its_suffix_is_found_all_the_same() -> None:
+    with serving("# TYPE tgi_request_success counter\ntgi_request_success 4\n") as server:
+        found = fetch(page_url(server.url))
+    assert read(found, dialect_of(found)).counters["finished"] == 4
+
+
 def test_a_histogram_of_nothing_has_no_quantiles() -> None:
     histogram = Histogram((1.0, math.inf), (3.0, 5.0), 4.0)
     assert quantiles(between(histogram, histogram)) is None
