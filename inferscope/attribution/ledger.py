@@ -238,8 +238,7 @@ class Ledger:
             members = self._gather(slots, start_ns)
         is_whole = members is slots and self._num_running == len(slots)
         if not self._open:
-            self.device.take_back_idle(start_ns)
-            self.pass_idle(start_ns)
+            self.device.begin_step(start_ns, is_work_there=self._num_in_flight > 0)
         step = OpenStep(
             members,
             delay,

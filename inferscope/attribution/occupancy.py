@@ -44,6 +44,19 @@ class Occupancy:
             self.idle_no_work_ns += spent_ns
         self.mark_ns = until_ns
 
+    def begin_step(self, start_ns: int, *, is_work_there: bool) -> None:
+        """Explain the time up to the start of a step, or take back what was said of it as idle."""
+        if self.mark_ns is None or start_ns >= self.mark_ns:
+            self.pass_idle(start_ns, is_work_there=is_work_there)
+            return
+        start_ns = max(start_ns, self._idle_from_ns)
+        if start_ns < self.mark_ns:
+            excess_ns = self.mark_ns - start_ns
+            of_gap_ns = min(excess_ns, self.idle_host_gap_ns)
+            self.idle_host_gap_ns -= of_gap_ns
+            self.idle_no_work_ns -= excess_ns - of_gap_ns
+            self.mark_ns = start_ns
+
     def pass_busy(self, until_ns: int) -> None:
         """Explain the time up to the end of a step: since the mark it has been busy."""
         since_ns = self.mark_ns
@@ -51,19 +64,6 @@ class Occupancy:
             self.busy_ns += until_ns - since_ns
             self._past.append((since_ns, until_ns))
             self.mark_ns = self._idle_from_ns = until_ns
-
-    def take_back_idle(self, start_ns: int) -> None:
-        """Correct idle time that a step, announced late, turns out to have been busy."""
-        if self.mark_ns is None or start_ns >= self.mark_ns:
-            return
-        start_ns = max(start_ns, self._idle_from_ns)
-        if start_ns >= self.mark_ns:
-            return
-        excess_ns = self.mark_ns - start_ns
-        of_gap_ns = min(excess_ns, self.idle_host_gap_ns)
-        self.idle_host_gap_ns -= of_gap_ns
-        self.idle_no_work_ns -= excess_ns - of_gap_ns
-        self.mark_ns = start_ns
 
     def busy_until(self, at_ns: int, *, open_until_ns: int | None) -> int:
         """Return how long the device had been busy by then, which may lie a little back.

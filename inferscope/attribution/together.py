@@ -45,12 +45,14 @@ class Together:
 
     __slots__ = (
         "_cold_ns",
+        "_column",
         "_excess_ns",
         "_gap_ns",
         "_in_steps_ns",
         "_interference_ns",
         "_is_written",
         "_marks_ns",
+        "_next_column",
         "_output_ns",
         "_own_ns",
         "_own_slots",
@@ -76,6 +78,7 @@ class Together:
         self.team: Ints | None = team
         self.mark_ns = mark_ns
         self._rows = rows
+        self._column, self._next_column = rows[:, _DECODE], rows[:, _DECODE + 1]
         self._marks_ns = marks_ns
         self._is_written = False
         self._own_ns: Ints | None = None
@@ -202,10 +205,6 @@ class Together:
     def _tell_own(self) -> None:
         """Write the members' own parts into their rows."""
         if self._own_ns is not None:
-            cells = self._rows.reshape(-1)
-            own = self._own_slots * len(CAUSES)
-            own += _DECODE
-            cells[own] += self._own_ns
-            own += 1
-            cells[own] -= self._own_ns
+            self._column[self._own_slots] += self._own_ns
+            self._next_column[self._own_slots] -= self._own_ns
             self._own_ns = None

@@ -49,7 +49,7 @@ class Emissions:
         table.ledger.emitted(slots, at_ns)
         tokens = table.tokens
         if not self.num_front_ends and counts is None:
-            self._together(slots, tokens.gather(slots, is_in_engine=True), at_ns)
+            self._together(slots, at_ns, is_in_engine=True)
             return
         if slots is not self._last_slots:
             self._last_slots = slots
@@ -76,7 +76,7 @@ class Emissions:
             return
         tokens = self._table.tokens
         if counts is None:
-            self._together(slots, tokens.gather(slots, is_in_engine=False), at_ns)
+            self._together(slots, at_ns, is_in_engine=False)
             return
         before_ns = tokens.edge_ns[slots]
         firsts = slots[before_ns == 0].tolist()
@@ -84,10 +84,15 @@ class Emissions:
         tokens.emit_several(slots, counts.tolist(), at_ns)
         self._first_tokens(firsts, at_ns)
 
-    def _together(self, slots: Ints, joining: list[int], at_ns: int) -> None:
+    def _together(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
         """Take an emission of a team; who has not just joined it has waited as long as all."""
         tokens = self._table.tokens
         tbt = self._windows.at(at_ns).durations["tbt"]
+        last_ns = tokens.emit_again(slots, at_ns, is_in_engine=is_in_engine)
+        if last_ns is not None:
+            tbt.add(at_ns - last_ns, len(slots))
+            return
+        joining = tokens.gather(slots, is_in_engine=is_in_engine)
         num_there = len(slots) - len(joining)
         if num_there:
             tbt.add(at_ns - tokens.last_ns, num_there)
@@ -98,7 +103,7 @@ class Emissions:
                 tbt.add(at_ns - edge_ns, 1)
             else:
                 firsts.append(slot)
-            if not (engine_ns or self.num_front_ends):
+            if is_in_engine and not engine_ns:
                 self._keep_ttft_row(slot)
         tokens.emit(at_ns)
         if firsts:

@@ -18,7 +18,7 @@ from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
-from inferscope.collector.windows import Windows
+from inferscope.collector.windows import Bucket, Windows
 from inferscope.records import CAUSES, FINISHES, RequestEvent
 
 Ints = NDArray[np.int64]
@@ -76,11 +76,12 @@ class Lives:
             end_ns=run.end_ns,
             is_cold=run.is_cold,
         )
-        self._count_idle(start_ns)
+        bucket = self._count_idle(start_ns)
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
         self._host_gap_before_ns += gap_ns
         if gap_ns > 0:
-            self.windows.at(start_ns).durations["host_gap"].add(gap_ns, 1)
+            bucket = bucket or self.windows.at(start_ns)
+            bucket.durations["host_gap"].add(gap_ns, 1)
 
     def waited_for_rank(self, slots: Ints, wait_ns: int) -> None:
         """Move, at the end of a step, what it took beyond its fastest rank to its own cause."""
@@ -95,15 +96,18 @@ class Lives:
         self.table.ledger.pass_idle(at_ns)
         self._count_idle(at_ns)
 
-    def _count_idle(self, at_ns: int) -> None:
+    def _count_idle(self, at_ns: int) -> Bucket | None:
+        """Return the bucket that it went into, None if there was none."""
         device = self.table.ledger.device
         host_gap_ns, no_work_ns = self._idle_before
         gap_ns, rest_ns = device.idle_host_gap_ns, device.idle_no_work_ns
-        if gap_ns != host_gap_ns or rest_ns != no_work_ns:
-            self._idle_before = (gap_ns, rest_ns)
-            amounts = self.windows.at(at_ns).amounts
-            amounts["idle_host_gap_ns"] += gap_ns - host_gap_ns
-            amounts["idle_no_work_ns"] += rest_ns - no_work_ns
+        if gap_ns == host_gap_ns and rest_ns == no_work_ns:
+            return None
+        self._idle_before = (gap_ns, rest_ns)
+        bucket = self.windows.at(at_ns)
+        bucket.amounts["idle_host_gap_ns"] += gap_ns - host_gap_ns
+        bucket.amounts["idle_no_work_ns"] += rest_ns - no_work_ns
+        return bucket
 
     # --- transitions --------------------------------------------------------------------------
 

@@ -67,8 +67,8 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
 
     span: StepSpan
     """The first rank's record, for mode and padding."""
-    digests: set[int]
-    """Of the slices, as the ranks know them."""
+    digest: int
+    """Of the slices, as the ranks know them; 0 if none does, negative if they differ."""
     ranks: list[RankSpan]
     start_ns: int
     """On the earliest rank."""
@@ -86,8 +86,8 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     """On all of them."""
 
     def is_of(self, digest: int) -> bool:
-        """Tell whether these slices are what the ranks executed; 0 says that one cannot know."""
-        return self.digests <= {0, digest}
+        """Tell whether these slices may be what the ranks executed."""
+        return self.digest in (0, digest)
 
 
 class SplitStep(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +136,7 @@ def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
         took_ns = rank.measured_ns
         return Execution(
             span,
-            {span.digest},
+            span.digest,
             [rank],
             rank.start_ns,
             rank.end_ns,
@@ -148,9 +148,10 @@ def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
         )
     told.sort(key=lambda of_rank: (of_rank[0].rank, of_rank[0].ring))
     ranks, spans = [rank for rank, _ in told], [span for _, span in told]
+    known = {span.digest for span in spans} - {0}
     return Execution(
         span=spans[0],
-        digests={span.digest for span in spans},
+        digest=known.pop() if len(known) == 1 else -len(known),
         ranks=ranks,
         start_ns=min(rank.start_ns for rank in ranks),
         end_ns=max(rank.end_ns for rank in ranks),
