@@ -31,6 +31,7 @@ from inferscope.engine.request import (
     Request,
     Sampling,
     Submission,
+    check_prompt,
 )
 from inferscope.engine.runner import (
     Runner,
@@ -58,7 +59,13 @@ Deliver: TypeAlias = Callable[[list[Output]], None]
 
 
 class _Rejection(msgspec.Struct, frozen=True, gc=False):
-    submission: Submission
+    """A submission that was refused, without its prompt, which may be as large as one likes."""
+
+    request_id: str
+    num_prompt: int
+    external_id: str | None
+    parent: str
+    arrived_ns: int
 
 
 class _Cancellation(msgspec.Struct, frozen=True, gc=False):
@@ -142,30 +149,33 @@ class Engine:
         arrived_ns = time.monotonic_ns()
         if request_id is None:
             request_id = f"request-{next(self._ids)}"
-        submission = Submission(
-            request_id=request_id,
-            prompt=list(prompt),
-            sampling=sampling or Sampling(),
-            external_id=external_id,
-            parent=parent,
-            arrived_ns=arrived_ns,
-        )
         with self._wake:
             if self._failure is not None or self._is_closing:
                 raise InferScopeError(f"the engine is stopped ({self._failure or 'closed'}).")
             if request_id in self._live_ids:
                 # Not recorded as rejected: the records would take it for the one that is running.
                 raise BadRequest(f"request id {request_id!r} is in use. Choose another.")
-            refusal = self._refusal(submission)
-            if refusal is None:
-                self._num_submitted += 1
-                self._live_ids.add(request_id)
-                self._inbox.append(submission)
-            else:
-                self._inbox.append(_Rejection(submission))
             self._wake.notify()
-        if refusal is not None:
-            raise refusal
+            try:
+                self._check(prompt)
+            except InferScopeError:
+                # Not by a name: an error that its own frame holds stays until a collection.
+                self._inbox.append(
+                    _Rejection(request_id, len(prompt), external_id, parent, arrived_ns)
+                )
+                raise
+            self._num_submitted += 1
+            self._live_ids.add(request_id)
+            self._inbox.append(
+                Submission(
+                    request_id=request_id,
+                    prompt=list(prompt),
+                    sampling=sampling or Sampling(),
+                    external_id=external_id,
+                    parent=parent,
+                    arrived_ns=arrived_ns,
+                )
+            )
         return request_id
 
     def cancel(self, request_id: str, reason: Finish = "client_cancel") -> None:
@@ -232,26 +242,13 @@ class Engine:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _refusal(self, submission: Submission) -> InferScopeError | None:
-        prompt, vocab = submission.prompt, self.model.config.vocab
-        if not prompt:
-            return BadRequest("the prompt is empty. Give at least one token.")
-        if len(prompt) >= self.max_model_tokens:
-            return BadRequest(
-                f"the prompt has {len(prompt)} tokens, and prompt and output together may have "
-                f"{self.max_model_tokens}. Shorten it, or raise max_model_tokens or num_blocks."
-            )
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            return BadRequest(
-                f"the prompt holds the token ids {min(prompt)} to {max(prompt)}; this model has "
-                f"0 to {vocab - 1}. Encode it with this model's tokenizer."
-            )
+    def _check(self, prompt: Sequence[int]) -> None:
+        check_prompt(prompt, max_model_tokens=self.max_model_tokens, vocab=self.model.config.vocab)
         if self._num_submitted + len(self.scheduler.waiting) >= self.options.max_waiting:
-            return QueueFull(
+            raise QueueFull(
                 f"{self.options.max_waiting} requests are waiting. Try again later, or raise "
                 "max_waiting."
             )
-        return None
 
     def _take_inbox(self) -> list[Output]:
         if not self._inbox:
@@ -264,7 +261,7 @@ class Engine:
             if isinstance(message, Submission):
                 self._enqueue(message)
             elif isinstance(message, _Rejection):
-                self._record_rejection(message.submission)
+                self._record_rejection(message)
             elif message.request_id in self._requests:
                 request = self._requests[message.request_id]
                 self._finish(request, message.reason)
@@ -296,13 +293,13 @@ class Engine:
         self._requests[request.request_id] = request
         self.scheduler.enqueue(request)
 
-    def _record_rejection(self, submission: Submission) -> None:
+    def _record_rejection(self, rejection: _Rejection) -> None:
         index = self.probe.queued(
-            submission.request_id,
-            prompt_tokens=len(submission.prompt),
-            external_id=submission.external_id,
-            parent=submission.parent,
-            at_ns=submission.arrived_ns,
+            rejection.request_id,
+            prompt_tokens=rejection.num_prompt,
+            external_id=rejection.external_id,
+            parent=rejection.parent,
+            at_ns=rejection.arrived_ns,
         )
         self.probe.finished(index, "rejected")
 

@@ -7,6 +7,7 @@ prompt, a chunk of one, a prefix hit, a resumption and a decode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -63,6 +64,26 @@ class Sampling:
         ):
             if not is_fine:
                 raise BadRequest(f"{name} is {getattr(self, name)}. Give {allowed}.")
+
+
+def check_prompt(prompt: Sequence[int], *, max_model_tokens: int, vocab: int) -> None:
+    """Refuse a prompt that this engine can never serve.
+
+    Raises:
+        BadRequest: it is empty, too long, or holds an id outside the vocabulary.
+    """
+    if not prompt:
+        raise BadRequest("the prompt is empty. Give at least one token.")
+    if len(prompt) >= max_model_tokens:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens, and prompt and output together may have "
+            f"{max_model_tokens}. Shorten it, or raise max_model_tokens or num_blocks."
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        raise BadRequest(
+            f"the prompt holds the token ids {min(prompt)} to {max(prompt)}; this model has "
+            f"0 to {vocab - 1}. Encode it with this model's tokenizer."
+        )
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the text's tokens, special tokens recognised, none added."""
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each text's tokens."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the tokens' text without special tokens; broken characters become U+FFFD."""
 
@@ -60,10 +63,14 @@ class FileTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the text's tokens, special tokens recognised, none added."""
-        # As a batch: only that lets other threads run meanwhile, which is a second for a megabyte.
-        (encoded,) = self._inner.encode_batch([text], add_special_tokens=False)
-        ids: list[int] = encoded.ids
+        (ids,) = self.encode_all([text])
         return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each text's tokens."""
+        # As a batch: only that lets other threads run meanwhile, which is a second for a megabyte.
+        batch = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [encoded.ids for encoded in batch]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the tokens' text without special tokens; broken characters become U+FFFD."""
@@ -80,6 +87,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the text's UTF-8 bytes."""
         return list(text.encode())
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each text's UTF-8 bytes."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the bytes as text, ids beyond a byte folded into one."""

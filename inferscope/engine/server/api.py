@@ -98,10 +98,16 @@ class _Process:
         link = self._link = Link(Path(settings.folder), settings.name)
         welcome = await link.connect()
         probe = Probe.open(welcome.info, role="frontend", rank=settings.rank)
-        front = Front(tokenizer, link, probe, Written(probe), self._exchanges)
-        service = Service(
-            front, template, settings.served_name, welcome.max_model_tokens, int(time.time())
+        front = Front(
+            tokenizer,
+            link,
+            probe,
+            Written(probe),
+            self._exchanges,
+            max_model_tokens=welcome.max_model_tokens,
+            vocab=welcome.vocab,
         )
+        service = Service(front, template, settings.served_name, int(time.time()))
         self._server = _Server(
             uvicorn.Config(
                 build_app(service),

@@ -39,14 +39,12 @@ class Service:
         front: its way to the engine.
         template: from a chat to a prompt.
         served_name: of the model.
-        max_model_tokens: of prompt and output together.
         created: when it came up, for the list of models.
     """
 
     front: Front
     template: Template
     served_name: str
-    max_model_tokens: int
     created: int
 
     def check_model(self, name: str | None) -> None:
@@ -146,7 +144,7 @@ class _Generation:
         protocol.check_neutral(body)
         service.check_model(chat.model)
         prompt = service.template(chat.messages, chat.chat_template_kwargs or {})
-        return protocol.chat_ask(chat, prompt, max_model_tokens=service.max_model_tokens)
+        return protocol.chat_ask(chat, prompt, max_model_tokens=service.front.max_model_tokens)
 
 
 class _Plain:
@@ -166,7 +164,7 @@ class _Plain:
                         "object": "model",
                         "created": service.created,
                         "owned_by": "inferscope",
-                        "max_model_len": service.max_model_tokens,
+                        "max_model_len": service.front.max_model_tokens,
                     }
                 ],
             }
@@ -193,7 +191,11 @@ class _Plain:
             raise bad_field("prompt", "there is neither prompt nor messages. Give one of them.")
         tokens = await asyncio.to_thread(service.front.tokenizer.encode, text)
         return _json(
-            {"count": len(tokens), "max_model_len": service.max_model_tokens, "tokens": tokens}
+            {
+                "count": len(tokens),
+                "max_model_len": service.front.max_model_tokens,
+                "tokens": tokens,
+            }
         )
 
     async def detokenize(self, request: Request) -> Response:

@@ -74,7 +74,7 @@ class Core:
     def __init__(self, engine: Engine, info: EngineInfo, folder: Path) -> None:
         """Listen in a folder; the engine has not been started."""
         self._engine = engine
-        self._welcome = encode(Welcome(info, engine.max_model_tokens))
+        self._welcome = encode(Welcome(info, engine.max_model_tokens, engine.model.config.vocab))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.linger = LINGER_MS

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from inferscope.engine.conversation import Conversation, Delivery
-from inferscope.engine.request import Finish, Sampling
-from inferscope.engine.server.errors import ended_early, refusal
+from inferscope.engine.request import BadRequest, Finish, Sampling, check_prompt
+from inferscope.engine.server.errors import ApiError, ended_early, refusal
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.wire import Refused
@@ -23,17 +23,26 @@ from inferscope.probe import Probe
 
 _LONG_PROMPT_CHARS = 20_000
 """From here on tokenising takes milliseconds, which other clients would wait."""
+_MOST_TOKEN_CHARS = 256
+"""No known vocabulary has a longer token: a text of more for each token that fits is too long."""
 
 
 @dataclass(frozen=True)
 class Front:
-    """What all exchanges of an API server share."""
+    """What all exchanges of an API server share.
+
+    Attributes:
+        max_model_tokens: of prompt and output together.
+        vocab: token ids are below it.
+    """
 
     tokenizer: Tokenizer
     link: Link
     probe: Probe
     written: Written
     exchanges: set[Exchange]
+    max_model_tokens: int
+    vocab: int
 
 
 @dataclass(frozen=True)
@@ -150,8 +159,14 @@ class Exchange:
         front.exchanges.add(self)
 
     async def submit(self, ask: Ask) -> None:
-        """Tokenise and hand in all prompts."""
-        prompts = [await self._tokens(prompt) for prompt in ask.prompts]
+        """Check, tokenise and hand in all prompts.
+
+        Raises:
+            ApiError: a prompt can never be served.
+        """
+        prompts = await self._tokens(ask.prompts)
+        for prompt in prompts:
+            self._check(prompt)
         for choice in self.choices:
             prompt = prompts[choice.number // ask.num_each]
             choice.num_prompt = len(prompt)
@@ -218,12 +233,34 @@ class Exchange:
             probe.last_byte(choice.talk.index)
         self._front.exchanges.discard(self)
 
-    async def _tokens(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
-        if len(prompt) < _LONG_PROMPT_CHARS:
-            return self._front.tokenizer.encode(prompt)
-        return await asyncio.to_thread(self._front.tokenizer.encode, prompt)
+    async def _tokens(self, prompts: list[str | list[int]]) -> list[list[int]]:
+        """Return prompts as tokens; a request's are all texts, or all tokens."""
+        most_chars = self._front.max_model_tokens * _MOST_TOKEN_CHARS
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            if len(text) > most_chars:
+                raise _bad_prompt(
+                    f"the prompt has {len(text)} characters, which is more than the "
+                    f"{self._front.max_model_tokens} tokens that prompt and output together may "
+                    "have. Shorten it."
+                )
+        if not texts:
+            return [prompt for prompt in prompts if isinstance(prompt, list)]
+        if sum(map(len, texts)) < _LONG_PROMPT_CHARS:
+            return self._front.tokenizer.encode_all(texts)
+        return await asyncio.to_thread(self._front.tokenizer.encode_all, texts)
+
+    def _check(self, prompt: list[int]) -> None:
+        """Refuse here what the engine would refuse, before it is sent there `n` times."""
+        front = self._front
+        try:
+            check_prompt(prompt, max_model_tokens=front.max_model_tokens, vocab=front.vocab)
+        except BadRequest as error:
+            raise _bad_prompt(str(error)) from None
+
+
+def _bad_prompt(message: str) -> ApiError:
+    return ApiError(400, message, param="prompt", code="invalid_prompt")
 
 
 def _of_number(ask: Ask, number: int) -> Sampling:

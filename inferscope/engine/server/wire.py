@@ -56,6 +56,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
     info: EngineInfo
     max_model_tokens: int
+    vocab: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=4, array_like=True):

@@ -1,0 +1,71 @@
+"""What a client can make the server hold, or wait for."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inferscope.engine import BadRequest, Engine
+from tests.engine.server.running import Server, in_background
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) << 12
+
+
+def test_a_prompt_that_cannot_be_served_never_reaches_the_engine(server: Server) -> None:
+    core, _ = server.children()
+    before = resident_bytes(core)
+    body = b'{"n": 40, "prompt": [' + b"1," * 1_000_000 + b"1]}"
+    status, answer, _ = server.post("/v1/completions", body)
+    assert status == 400
+    assert answer["error"]["param"] == "prompt"
+    assert "1000001 tokens" in answer["error"]["message"]
+    server.wait_until_idle()
+    assert resident_bytes(core) - before < 50 << 20
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server: Server) -> None:
+    began_s = time.monotonic()
+    status, answer, _ = server.post("/v1/completions", {"prompt": "a b c " * 1_000_000})
+    assert status == 400
+    assert "6000000 characters" in answer["error"]["message"]
+    assert time.monotonic() - began_s < 1  # tokenising takes several
+
+
+class Tokens(list[int]):
+    """Tokens that can be watched."""
+
+
+def test_a_refused_prompt_is_kept_nowhere(tiny_engine: Callable[..., Engine]) -> None:
+    engine = tiny_engine()
+    prompt = Tokens([1] * 100_000)
+    kept = weakref.ref(prompt)
+    gc.disable()
+    try:
+        with pytest.raises(BadRequest):
+            engine.submit(prompt)
+        del prompt
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert engine.has_work  # to record it
+
+
+def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) -> None:
+    texts = ["x = 1; y = x + 2\n" * 1100] * 24
+    thread, results = in_background(server.post, "/v1/completions", {"prompt": texts})
+    waits_s = []
+    while thread.is_alive():
+        began_s = time.monotonic()
+        server.ask("GET", "/version")
+        waits_s.append(time.monotonic() - began_s)
+    thread.join()
+    assert results[0][0] == 400  # each is too long
+    assert len(waits_s) > 5
+    assert max(waits_s) < sum(waits_s) / 2
