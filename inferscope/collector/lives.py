@@ -24,6 +24,8 @@ from inferscope.records import CAUSES, FINISHES, RequestEvent
 Ints = NDArray[np.int64]
 
 KEPT_FINISHED = 200
+_NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
+"""What a front end says of a request that the engine finished and the client did not get."""
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
@@ -175,6 +177,8 @@ class Lives:
     def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """The engine is through with it; where a front end is seen, that has the last word."""
         if request.finished_ns is not None:
+            if by.is_front_end and event.reason in _NOT_TAKEN:
+                request.finish = event.reason
             return
         self._end(request, event.at_ns, event.reason if event.reason in FINISHES else "error")
         if not self.table.has_front_end[request.slot]:

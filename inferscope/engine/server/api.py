@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from inferscope.engine.names import load_tokenizer
 from inferscope.engine.request import Finish
 from inferscope.engine.server.app import Service, build_app
 from inferscope.engine.server.chat import load_template
+from inferscope.engine.server.connection import limited
 from inferscope.engine.server.exchange import Exchange, Front
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.parent import CORE_GONE, Failed, Ready, listen_to_parent, say
@@ -33,7 +33,6 @@ _ACCEPT_AT_ONCE = 8
 """Connections that one API server takes in a row: of a burst, the others shall have theirs."""
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 65
-_LOOK_S = 0.25
 
 
 class ApiSettings(msgspec.Struct, frozen=True):
@@ -44,7 +43,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
         rank: its number among those running.
         handle: the listening socket.
         drain_s: how long requests may go on after the word to stop.
-        client_timeout_s: how long a client may leave its stream unread.
+        client_timeout_s: how long a client may leave its answer unread, or its request unsaid.
     """
 
     name: str
@@ -55,15 +54,6 @@ class ApiSettings(msgspec.Struct, frozen=True):
     served_name: str
     drain_s: float
     client_timeout_s: float
-
-
-class _Connection(HttpToolsProtocol):
-    """A connection whose buffer holds no more than the piece that did not fit."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
-        self.app_state = {**self.app_state, "abort": transport.abort}
 
 
 class _Server(uvicorn.Server):
@@ -111,11 +101,12 @@ class _Process:
         self._server = _Server(
             uvicorn.Config(
                 build_app(service),
-                http=_Connection,
+                http=limited(settings.client_timeout_s),
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # it warns of every client that speaks no HTTP
                 access_log=False,
                 server_header=False,
                 backlog=_ACCEPT_AT_ONCE,
@@ -123,10 +114,9 @@ class _Process:
                 timeout_graceful_shutdown=max(1, round(settings.drain_s) + 2),
             )
         )
-        tasks = [asyncio.create_task(link.receive()), asyncio.create_task(self._look_after())]
+        receiving = asyncio.create_task(link.receive())
         await self._server.serve([socket.socket(fileno=settings.handle)])
-        for task in tasks:
-            task.cancel()
+        receiving.cancel()
         probe.close()
         link.close()
 
@@ -144,17 +134,6 @@ class _Process:
     def _end_all(self, reason: Finish) -> None:
         for exchange in list(self._exchanges):
             exchange.leave(reason)
-
-    async def _look_after(self) -> None:
-        """End the exchanges whose clients do not read."""
-        limit_ns = round(self._settings.client_timeout_s * 1e9)
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            now_ns = time.monotonic_ns()
-            for exchange in list(self._exchanges):
-                since_ns = exchange.sending_since_ns
-                if since_ns and now_ns - since_ns > limit_ns:
-                    exchange.leave("timeout")
 
 
 def main() -> int:

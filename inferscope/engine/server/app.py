@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,14 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferscope import __version__
 from inferscope.engine.server import protocol
 from inferscope.engine.server.answers import Answer, Kind
 from inferscope.engine.server.chat import Template
-from inferscope.engine.server.errors import ApiError, bad_field
-from inferscope.engine.server.exchange import Exchange, Front, Left, Origin
+from inferscope.engine.server.connection import Connection
+from inferscope.engine.server.errors import ApiError, Left, bad_field
+from inferscope.engine.server.exchange import Exchange, Front, Origin
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
 
@@ -73,6 +73,7 @@ def build_app(service: Service) -> ASGIApp:
         ],
         exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _fail},
     )
+    app.router.redirect_slashes = False  # a redirected POST loses its body with some clients
     return _Edge(app)
 
 
@@ -97,6 +98,7 @@ class _Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         answer = Answer(self._kind, service.served_name)
+        line: Connection = scope["state"]["connection"]
         given = _given_name(scope)
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
         origin = Origin(
@@ -104,7 +106,7 @@ class _Generation:
             external_id=None if given is None else given.decode("latin-1"),
             trace=(_header(scope, b"traceparent") or b"").decode("latin-1"),
             endpoint=scope["path"],
-            abort=scope["state"]["abort"],
+            line=line,
         )
         ask, error = None, None
         try:
@@ -115,7 +117,7 @@ class _Generation:
         except Left:
             return
         exchange = Exchange(service.front, origin, ask)
-        leaver = asyncio.create_task(_watch(receive, exchange))
+        leaver = asyncio.create_task(_watch(receive, exchange, line))
         try:
             if error is not None:
                 raise error
@@ -128,7 +130,7 @@ class _Generation:
         except ApiError as refused:
             await send_body(send, refused.status, refused.body, headers + _headers(refused))
         except Left:
-            pass
+            exchange.leave(line.parting)
         finally:
             leaver.cancel()
             exchange.close()
@@ -242,11 +244,12 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _watch(receive: Callable[[], Awaitable[Message]], exchange: Exchange) -> None:
+async def _watch(receive: Receive, exchange: Exchange, line: Connection) -> None:
     """Note when the client goes."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    exchange.leave("client_cancel")
+    if not exchange.is_answered:  # then it only says that nothing more is to come
+        exchange.leave(line.parting)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

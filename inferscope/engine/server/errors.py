@@ -7,6 +7,10 @@ import msgspec
 from inferscope.engine.server.wire import Refused
 
 
+class Left(Exception):
+    """Nobody waits for an answer any more, before it is complete."""
+
+
 class ApiError(Exception):
     """A request that gets no answer but this."""
 

@@ -8,12 +8,13 @@ parent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from inferscope.engine.conversation import Conversation, Delivery
 from inferscope.engine.request import BadRequest, Finish, Sampling, check_prompt
-from inferscope.engine.server.errors import ApiError, ended_early, refusal
+from inferscope.engine.server.errors import ApiError, Left, ended_early, refusal
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.wire import Refused
@@ -45,6 +46,20 @@ class Front:
     vocab: int
 
 
+class Line(Protocol):
+    """What an exchange needs of its connection."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """The client has not taken all that was sent."""
+
+    async def drained(self) -> None:
+        """Wait until the client has what was sent; raises `Left` if it never will."""
+
+    def abort(self) -> None:
+        """End it, whatever is still to be sent."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where an HTTP request comes from, for the records.
@@ -54,18 +69,14 @@ class Origin:
         external_id: its own name for itself.
         trace: the `traceparent` that came with it.
         endpoint: its path.
-        abort: ends its connection, whatever is still to be written.
+        line: its connection.
     """
 
     arrived_ns: int
     external_id: str | None
     trace: str
     endpoint: str
-    abort: Callable[[], object]
-
-
-class Left(Exception):
-    """The exchange is over before its answer is complete: nobody waits for it any more."""
+    line: Line
 
 
 class Choice:
@@ -124,7 +135,8 @@ class Exchange:
     Attributes:
         choices: its texts.
         num_each: how many of them each prompt has.
-        sending_since_ns: since when the client has been taking a piece, 0 between pieces.
+        line: its connection.
+        is_answered: its last piece has been sent, whether or not the client has it.
     """
 
     def __init__(self, front: Front, origin: Origin, ask: Ask | None) -> None:
@@ -134,7 +146,8 @@ class Exchange:
         self._news = asyncio.Event()
         self._left: Finish | None = None
         self._is_submitted = False
-        self.sending_since_ns = 0
+        self.line = origin.line
+        self.is_answered = False
         self.num_each = 1 if ask is None else ask.num_each
         self.choices: list[Choice] = []
         num_choices = 1 if ask is None else len(ask.prompts) * ask.num_each
@@ -218,8 +231,8 @@ class Exchange:
         """End it before its time; the first reason counts."""
         self._left = self._left or reason
         self._news.set()
-        if reason == "timeout":
-            self._origin.abort()  # it waits for a client that does not read
+        if reason == "server_abort" and self.line.is_stuck:
+            self.line.abort()  # it waits for a client that does not read
 
     def close(self) -> None:
         """Note that the client has all that it will get, and cancel the rest."""
@@ -230,6 +243,8 @@ class Exchange:
                 probe.finished(choice.talk.index, self._left or "rejected")
             elif not choice.talk.is_over:
                 self._front.link.cancel(choice.request_id, self._left or "server_abort")
+            elif self._left is not None and choice.num_written < choice.talk.num_tokens:
+                probe.finished(choice.talk.index, self._left)  # generated, and not delivered
             probe.last_byte(choice.talk.index)
         self._front.exchanges.discard(self)
 

@@ -1,14 +1,13 @@
 """Writing an answer to its client: whole, or as server-sent events.
 
-    engine's steps ──> conversations ──> news() ──> one piece ──> send() ──> records
+    engine's steps ──> conversations ──> news() ──> one piece ──> send() ──> drained() ──> records
 
-`send` returns when the connection has taken the piece. While it waits for a slow client, what the
-steps bring is gathered, so that the next piece is larger; nobody else waits.
+A piece counts as written when the connection has nothing left to send; `send` alone returns
+before. While it waits for a slow client, what the steps bring is gathered, so that the next piece
+is larger; nobody else waits.
 """
 
 from __future__ import annotations
-
-import time
 
 import msgspec
 from starlette.types import Send
@@ -30,7 +29,9 @@ async def send_whole(exchange: Exchange, answer: Answer, send: Send, headers: He
             parts[choice.number].append(delivery)
     texts = [("".join(delivery.text for delivery in part), part[-1].finish) for part in parts]
     body = answer.whole(texts, _total(exchange))
+    exchange.is_answered = True
     await send_body(send, 200, body, headers)
+    await exchange.line.drained()
     for choice, part in zip(exchange.choices, parts, strict=True):
         num_tokens = sum(delivery.num_tokens for delivery in part)
         choice.wrote(Delivery("", num_tokens, None))
@@ -45,16 +46,15 @@ async def send_events(
     is_last = False
     while not is_last:
         events = [_event(answer, ask, choice, delivery) for choice, delivery in news]
-        is_last = exchange.is_taken
+        exchange.is_answered = is_last = exchange.is_taken
         if is_last:
             if ask.has_usage:
                 events.append(answer.usage_chunk(_total(exchange)))
             events.append(DONE)
-        exchange.sending_since_ns = time.monotonic_ns()
         await send(
             {"type": "http.response.body", "body": b"".join(events), "more_body": not is_last}
         )
-        exchange.sending_since_ns = 0
+        await exchange.line.drained()
         for choice, delivery in news:
             choice.wrote(delivery)
         if not is_last:

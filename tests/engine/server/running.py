@@ -99,6 +99,11 @@ class Server:
         assert len(named) == 1, f"{external_id} is final {len(named)} times"
         return named[0]
 
+    def finals_of(self, request_ids: set[str]) -> list[FinalRequest]:
+        """Fold the rings until these are final, and return them."""
+        found = self._fold(lambda requests: request_ids <= {r.request_id for r in requests})
+        return [request for request in found if request.request_id in request_ids]
+
     def _fold(self, is_enough: Callable[[list[FinalRequest]], bool]) -> list[FinalRequest]:
         sink = Finals()
         source = RingSource(lambda: self.rings.glob("served/*.ring"), name="test", sinks=(sink,))

@@ -1,0 +1,116 @@
+"""Clients that are slow, silent, half gone, or speak no HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.engine.server.running import Server
+from tests.engine.server.test_records import lives
+
+
+def dial(server: Server, *, receive_bytes: int | None = None) -> socket.socket:
+    made = socket.socket()
+    if receive_bytes is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    made.settimeout(15)
+    made.connect(("127.0.0.1", server.port))
+    return made
+
+
+def post(path: str, body: object, *lines: str) -> bytes:
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(content)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + content
+
+
+def answer_of(connection: socket.socket) -> tuple[int, Any]:
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer.status, json.loads(answer.read())
+
+
+def is_refused(connection: socket.socket, status: int, code: str | None) -> bool:
+    """Tell whether an error of OpenAI's shape comes, and then the end."""
+    got, body = answer_of(connection)
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    ended = connection.recv(1) == b""
+    return (got, body["error"]["code"], ended) == (status, code, True)
+
+
+def num_open(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.children()[1]}/fd"))
+
+
+def test_nobody_is_waited_for_longer_than_the_timeout(server: Server) -> None:
+    server.wait_until_idle()
+    before = num_open(server)
+    whole = {"prompt": "x", "n": 8, "max_tokens": 400, "ignore_eos": True, "temperature": 3}
+    unread = [dial(server, receive_bytes=1024) for _ in range(3)]
+    unread[0].sendall(post("/v1/completions", whole, "X-Request-Id: unread-whole"))
+    unread[1].sendall(post("/detokenize", {"tokens": [300] * 100_000}))
+    unread[2].sendall(post("/detokenize", {"tokens": [300] * 100_000}, "Connection: close"))
+    silent, in_head, in_body = dial(server), dial(server), dial(server)
+    in_head.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+    in_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+    began_s = time.monotonic()
+    for connection in (silent, in_head, in_body):
+        assert is_refused(connection, 408, "request_timeout")
+    assert 1 < time.monotonic() - began_s < 4
+    deadline_s = time.monotonic() + 10
+    while num_open(server) > before:
+        assert time.monotonic() < deadline_s, f"{num_open(server) - before} connections are kept"
+        time.sleep(0.05)
+    found = lives(server, "frontend", "unread-whole")
+    finals = server.finals_of(set(found))
+    assert {(final.finish, final.output_tokens) for final in finals} == {("timeout", 0)}
+    for connection in (*unread, silent, in_head, in_body):
+        connection.close()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_headers_are_bounded(server: Server, is_whole: bool) -> None:
+    with dial(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        connection.sendall(b"a" * (66 << 10) + b"\r\n\r\n" * is_whole)
+        if not is_whole:
+            time.sleep(0.05)
+            connection.sendall(b"a" * (66 << 10))
+        assert is_refused(connection, 431, "headers_too_large")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS greeting\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_in_openais_shape(server: Server, sent: bytes) -> None:
+    with dial(server) as connection:
+        connection.sendall(sent)
+        assert is_refused(connection, 400, "invalid_http")
+    assert "Invalid HTTP" not in server.said()
+
+
+def test_a_client_that_has_said_all_gets_its_answer(server: Server) -> None:
+    body = {"prompt": "def f", "max_tokens": 40, "ignore_eos": True}
+    with dial(server) as connection:
+        connection.sendall(post("/v1/completions", body))
+        connection.shutdown(socket.SHUT_WR)
+        status, answer = answer_of(connection)
+        assert connection.recv(1) == b""
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 40
+
+
+def test_a_slash_too_many_is_no_redirect(server: Server) -> None:
+    assert server.ask("GET", "/v1/models/")[0] == 404
+    assert server.post("/v1/completions/", {"prompt": "x"})[0] == 404
