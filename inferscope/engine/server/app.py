@@ -66,6 +66,7 @@ def build_app(service: Service) -> ASGIApp:
             Route("/v1/completions", _Generation(service, "completion"), methods=["POST"]),
             Route("/v1/chat/completions", _Generation(service, "chat"), methods=["POST"]),
             Route("/v1/models", plain.models),
+            Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),
             Route("/version", plain.version),
             Route("/tokenize", plain.tokenize, methods=["POST"]),
@@ -103,7 +104,7 @@ class _Generation:
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
         origin = Origin(
             arrived_ns=scope["arrived_ns"],
-            external_id=None if given is None else given.decode("latin-1"),
+            external_id=None if given is None else _text(given),
             trace=(_header(scope, b"traceparent") or b"").decode("latin-1"),
             endpoint=scope["path"],
             line=line,
@@ -156,21 +157,21 @@ class _Plain:
         self._service = service
 
     async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._service.check_model(request.path_params["name"])
+        return _json(self._card())
+
+    def _card(self) -> dict[str, object]:
         service = self._service
-        return _json(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "id": service.served_name,
-                        "object": "model",
-                        "created": service.created,
-                        "owned_by": "inferscope",
-                        "max_model_len": service.front.max_model_tokens,
-                    }
-                ],
-            }
-        )
+        return {
+            "id": service.served_name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "inferscope",
+            "max_model_len": service.front.max_model_tokens,
+        }
 
     async def health(self, request: Request) -> Response:
         if self._service.front.link.is_lost:
@@ -277,6 +278,14 @@ def _headers(error: ApiError) -> Headers:
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
     return next((bytes(value) for key, value in scope["headers"] if key == name), None)
+
+
+def _text(value: bytes) -> str:
+    """Decode a header: what clients send beyond ASCII is UTF-8 today, and Latin-1 by the book."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _given_name(scope: Scope) -> bytes | None:

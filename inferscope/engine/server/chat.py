@@ -59,6 +59,8 @@ def text_of(message: Message) -> str:
     Raises:
         ApiError: a part is no text.
     """
+    if message.tool_calls or message.function_call:
+        raise bad_field("messages", "a message calls tools, which are not supported. Leave it out.")
     if not isinstance(message.content, list):
         return message.content or ""
     for part in message.content:

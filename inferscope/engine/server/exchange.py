@@ -88,6 +88,7 @@ class Choice:
         cached_tokens: of the prompt, found in the engine's prefix cache.
         num_written: tokens that the client has.
         refused: the engine's no.
+        is_submitted: the engine has it, and tells its end.
     """
 
     def __init__(self, number: int, request_id: str, talk: Conversation, front: Front) -> None:
@@ -97,6 +98,7 @@ class Choice:
         self.num_prompt = 0
         self.cached_tokens = 0
         self.refused: Refused | None = None
+        self.is_submitted = False
         self._front = front
         self.num_written = 0
 
@@ -145,7 +147,6 @@ class Exchange:
         self._origin = origin
         self._news = asyncio.Event()
         self._left: Finish | None = None
-        self._is_submitted = False
         self.line = origin.line
         self.is_answered = False
         self.num_each = 1 if ask is None else ask.num_each
@@ -184,7 +185,6 @@ class Exchange:
             prompt = prompts[choice.number // ask.num_each]
             choice.num_prompt = len(prompt)
             self._front.probe.tokenised(choice.talk.index, len(prompt))
-        self._is_submitted = True
         for choice in self.choices:
             self._front.link.submit(
                 choice.request_id,
@@ -194,6 +194,7 @@ class Exchange:
                 external_id=self._origin.external_id,
                 parent=self.choices[0].request_id if choice.number else "",
             )
+            choice.is_submitted = True
 
     async def news(self) -> list[tuple[Choice, Delivery]]:
         """Wait for what is new, at least one delivery.
@@ -239,7 +240,7 @@ class Exchange:
         probe = self._front.probe
         self._front.written.tell()
         for choice in self.choices:
-            if not self._is_submitted:
+            if not choice.is_submitted:
                 probe.finished(choice.talk.index, self._left or "rejected")
             elif not choice.talk.is_over:
                 self._front.link.cancel(choice.request_id, self._left or "server_abort")

@@ -100,8 +100,9 @@ class Link:
         if self.is_lost:
             receiver.take_refusal(Refused(request_id, "stopped", _GONE))
             return
+        message = encode(Submit(request_id, list(prompt), sampling, external_id, parent))
         self._receivers[request_id] = receiver
-        self._say(Submit(request_id, list(prompt), sampling, external_id, parent))
+        self._out.send(message)
 
     def cancel(self, request_id: str, reason: Finish) -> None:
         """End a request early; its receiver hears no more."""

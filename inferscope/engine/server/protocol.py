@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ MOST_CHOICES = 256
 _MOST_STOPS = 64
 _MOST_STOP_CHARS = 1024
 _DEFAULT_MAX_TOKENS = 16
+_MOST_SEED = 2**63 - 1
 _NONE = (None, False)
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (None, 0),
@@ -32,6 +33,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "echo": _NONE,
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "truncate_prompt_tokens": (None,),
+    "include_stop_str_in_output": _NONE,
+    "prompt_embeds": (None, []),
+    "continue_final_message": _NONE,
+    "add_generation_prompt": (None, True),
     "suffix": (None, ""),
     "best_of": (None, 1),
     "use_beam_search": _NONE,
@@ -46,6 +54,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
+_Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What goes over the wire to the engine, and into torch."""
+
+
 class StreamOptions(msgspec.Struct):
     """What a stream tells beside the text."""
 
@@ -57,24 +69,24 @@ class _Generation(msgspec.Struct):
     """The fields that both kinds of request have; each may be null, which is as if left out."""
 
     model: str | None = None
-    n: int | None = None
+    n: _Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: _Int | None = None
+    min_tokens: _Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    top_k: _Int | None = None
+    seed: _Int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[_Int] | None = None
     ignore_eos: bool | None = None
 
 
 class CompletionRequest(_Generation, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | _Int | list[_Int]]
 
 
 class Part(msgspec.Struct):
@@ -89,13 +101,15 @@ class Message(msgspec.Struct):
 
     role: str
     content: str | list[Part] | None = None
+    tool_calls: Any = None
+    function_call: Any = None
 
 
 class ChatRequest(_Generation, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: _Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -111,7 +125,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[_Int]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +164,8 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
         param = path.strip("`").lstrip(".")
         where = f"{param}: " if param else ""
         raise bad_field(param or "body", f"{where}{message}. See docs/serve.md.") from None
+    except RecursionError:
+        raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         # What exactly is wrong would quote the body.
         raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
@@ -157,7 +173,12 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
 
 def check_neutral(body: bytes) -> None:
     """Refuse fields that the engine does not honour, unless they change nothing."""
-    given = msgspec.json.decode(body)
+    try:
+        given = msgspec.json.decode(body)  # the fields that the types leave out
+    except RecursionError:
+        raise _too_deep() from None
+    except msgspec.DecodeError:
+        raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
     for name in _NEUTRAL.keys() & given.keys():
         value = given[name]
         allowed = _NEUTRAL[name]
@@ -168,6 +189,10 @@ def check_neutral(body: bytes) -> None:
         if not any(is_same):
             shown = msgspec.json.encode(allowed[-1]).decode()
             raise bad_field(name, f"{name} is not supported. Leave it out, or give {shown}.")
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, "the body is nested too deeply. See docs/serve.md.", code="invalid_json")
 
 
 def completion_ask(request: CompletionRequest) -> Ask:
@@ -205,6 +230,12 @@ def _ask(request: _Generation, prompts: list[str | list[int]], max_tokens: int) 
             "n",
             f"n is {num_each} for {len(prompts)} prompts. Give at least 1; one request may ask "
             f"for {MOST_CHOICES} texts.",
+        )
+    if request.seed is not None and request.seed + num_each - 1 > _MOST_SEED:
+        raise bad_field(
+            "seed",
+            f"seed is {request.seed} for n = {num_each}, whose answers take the seeds from there "
+            f"on. Give at most {_MOST_SEED - num_each + 1}.",
         )
     options = request.stream_options or StreamOptions()
     has_running_usage = bool(options.continuous_usage_stats)

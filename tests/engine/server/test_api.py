@@ -172,11 +172,14 @@ def test_models_health_and_version(server: Server) -> None:
     _, models, _ = server.ask("GET", "/v1/models")
     assert models["data"][0]["id"] == "tiny"
     assert models["data"][0]["max_model_len"] == 4096
+    assert server.ask("GET", "/v1/models/tiny")[1] == models["data"][0]
     assert server.ask("GET", "/health")[0] == 200
     assert server.ask("GET", "/version")[1]["version"]
 
 
 TOO_LONG = [1] * 5000
+DEEP = b'{"prompt": "x", "made_up": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP_CHAT = b'{"messages": [], "chat_template_kwargs": {"a": ' + b"[" * 9000 + b"]" * 9000 + b"}}"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +214,53 @@ TOO_LONG = [1] * 5000
             400, "messages", "image_url",
         ),
         ("POST", "/v1/completions", {"prompt": "x", "model": "y"}, 404, "model", "tiny"),
+        ("GET", "/v1/models/a/b", None, 404, "model", "'a/b' does not exist"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2**70}, 400, "max_tokens", "int"),
+        ("POST", "/v1/completions", {"prompt": "x", "seed": 2**70}, 400, "seed", "int"),
+        ("POST", "/v1/completions", {"prompt": "x", "seed": -(2**70)}, 400, "seed", "int"),
+        ("POST", "/v1/completions", {"prompt": "x", "seed": 2**63 - 1, "n": 2}, 400, "seed", "n"),
+        ("POST", "/v1/completions", {"prompt": "x", "top_k": 2**64}, 400, "top_k", "int"),
+        ("POST", "/v1/completions", {"prompt": [2**70]}, 400, "prompt[0]", "int"),
+        ("POST", "/detokenize", {"tokens": [2**70]}, 400, "tokens[0]", "int"),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "stop_token_ids": [2**70]},
+            400, "stop_token_ids[0]", "int",
+        ),
+        ("POST", "/v1/completions", DEEP, 400, None, "nested too deeply"),
+        ("POST", "/v1/chat/completions", DEEP_CHAT, 400, None, "nested too deeply"),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "bad_words": ["y"]},
+            400, "bad_words", "give []",
+        ),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "truncate_prompt_tokens": 9},
+            400, "truncate_prompt_tokens", "give null",
+        ),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "include_stop_str_in_output": True},
+            400, "include_stop_str_in_output", "give false",
+        ),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "allowed_token_ids": [1]},
+            400, "allowed_token_ids", "give null",
+        ),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "prompt_embeds": "AAAA"},
+            400, "prompt_embeds", "give []",
+        ),
+        (
+            "POST", "/v1/chat/completions", {"messages": [], "continue_final_message": True},
+            400, "continue_final_message", "give false",
+        ),
+        (
+            "POST", "/v1/chat/completions", {"messages": [], "add_generation_prompt": False},
+            400, "add_generation_prompt", "give true",
+        ),
+        (
+            "POST", "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            400, "messages", "calls tools",
+        ),
         ("GET", "/v1/nothing", None, 404, None, "/v1/nothing"),
         ("GET", "/v1/completions", None, 405, None, "POST"),
         ("POST", "/v1/completions", b" " * (9 << 20), 413, None, "bytes"),
@@ -239,6 +289,13 @@ def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
         "prompt": "x", "max_tokens": 1, "made_up": {"a": 1}, "presence_penalty": 0.0, "user": "u",
         "logprobs": None, "best_of": 1, "response_format": {"type": "text"}, "temperature": None,
     }  # fmt: skip
+    assert server.post("/v1/completions", body)[0] == 200
+
+
+@pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
+def test_the_outermost_numbers_are_served(server: Server, seed: int) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "seed": seed, "top_k": 2**63 - 1, "ignore_eos": True,
+            "stop_token_ids": [2**63 - 1, -(2**63)]}  # fmt: skip
     assert server.post("/v1/completions", body)[0] == 200
 
 

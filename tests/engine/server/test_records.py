@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from inferscope.engine import load_tokenizer
 from inferscope.records import (
     ADMITTED,
@@ -86,6 +88,14 @@ def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> No
     assert core[-1].at_ns < front[2].at_ns <= front[3].at_ns
     assert front[1].prompt_tokens == core[0].prompt_tokens
     assert core[-1].reason == "length"
+
+
+@pytest.mark.parametrize(("sent", "name"), [("na\u00efve-\u6f22", None), ("caf\xe9", "caf\xe9")])
+def test_a_requests_own_name_may_be_utf_8(server: Server, sent: str, name: str | None) -> None:
+    raw = sent.encode("utf-8" if name is None else "latin-1").decode("latin-1")
+    body = {"prompt": "def f", "max_tokens": 1}
+    assert server.post("/v1/completions", body, {"X-Request-Id": raw})[2]["x-request-id"] == raw
+    assert server.final(sent).finish == "length"
 
 
 def test_further_choices_name_the_first_as_their_parent(server: Server) -> None:
