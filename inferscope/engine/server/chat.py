@@ -21,6 +21,7 @@ from inferscope.engine import shapes
 from inferscope.engine.names import BUILTIN, model_folder
 from inferscope.engine.server.errors import ApiError, bad_field
 from inferscope.engine.server.protocol import Message
+from inferscope.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def load_template(model: str) -> Template:
             folder,
         )
         return plain
-    return _compiled(source, settings)
+    return _compiled(source, settings, origin=model)
 
 
 def plain(messages: list[Message], told: Mapping[str, Any]) -> str:
@@ -85,22 +86,20 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     except OSError:
         found = settings.get("chat_template")
+    except UnicodeDecodeError:
+        raise BadInput(
+            f"{folder / 'chat_template.jinja'} is no UTF-8 text. Download the checkpoint again."
+        ) from None
     if isinstance(found, list):  # several, by name
         by_name = {one.get("name"): one.get("template") for one in found}
         found = by_name.get("default")
     return found if isinstance(found, str) else None
 
 
-def _compiled(source: str, settings: Mapping[str, Any]) -> Template:
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _compiled(source: str, settings: Mapping[str, Any], *, origin: str) -> Template:
+    from inferscope.engine.server.jinja_template import compile_template
 
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
-    template = environment.from_string(source)
+    write = compile_template(source, origin=origin)
     tokens = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -109,10 +108,10 @@ def _compiled(source: str, settings: Mapping[str, Any]) -> Template:
 
     def render(messages: list[Message], told: Mapping[str, Any]) -> str:
         turns = [{"role": message.role, "content": text_of(message)} for message in messages]
-        given = {**tokens, **told, "messages": turns, "add_generation_prompt": True}
         try:
-            return template.render(given)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            return write({**tokens, **told, "messages": turns, "add_generation_prompt": True})
+        # A template is a program: on a chat it was not made for, it fails in any way at all.
+        except Exception as error:
             raise ApiError(
                 400, f"the chat template refuses: {error}.", param="messages", code="chat_template"
             ) from None

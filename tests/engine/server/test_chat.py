@@ -8,6 +8,7 @@ import pytest
 from inferscope.engine.server.chat import load_template
 from inferscope.engine.server.errors import ApiError
 from inferscope.engine.server.protocol import Message, Part
+from inferscope.errors import BadInput
 
 TALK = [Message("system", "be brief"), Message("user", [Part("text", "one"), Part("text", "two")])]
 SOURCE = (
@@ -43,3 +44,46 @@ def test_a_template_that_refuses_is_the_clients_error(tmp_path: Path) -> None:
     with pytest.raises(ApiError, match="roles must alternate") as caught:
         load_template(str(tmp_path))(TALK, {})
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "system"),
+        (
+            "{% for m in messages %}{% generation %}[{{ m.role }}]{% endgeneration %}{% endfor %}",
+            "[system][user]",
+        ),
+        ("{{ {'b': '<ä>', 'a': 1} | tojson }}", '{"b": "<ä>", "a": 1}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{{ strftime_now('%Y')[:1] }}", "2"),
+    ],
+)
+def test_templates_are_read_as_they_are_written(tmp_path: Path, source: str, text: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+    assert load_template(str(tmp_path))(TALK, {}) == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 / 0 }}", "{{ messages[9].x.y }}", "{{ nothing() }}", "{{ {}['a'].b['c'] }}"]
+)
+def test_whatever_fails_in_a_template_is_the_clients_error(tmp_path: Path, source: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+    with pytest.raises(ApiError) as caught:
+        load_template(str(tmp_path))(TALK, {})
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"one\n{% if %}", "broken in line 2"),
+        (b"{{ 1 | no_such_filter }}", "no_such_filter"),
+        (b"\xff", "no UTF-8 text"),
+    ],
+)
+def test_a_broken_template_is_one_line(tmp_path: Path, source: bytes, said: str) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(source)
+    with pytest.raises(BadInput, match=said) as caught:
+        load_template(str(tmp_path))
+    assert "\n" not in str(caught.value)
