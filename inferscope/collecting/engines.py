@@ -31,6 +31,7 @@ FORGET_NS = 900_000_000_000
 _SETTLE_NS = 1_000_000_000
 """From an engine's first ring to following it: its other processes have made theirs by then."""
 _WINDOW_NS = 10_000_000_000
+_NO_WORK = "idle_no_work"
 
 
 class Engines:
@@ -170,6 +171,8 @@ class _Followed:
         self._last: EngineView | None = None
         self._seen_ns = now_ns
         self._was_manned = True
+        self._away_ns: dict[str, int] = {}
+        """By device, how long it was nobody's."""
 
     def add(self, path: Path) -> None:
         """Follow one more ring."""
@@ -195,13 +198,26 @@ class _Followed:
             return
         is_manned = self._source.is_manned
         for view in self._look():
+            if is_manned and not self._was_manned and self._last is not None:
+                self._leave_out(self._last, view)
             if is_manned or self._was_manned or self._last is None:
                 self._last = view
             # The fold's time goes on. That of a device whose engine is gone is nobody's.
             devices, through_ns = self._last.devices, self._last.through_ns
             view = replace(view, is_alive=is_manned, devices=devices, through_ns=through_ns)
-            yield view if self._before is None else _since(self._before, view)
+            if self._before is not None:
+                view = _since(self._before, view)
+            counted = tuple(_less(one, self._away_ns.get(one.device, 0)) for one in view.devices)
+            yield replace(view, devices=counted)
         self._was_manned = is_manned
+
+    def _leave_out(self, last: EngineView, view: EngineView) -> None:
+        """Note the time between an engine's end and its being started again."""
+        before = {device.device: device for device in last.devices}
+        for now in view.devices:
+            if now.device in before:
+                away_ns = now.seconds_by_ns[_NO_WORK] - before[now.device].seconds_by_ns[_NO_WORK]
+                self._away_ns[now.device] = self._away_ns.get(now.device, 0) + max(0, away_ns)
 
     def close(self) -> None:
         """Close its rings."""
@@ -254,3 +270,10 @@ def _time_since(before: DeviceTime | None, now: DeviceTime) -> DeviceTime:
         return now
     spent = {name: ns - before.seconds_by_ns[name] for name, ns in now.seconds_by_ns.items()}
     return DeviceTime(now.engine_id, now.device, now.wall_ns - before.wall_ns, spent)
+
+
+def _less(device: DeviceTime, away_ns: int) -> DeviceTime:
+    """Take time off it in which it had no work because its engine was not there."""
+    spent = device.seconds_by_ns
+    spent = spent | {_NO_WORK: spent[_NO_WORK] - away_ns}
+    return DeviceTime(device.engine_id, device.device, device.wall_ns - away_ns, spent)

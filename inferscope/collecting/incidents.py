@@ -24,6 +24,9 @@ class Incidents:
         self._slo = slo
         self._silent: set[str] = set()
         self._lost: set[str] = set()
+        self._noted: set[str] = set()
+        """Engines whose loss was noticed before they were started again."""
+        self._num_replaced: dict[str, int] = {}
 
     def request(self, request: FinalRequest) -> None:
         """Judge a request by its thresholds."""
@@ -31,12 +34,15 @@ class Incidents:
             self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Notice engines that went without a goodbye."""
+        """Notice engines that went without a goodbye, even those that are back at once."""
         silent = {v.engine_id for v in snapshot.engines if not (v.is_alive or v.has_ended)}
         lost = silent & self._silent  # its goodbye may have been on its way
-        if lost - self._lost and "engine_lost" in self._on:
+        replaced = {view.engine_id: view.num_replaced for view in snapshot.engines}
+        back = {name for name, num in replaced.items() if num > self._num_replaced.get(name, num)}
+        if (lost - self._lost or back - self._noted) and "engine_lost" in self._on:
             self._pins.pin("engine_lost", snapshot.mono_ns - _NOTICED_NS, snapshot.mono_ns)
-        self._silent, self._lost = silent, lost
+        self._noted = ((self._noted | lost) - back) & replaced.keys()
+        self._silent, self._lost, self._num_replaced = silent, lost, replaced
 
     def asked(self, now_ns: int) -> None:
         """Pin the present because somebody wants it."""

@@ -2,13 +2,19 @@
 
 A device does one thing at a time. Where spans overlap (the host's clock, steps launched ahead) the
 later one counts from where the earlier one ended, so that all parts sum to the wall exactly.
+
+A rank that is started again goes on where the one before it ended: its device is one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from inferscope.attribution.split import to_whole_ns
+from inferscope.collector.finals import DeviceTime
+from inferscope.collector.rings import RingState
 
 BUSY = ("prefill", "decode", "padding", "unattributed")
 
@@ -56,3 +62,46 @@ class RankTime:
         no_work_ns = min(no_work_ns, idle_ns)
         spent = dict(zip(BUSY, self.busy_ns, strict=True))
         return spent | {"idle_no_work": no_work_ns, "idle_host_gap": idle_ns - no_work_ns}
+
+    def followed_by(self, heir: RankTime) -> RankTime:
+        """Return the time of both as one's; the heir's began when this one's was over."""
+        both = RankTime(max(self.until_ns, heir.until_ns))
+        both.busy_ns = [one + other for one, other in zip(self.busy_ns, heir.busy_ns, strict=True)]
+        return both
+
+
+def successions(
+    told: Iterable[tuple[RingState, RankTime]],
+) -> list[tuple[RingState | None, RankTime]]:
+    """Join the time of a process and of those of its role and rank that came after its end.
+
+    Args:
+        told: by age of the rings.
+
+    Returns:
+        the newest ring of each line and the time of all of it.
+    """
+    lines: list[tuple[RingState | None, RankTime]] = []
+    for ring, time in told:
+        for at, (before, so_far) in enumerate(lines):
+            is_heir = before is not None and before.slots.teller == ring.slots.teller
+            if is_heir and so_far.until_ns <= ring.opened.start_ns:
+                lines[at] = (ring, so_far.followed_by(time))
+                break
+        else:
+            lines.append((ring, time))
+    return lines
+
+
+def by_name(times: Iterable[DeviceTime]) -> list[DeviceTime]:
+    """Add up what is told of devices that nothing tells apart."""
+    found: dict[str, DeviceTime] = {}
+    for time in times:
+        same = found.get(time.device)
+        if same is None:
+            found[time.device] = time
+            continue
+        spent = {name: ns + time.seconds_by_ns[name] for name, ns in same.seconds_by_ns.items()}
+        wall_ns = same.wall_ns + time.wall_ns
+        found[time.device] = DeviceTime(time.engine_id, time.device, wall_ns, spent)
+    return list(found.values())

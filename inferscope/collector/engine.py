@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
 from inferscope.collector.bookings import Bookings
-from inferscope.collector.devices import RankTime
+from inferscope.collector.devices import RankTime, by_name, successions
 from inferscope.collector.finals import DeviceTime, Sink
 from inferscope.collector.joins import Joins
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
-from inferscope.collector.rings import RingState
+from inferscope.collector.rings import RingState, heirs
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
 from inferscope.cost.shape import flop_rates
@@ -132,10 +132,7 @@ class EngineFold:
     def tick(self, now_ns: int) -> None:
         """Move the fold's clock: decide on processes that went silent."""
         self.now_ns = max(self.now_ns, now_ns)
-        newest = {
-            ring.slots.teller: ring
-            for ring in sorted(self.rings.values(), key=lambda ring: ring.opened.start_ns)
-        }
+        newest = heirs(self.rings.values())
         for ring in self.rings.values():
             heir = newest[ring.slots.teller]
             is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
@@ -173,18 +170,19 @@ class EngineFold:
     def device_times(self) -> list[DeviceTime]:
         """Return where each rank's device's wall time went since the fold began."""
         device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
-        ranks = self._bookings.ranks or {-1: RankTime(first_ns)}
-        until_ns = max(rank.until_ns for rank in ranks.values())
+        told = [(self.rings[ring], time) for ring, time in sorted(self._bookings.ranks.items())]
+        lines = successions(told) or [(None, RankTime(first_ns))]
+        until_ns = max(rank.until_ns for _, rank in lines)
         wall_ns = max(until_ns, device.mark_ns or 0) - first_ns
         times = []
-        for number, rank in sorted(ranks.items()):
-            info = self.rings[number].info if number in self.rings else self.info
+        for ring, rank in lines:
+            info = ring.info if ring is not None else self.info
             name = (info.device_uuid or info.device if info else "") or "unknown"
-            if len(ranks) > 1:
-                name += f"#{self.rings[number].opened.rank}"
+            if ring is not None and len(lines) > 1:
+                name += f"#{ring.opened.rank}"
             spent = rank.seconds_by_ns(wall_ns, no_work_ns=device.idle_no_work_ns)
             times.append(DeviceTime(self.engine_id, name, wall_ns, spent))
-        return times
+        return by_name(times)
 
     def ranks(self) -> tuple[int, int]:
         """Return how many ranks tell of their steps, and how many the engine says there are."""

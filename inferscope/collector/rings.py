@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import KeptRows
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import RankSpan, rank_span
-from inferscope.records import CLOSED, OFF, ON, EngineInfo, ProbeHealth, RingOpened, StepSpan
+from inferscope.records import (
+    CLOSED,
+    OFF,
+    ON,
+    PROBE_STATES,
+    EngineInfo,
+    ProbeHealth,
+    RingOpened,
+    StepSpan,
+)
 
 SILENT_NS = 5_000_000_000
 """A ring with requests in flight and no record for this long has lost its process."""
@@ -76,3 +87,45 @@ class RingState:
         """Tell whether it has told all it will tell of a step last spoken of at this time."""
         through_ns = 0 if self.health is None else self.health.complete_through_ns
         return self.is_out or through_ns > at_ns + PAST_NS
+
+
+def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
+    """Leave out those whose process has ended and has a newer one of its role and rank.
+
+    An engine that is started again under the same id is the same engine: what its processes before
+    said of themselves is over.
+    """
+    rings = list(rings)
+    newest = heirs(rings)
+    return [
+        ring
+        for ring in rings
+        if (heir := newest[ring.slots.teller]) is ring
+        or not (ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns)
+    ]
+
+
+def heirs(rings: Iterable[RingState]) -> dict[tuple[str, int], RingState]:
+    """Return the newest ring of each role and rank."""
+    by_start = sorted(rings, key=lambda ring: ring.opened.start_ns)
+    return {ring.slots.teller: ring for ring in by_start}
+
+
+def chiefs(rings: Iterable[RingState]) -> list[RingState]:
+    """Return the rings whose goodbye is the engine's: the cores', where there is none all."""
+    rings = list(rings)
+    return [ring for ring in rings if ring.opened.role == "core"] or rings
+
+
+def probe_state(rings: Iterable[RingState]) -> str:
+    """Return the worst state of an engine's rings: one of PROBE_STATES, or lost.
+
+    Front ends leave in good order when their core is killed: their goodbyes say nothing.
+    """
+    rings = list(rings)
+    if any(ring.is_lost for ring in rings):
+        return "lost"
+    if all(ring.is_closed for ring in chiefs(rings)):
+        return PROBE_STATES[CLOSED]
+    worst = max((ring.state for ring in rings if not ring.is_closed), default=ON)
+    return PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"

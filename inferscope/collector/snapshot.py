@@ -180,6 +180,9 @@ class EngineView:
     num_ranks: int = 1
     num_partial: int = 0
     """Steps that were split although a rank that is seen said nothing of them."""
+    num_replaced: int = 0
+    """Of its cores (of all processes, where it has none), those that went without a goodbye and
+    have been started again."""
     deployment: Deployment = Deployment()
     devices: tuple[DeviceTime, ...] = ()
     """Each device's wall time since the fold began, or since it is counted."""
@@ -188,7 +191,7 @@ class EngineView:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the engine said goodbye: then its silence is no loss."""
+        """Tell whether the engine said goodbye, by its core: then its silence is no loss."""
         return self.health.probe_state == "closed"
 
 

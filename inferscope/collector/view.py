@@ -16,6 +16,7 @@ from inferscope.collector.finals import FinalRequest
 from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
 from inferscope.collector.requests import Request
+from inferscope.collector.rings import RingState, chiefs, in_office, probe_state
 from inferscope.collector.snapshot import (
     Deployment,
     EngineView,
@@ -26,7 +27,7 @@ from inferscope.collector.snapshot import (
     Snapshot,
 )
 from inferscope.collector.windows import SECOND_NS, Bucket
-from inferscope.records import CAUSES, PROBE_STATES, EngineInfo
+from inferscope.records import CAUSES, EngineInfo
 
 Ints = NDArray[np.int64]
 
@@ -106,7 +107,8 @@ def _engine(
     plan = engine.last_plan
     alive = engine.lives.table.alive()
     held, running, waiting = _counts(engine, alive)
-    rings = list(engine.rings.values())
+    rings = in_office(engine.rings.values(), engine.now_ns)
+    gone = [ring for ring in chiefs(engine.rings.values()) if ring not in rings]
     pids = tuple(sorted({ring.opened.pid for ring in rings}))
     return EngineView(
         engine_id=engine.engine_id,
@@ -153,10 +155,11 @@ def _engine(
         series=_series(buckets),
         requests=_requests(engine, alive, max_requests, focus),
         num_requests=len(alive),
-        health=_health(collector, engine, amounts["probe_ns"], window_s),
+        health=_health(collector, engine, rings, amounts["probe_ns"], window_s),
         num_ranks_seen=num_seen,
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
+        num_replaced=sum(not ring.is_closed for ring in gone),
         deployment=_deployment(info),
         devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
@@ -218,15 +221,16 @@ def _series(buckets: list[Bucket]) -> Series:
     )
 
 
-def _health(collector: Collector, engine: EngineFold, probe_ns: int, window_s: int) -> Health:
-    rings = list(engine.rings.values())
+def _health(
+    collector: Collector,
+    engine: EngineFold,
+    rings: list[RingState],
+    probe_ns: int,
+    window_s: int,
+) -> Health:
     reports = [ring.health for ring in rings if ring.health is not None]
-    worst = max((report.state for report in reports), default=0)
-    state = PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"
-    if any(ring.is_lost for ring in rings):
-        state = "lost"
     return Health(
-        probe_state=state,
+        probe_state=probe_state(rings),
         probe_share=probe_ns / (window_s * SECOND_NS) if reports else None,
         num_records=collector.num_records,
         num_lost=collector.num_lost,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferscope.records import ON, Clock, EngineInfo, Keyframe, Live, ProbeHealth, Record, encode
+from inferscope.records import (
+    CLOSED,
+    ON,
+    Clock,
+    EngineInfo,
+    Keyframe,
+    Live,
+    ProbeHealth,
+    Record,
+    encode,
+)
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import STARTS_KEYFRAME, Identity
 from inferscope.ring.writer import RingWriter
@@ -28,10 +38,10 @@ class Time:
 class Ring:
     """Restates itself every ten seconds and says every half second that it is well."""
 
-    def __init__(self, folder: Path, time: Time) -> None:
-        self.path = folder / "core-0-1.ring"
+    def __init__(self, folder: Path, time: Time, *, role: str = "core", pid: int = 1) -> None:
+        self.path = folder / f"{role}-0-{pid}.ring"
         self._time = time
-        me = Identity("made", "core", 0, 1, "host", boot_id(), time.now_ns, 0)
+        me = Identity("made", role, 0, pid, "host", boot_id(), time.now_ns, 0)
         self._writer = RingWriter(self.path, me, capacity=1 << 18)
         self._keyframe_ns = 0
 
@@ -40,19 +50,29 @@ class Ring:
         end_ns = self._time.now_ns + round(seconds * SECOND_NS)
         while self._time.now_ns < end_ns:
             self._time.now_ns += SECOND_NS // 2
-            now_ns = self._time.now_ns
-            if now_ns - self._keyframe_ns >= 10 * SECOND_NS:
-                self._keyframe_ns = now_ns
-                keyframe = Keyframe(now_ns, ON, self._writer.last_keyframe)
-                self._write(keyframe, STARTS_KEYFRAME)
-                self._write(EngineInfo(now_ns, "made-up"))
-                self._write(Live(now_ns, b"", b"", b"", b"", b"", ()))
-                self._write(Clock(now_ns, self._time.real_ns()))
-            self._write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
-            self._writer.beat(now_ns)
+            self.tell()
+
+    def tell(self) -> None:
+        """Write what is due now."""
+        now_ns = self._time.now_ns
+        if now_ns - self._keyframe_ns >= 10 * SECOND_NS:
+            self._keyframe_ns = now_ns
+            keyframe = Keyframe(now_ns, ON, self._writer.last_keyframe)
+            self._write(keyframe, STARTS_KEYFRAME)
+            self._write(EngineInfo(now_ns, "made-up"))
+            self._write(Live(now_ns, b"", b"", b"", b"", b"", ()))
+            self._write(Clock(now_ns, self._time.real_ns()))
+        self._write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
+        self._writer.beat(now_ns)
+
+    def say_goodbye(self) -> None:
+        """End as a process does that ends well."""
+        self._write(ProbeHealth(self._time.now_ns, CLOSED, 0, 0, 0, self._time.now_ns))
+        self._writer.beat(0)
+        self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, as the kernel does for a process that is killed."""
         self._writer.close()
 
     def _write(self, record: Record, flags: int = 0) -> None:

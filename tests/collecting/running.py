@@ -31,6 +31,8 @@ class Scrape:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        series = [line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"]
+        assert len(series) == len(set(series)), "a series is told twice"
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
         self._samples = [sample for family in self.families.values() for sample in family.samples]
 

@@ -81,6 +81,33 @@ def test_a_killed_collector_leaves_engine_and_lock_and_the_next_counts_from_ther
         assert source.collector.engines["steady"].lives.num_finished > 0
 
 
+def test_an_engine_started_again_under_its_id_goes_on(tmp_path: Path) -> None:
+    rings = tmp_path / "rings"
+    with collecting(rings, tmp_path, "pins: off\n") as collector:
+        with engine_by_hand(rings, "again") as first:
+            first.do("begin a", "go a 2")
+            eventually(lambda: collector.scrape().total("inferscope_tokens_total") > 0)
+            early = collector.scrape()
+        with engine_by_hand(rings, "again") as second:
+            second.do("begin b", "go b 3", "end b stop")
+            eventually(
+                lambda: (
+                    collector.scrape().total("inferscope_requests_total", finish_reason="stop") == 1
+                )
+            )
+            late = collector.scrape()
+    assert late.one("inferscope_requests_total", finish_reason="engine_lost") == 1
+    assert late.one("inferscope_source_up", source="probe") == 1
+    assert late.one("inferscope_tokens_total", phase="decode") == 5
+    for scrape in (early, late):
+        assert scrape.one("inferscope_engine_info", gpu="thin-air") == 1
+    spent_s = [s.total("inferscope_gpu_phase_seconds_total", gpu="thin-air") for s in (early, late)]
+    until_s = [s.one("inferscope_folded_timestamp_seconds") for s in (early, late)]
+    assert len(late.all("inferscope_gpu_phase_seconds_total")) == 6
+    assert until_s[1] > until_s[0]
+    assert spent_s[1] - spent_s[0] == pytest.approx(until_s[1] - until_s[0], rel=1e-3)
+
+
 _FRAGILE = """
 class Fragile:
     is_live = True

@@ -1,0 +1,108 @@
+"""Engines that go without a goodbye, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferscope.collecting.config import PinSettings, SloSettings
+from inferscope.collecting.engines import Engines
+from inferscope.collecting.incidents import Incidents
+from inferscope.collecting.pins import Pins
+from tests.collecting.rings import SECOND_NS, Ring, Time
+from tests.collector.scripts import Finals
+
+
+class Watch:
+    """A collector's loop, with pins on `engine_lost` alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.time = Time()
+        self.engines = Engines(folder, sink=Finals(), clock=self.time)
+        settings = PinSettings(folder / "pins", before_s=1, after_s=1, on=("engine_lost",))
+        self._pins = Pins(settings, self.engines.rings, clock=self.time, say=lambda _: None)
+        self._incidents = Incidents(self._pins, on=settings.on, slo=SloSettings())
+
+    def go_on(self, seconds: float, *rings: Ring) -> None:
+        """Let time pass; these rings tell that they are well."""
+        for tick in range(round(2 * seconds)):
+            self.time.now_ns += SECOND_NS // 2
+            for ring in rings:
+                ring.tell()
+            self.engines.advance()
+            if tick % 2:
+                self._incidents.look(self.engines.snapshot())
+            self._pins.advance()
+
+    def pinned(self) -> list[str]:
+        """End; return why there was a pin, for each."""
+        self._pins.close()
+        self.engines.close()
+        return [path.stem.split("-", 2)[2] for path in (self.folder / "pins").glob("*.isr")]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    return Watch(tmp_path)
+
+
+def test_a_killed_core_is_a_loss_though_its_front_end_leaves_in_order(watch: Watch) -> None:
+    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
+    watch.go_on(20, core, front)
+    core.close()
+    watch.go_on(2, front)
+    front.say_goodbye()
+    watch.go_on(60)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.has_ended, view.health.probe_state) == (False, False, "on")
+    assert watch.pinned() == ["engine_lost"]
+
+
+def test_a_core_that_says_goodbye_is_no_loss_whatever_its_front_end_does(watch: Watch) -> None:
+    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
+    watch.go_on(20, core, front)
+    core.say_goodbye()
+    front.close()
+    watch.go_on(60)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.has_ended) == (False, True)
+    assert watch.pinned() == []
+
+
+def test_front_ends_alone_have_ended_when_all_have(watch: Watch) -> None:
+    one = Ring(watch.folder, watch.time, role="frontend")
+    other = Ring(watch.folder, watch.time, role="embedder")
+    watch.go_on(20, one, other)
+    one.say_goodbye()
+    other.close()
+    watch.go_on(60)
+    assert watch.pinned() == ["engine_lost"]
+
+
+@pytest.mark.parametrize("away_s", [0.5, 30])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
+    watch: Watch, away_s: float, is_killed: bool
+) -> None:
+    first = Ring(watch.folder, watch.time)
+    watch.go_on(20, first)
+    if is_killed:
+        first.close()
+    else:
+        first.say_goodbye()
+    (before,) = watch.engines.snapshot().engines
+    watch.go_on(away_s)
+    second = Ring(watch.folder, watch.time, pid=2)
+    watch.go_on(30, second)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.health.probe_state, view.pids) == (True, "on", (2,))
+    (device,) = view.devices
+    assert sum(device.seconds_by_ns.values()) == device.wall_ns
+    # What it was away for is nobody's time, as far as that was noticed: within five seconds.
+    passed_s = (device.wall_ns - before.devices[0].wall_ns) / SECOND_NS
+    assert passed_s == pytest.approx(30, abs=8)
+    second.say_goodbye()
+    watch.go_on(30)
+    assert watch.pinned() == ["engine_lost"] * is_killed
