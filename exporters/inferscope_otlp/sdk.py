@@ -7,10 +7,11 @@ headers, certificates and resource attributes.
 from __future__ import annotations
 
 import logging
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -32,6 +33,8 @@ _SCOPE = InstrumentationScope(names.SCOPE, inferscope.__version__)
 _UNSET = Status(StatusCode.UNSET)
 _MAX_RESOURCES = 64
 _MOST_WORDS = 400
+_LEAST = 4
+"""Characters of a secret: taking every 1 out of an error would make it unreadable."""
 
 
 class Post:
@@ -47,7 +50,7 @@ class Post:
             compression=Compression.Gzip if is_gzip else Compression.NoCompression,
         )
         self._resource = lru_cache(_MAX_RESOURCES)(lambda engine: resource(engine, settings))
-        self._words = _LastWords(urlsplit(settings.endpoint).query)
+        self._words = _LastWords((*settings.secrets, *_headers_of_environment()))
 
     def send(self, traces: list[tuple[Engine, Trace]]) -> None:
         """Send traces.
@@ -132,15 +135,25 @@ def _readable(
     )
 
 
+def _headers_of_environment() -> Iterator[str]:
+    """Return the values that the SDK adds by itself."""
+    for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        for pair in os.environ.get(name, "").split(","):
+            value = pair.partition("=")[2].strip()
+            yield from (value, unquote(value))
+
+
 class _LastWords(logging.Handler):
     """Keeps what the SDK's exporter says of a post, instead of logging it at every try.
 
     The SDK's exporter tells its caller that a post failed, and only its log why.
     """
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__(logging.WARNING)
-        self._secret = secret
+        # As they are, as an error quotes them, and without the word before ("Bearer SECRET").
+        found = {form for each in secrets for form in (each, repr(each)[1:-1], *each.split()[1:])}
+        self._secrets = sorted((each for each in found if len(each) >= _LEAST), key=len)[::-1]
         self._first = ""
         self._logger = logging.getLogger(OTLPSpanExporter.__module__)
         self._had_propagated = self._logger.propagate
@@ -158,8 +171,9 @@ class _LastWords(logging.Handler):
         return self.clean(first)
 
     def clean(self, words: str) -> str:
-        """Return words without the endpoint's query, where a key may stand."""
-        words = words.replace(self._secret, "…") if self._secret else words
+        """Return words without the headers' values and the endpoint's query: keys stand there."""
+        for secret in self._secrets:
+            words = words.replace(secret, "…")
         return words[:_MOST_WORDS]
 
     def forget(self) -> None:

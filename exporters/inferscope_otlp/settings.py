@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
@@ -11,6 +12,8 @@ from inferscope.errors import BadInput
 
 _SECTION = "exporter otlp"
 _COMPRESSIONS = ("gzip", "none")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110, section 5.6.2."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,21 @@ class Settings:
     @property
     def shown_endpoint(self) -> str:
         """Return the endpoint without a user's name and password, and without its query."""
+        return _without_secrets(self.endpoint)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return what no text that is logged may hold."""
         parts = urlsplit(self.endpoint)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+        return tuple(filter(None, (*self.headers.values(), parts.query, parts.password or "")))
+
+
+def _without_secrets(url: str) -> str:
+    """Return a URL, or what was given for one, without user, password, query and fragment."""
+    shown = re.split(r"[?#]", url)[0]
+    scheme, slashes, rest = shown.partition("//") if "//" in shown else ("", "", shown)
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 _NAMES = [each.name for each in fields(Settings)]
@@ -78,14 +94,14 @@ def _bad(name: str, value: object, wanted: str) -> BadInput:
 def _endpoint(value: object) -> str:
     example = "the URL of an OTLP/HTTP receiver, such as http://127.0.0.1:4318/v1/traces"
     if not isinstance(value, str):
-        raise _bad("endpoint", value, example)
+        raise BadInput(f"{_SECTION}: endpoint is no text. Give {example}.")
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number
         is_url = False
-    if not is_url:
-        raise _bad("endpoint", value, example)
+    if not is_url or not value.isprintable():
+        raise _bad("endpoint", _without_secrets(value), example)
     return value
 
 
@@ -98,6 +114,13 @@ def _headers(value: object) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(content, str):
             # The content may be a secret: it is not repeated.
             raise BadInput(f"{_SECTION}: the header {name!r} is no text. Put its value in quotes.")
+        if not _HEADER_NAME.fullmatch(name):
+            raise BadInput(f"{_SECTION}: {name!r} is no header's name. Give letters, digits and -.")
+        if content != content.strip() or not (content.isascii() and content.isprintable()):
+            raise BadInput(
+                f"{_SECTION}: the value of the header {name} has a line break, blanks around it or "
+                "something else that no header can have. Give the value alone."
+            )
     return dict(value)
 
 

@@ -270,7 +270,7 @@ def test_opentelemetry_is_loaded_by_opening_and_its_absence_is_one_line() -> Non
         ({"zzz": 1}, "Known: endpoint, headers"),
         ({"endpoint": "127.0.0.1:4318"}, "endpoint is '127.0.0.1:4318'"),
         ({"endpoint": "http://h:port/"}, "endpoint is"),
-        ({"endpoint": None}, "endpoint is None"),
+        ({"endpoint": None}, "endpoint is no text"),
         ({"keep_share": 2}, "keep_share is 2"),
         ({"keep_share": float("nan")}, "keep_share is nan"),
         ({"keep_share": True}, "keep_share is True"),
@@ -304,3 +304,42 @@ def test_secrets_are_shown_nowhere() -> None:
         "OTLP traces to https://host:4318/v1/traces, 0.25 of the unremarkable requests"
     )
     assert "hunter2" not in exporter.describe()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"headers": {"authorization": "Bearer hunter2\n"}},
+        {"headers": {"authorization": " hunter2"}},
+        {"headers": {"authorization": "hunter2\r\nx: y"}},
+        {"headers": {"authorization": "hunter2\u20ac"}},
+        {"headers": {"author\nization": "hunter2"}},
+        {"headers": {"": "hunter2"}},
+        {"endpoint": "ftp://user:hunter2@host//v1"},
+        {"endpoint": "user:hunter2@host:4318/v1/traces?key=hunter2"},
+        {"endpoint": "https://user:hunter2@host:x/v1?key=hunter2#hunter2"},
+        {"endpoint": "https://host/v1\n?key=hunter2"},
+        {"endpoint": ["https://host/v1?key=hunter2"]},
+    ],
+)
+def test_what_is_refused_does_not_repeat_a_secret(section: dict[str, object]) -> None:
+    with pytest.raises(BadInput) as caught:
+        OtlpExporter(section)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_the_environment_that_cannot_be_sent_is_not_logged(
+    finals: Finals,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2%0Aand-more")
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 0.5})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(lambda: exporter.num_waiting == 0)
+        close(exporter)
+    assert "not delivered" in caplog.text
+    assert "hunter2" not in caplog.text
