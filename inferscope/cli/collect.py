@@ -87,7 +87,12 @@ def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
     if pins is None:
         rows.append(("pins", "none"))
     else:
-        rows.append(("pins", f"{pins.folder}, {pins.max_mb:g} MB at most, on {', '.join(pins.on)}"))
+        rows.append(
+            (
+                "pins",
+                f"{pins.folder}, {pins.max_mb:g} MB at most, on {', '.join(pins.on) or 'nothing'}",
+            )
+        )
         rows.append(("", f"{pins.before_s:g} s before and {pins.after_s:g} s after an incident"))
         limits = (("first token", slo.ttft_ms), ("between tokens", slo.tbt_ms))
         known = [f"{what} {limit:g} ms" for what, limit in limits if limit is not None]

@@ -152,7 +152,7 @@ def _pins(section: Section | None, folder: Path) -> PinSettings:
         section.number("max_mb") or asked.max_mb,
         section.number("before_s") or asked.before_s,
         section.number("after_s") or asked.after_s,
-        section.words("on", INCIDENTS) or asked.on,
+        asked.on if (on := section.words("on", INCIDENTS)) is None else on,
     )
 
 

@@ -88,9 +88,8 @@ class Section:
             raise self._wrong(key, f"a list of: {', '.join(allowed)}")
         for word in setting.value:
             if word not in allowed:
-                raise BadInput(
-                    f"{setting.where}: {self._name(key)} has {word!r}. {near(str(word), allowed)}"
-                )
+                hint = near(word if isinstance(word, str) else "", allowed)
+                raise BadInput(f"{setting.where}: {self._name(key)} has {_shown(word)}. {hint}")
         return tuple(setting.value)
 
     def plain(self) -> dict[str, object]:
@@ -134,6 +133,8 @@ def read_document(path: Path) -> Section:
             value = None if node is None else _value(loader, node, str(path), depth=0)
         finally:
             loader.dispose()
+    except RecursionError as error:
+        raise BadInput(f"{path}: nested deeper than any setting.") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise BadInput(f"{path}:{line}: not YAML: {error.problem}.") from error
@@ -150,7 +151,7 @@ def read_scalar(text: str) -> object:
     """Read what stands in a variable as it would be read in the file."""
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float) else text
 
@@ -166,6 +167,8 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, file: str, *, depth: int) -
     settings: dict[str, Setting] = {}
     for key_node, value_node in node.value:
         where = f"{file}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise BadInput(f"{where}: a key is a list or a section. Give a name.")
         key = str(key_node.value)
         if key in settings:
             raise BadInput(f"{where}: {key} is set twice.")
@@ -176,8 +179,10 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, file: str, *, depth: int) -
 def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {key: _plain(setting.value) for key, setting in value.items()}
-    return value
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _shown(value: object) -> str:
-    return "a section" if isinstance(value, dict) else repr(value)
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    return repr(value)

@@ -76,7 +76,12 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
         ("pins: {folder: x, max_mb: true}", 1, "pins.max_mb is True. Give a number."),
         ("pins: {folder: x, max_mb: -1}", 1, "Give a number above 0"),
         ("pins: {folder: x, max_mb: .nan}", 1, "Give a number above 0"),
-        ("pins: {folder: [x]}", 1, "pins.folder is ['x']. Give text."),
+        ("pins: {folder: [x]}", 1, "pins.folder is a list. Give text."),
+        ("pins: {folder: [{x: y}]}", 1, "pins.folder is a list. Give text."),
+        ("pins: {on: [{breach: x}]}", 1, "pins.on has a section. There are: breach"),
+        ("pins: {on: [[breach]]}", 1, "pins.on has a list. There are: breach"),
+        ("\n? [a, b]\n: c", 2, "a key is a list or a section. Give a name."),
+        ("{{a: b}: c}", 1, "a key is a list or a section. Give a name."),
         ("pins: {folder: x, on: [breech]}", 1, "Did you mean breach?"),
         ("pins: {folder: x, on: breach}", 1, "Give a list of"),
         ("slo: 3", 1, "slo is 3. Give a section"),
@@ -96,6 +101,25 @@ def test_what_cannot_be_used_is_named_with_its_line(
     assert words.startswith(f"{file}:{line}: ")
     assert said in words
     assert "\n" not in words
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "{a: " * 5_000, "- " * 5_000])
+def test_what_is_nested_without_end_is_one_line(tmp_path: Path, text: str) -> None:
+    file = configured(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        read_config(file, {})
+    assert str(caught.value) == f"{file}: nested deeper than any setting."
+
+
+def test_no_incident_is_not_all_of_them(tmp_path: Path) -> None:
+    pins = read_config(configured(tmp_path, "pins: {on: []}"), {}).pins
+    assert pins is not None
+    assert pins.on == ()
+
+
+def test_what_is_in_a_list_comes_to_the_exporter_as_it_is(tmp_path: Path) -> None:
+    config = read_config(configured(tmp_path, "exporters: {x: {of: [1, {a: [b]}]}}"), {})
+    assert config.exporters == {"x": {"of": [1, {"a": ["b"]}]}}
 
 
 def test_a_variable_that_is_none_is_named(tmp_path: Path) -> None:
