@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
 
 GROUP = "inferscope.exporters"
+_OURS = "inferscope"
+"""The package whose extras are named as its exporters are."""
 
 
 class Exporter(Protocol):
@@ -79,6 +81,14 @@ class LiveExporter(Protocol):
         """Send what is left, within a bounded time, and let go of everything."""
 
 
+@runtime_checkable
+class Checkable(Protocol):
+    """What a live exporter may offer besides: `inferscope collect --check` asks for it."""
+
+    def check(self) -> None:
+        """Find out whether `open` would succeed, and leave nothing open; raise what it would."""
+
+
 def exporter_names() -> list[str]:
     """Return the formats that can be exported here."""
     return _names(is_live=False)
@@ -125,10 +135,16 @@ def is_live(exporter: type[object]) -> bool:
 
 
 def missing_extra(name: str, error: ImportError) -> BadInput:
-    """Return what to say of an exporter whose package's extra is not installed."""
-    return BadInput(
-        f'the exporter {name} needs {error.name}. Install it with: pip install "inferscope[{name}]"'
-    )
+    """Return what to say of an exporter that misses a package: ours have it as an extra."""
+    owner = next((e.dist.name for e in metadata.entry_points(group=GROUP, name=name) if e.dist), "")
+    if error.name is None:
+        why = (str(error).splitlines() or ["its import failed"])[0]
+        return BadInput(f"the exporter {name} cannot be loaded: {why}. Ask {owner or 'its maker'}.")
+    if owner == _OURS:
+        advice = f'Install it with: pip install "{_OURS}[{name}]"'
+    else:
+        advice = f"Install what {owner or 'its maker'} says that it needs."
+    return BadInput(f"the exporter {name} needs {error.name}. {advice}")
 
 
 def _names(*, is_live: bool) -> list[str]:

@@ -80,7 +80,8 @@ def test_an_exporter_whose_extra_is_missing_says_what_to_install(tmp_path: Path,
     )  # fmt: skip
     assert done.returncode == 2
     assert "needs a_heavy_dependency" in done.stderr
-    assert 'pip install "inferscope[parquet]"' in done.stderr
+    assert "Install what third-party says that it needs." in done.stderr
+    assert "pip install" not in done.stderr
 
 
 def test_the_core_loads_no_exporter_by_itself() -> None:

@@ -61,19 +61,29 @@ class OtlpExporter:
             line += f", {settings.keep_share:g} of the unremarkable requests"
         return line
 
+    def check(self) -> None:
+        """Import OpenTelemetry; its receiver may come later.
+
+        Raises:
+            BadInput: it is not installed here.
+        """
+        try:
+            import inferscope_otlp.sdk  # noqa: F401
+        except ImportError as error:
+            raise BadInput(
+                f"the exporter otlp needs {error.name}. "
+                'Install it with: pip install "inferscope[otlp]"'
+            ) from error
+
     def open(self) -> None:
         """Make ready to send.
 
         Raises:
             BadInput: OpenTelemetry is not installed here.
         """
-        try:
-            from inferscope_otlp.sdk import Post
-        except ImportError as error:
-            raise BadInput(
-                f"the exporter otlp needs {error.name}. "
-                'Install it with: pip install "inferscope[otlp]"'
-            ) from error
+        self.check()
+        from inferscope_otlp.sdk import Post
+
         self._post = Post(self._settings)
         self._courier = Courier(
             self._deliver,

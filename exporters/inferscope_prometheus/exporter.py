@@ -6,6 +6,7 @@ are there: it sees all numbers of one moment, takes no lock and stops nobody.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -56,6 +57,24 @@ class PrometheusExporter:
         """Say where it serves."""
         return f"serves http://{self._host}:{self._port}/metrics"
 
+    def check(self) -> None:
+        """Import the client library and try the address.
+
+        Raises:
+            BadInput: the address cannot be had.
+        """
+        from prometheus_client import start_http_server  # noqa: F401
+
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                self._host, self._port, type=socket.SOCK_STREAM
+            )[0]
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+                tried.bind(address)
+        except OSError as error:
+            raise self._cannot_serve(error) from error
+
     def open(self) -> None:
         """Bind and serve.
 
@@ -74,10 +93,7 @@ class PrometheusExporter:
         try:
             self._server = start_http_server(self._port, self._host, registry)
         except OSError as error:
-            raise BadInput(
-                f"the exporter prometheus cannot serve on {self._host}:{self._port}: "
-                f"{error.strerror}. Set exporters.prometheus.port."
-            ) from error
+            raise self._cannot_serve(error) from error
         self._port = self._server[0].server_port
 
     def step(self, step: FinalStep) -> None:
@@ -113,6 +129,12 @@ class PrometheusExporter:
         server.shutdown()
         server.server_close()
         thread.join(1.0)
+
+    def _cannot_serve(self, error: OSError) -> BadInput:
+        return BadInput(
+            f"the exporter prometheus cannot serve on {self._host}:{self._port}: "
+            f"{error.strerror}. Set exporters.prometheus.port."
+        )
 
     def _numbers(self, engine_id: str) -> Numbers:
         numbers = self._by_engine.get(engine_id)

@@ -18,7 +18,7 @@ from types import FrameType
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
-from inferscope.collecting.outlets import Outlets, make_exporters
+from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.probe.clock import SystemClock
@@ -28,7 +28,9 @@ from inferscope.ring.discovery import find_engines
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML (default: prometheus)")
-    parser.add_argument("--check", action="store_true", help="say what it would do, and leave")
+    parser.add_argument(
+        "--check", action="store_true", help="say what it would do and whether it could, and leave"
+    )
     parser.epilog = f"""exporters installed: {", ".join(live_exporter_names())}
 
 examples:
@@ -78,7 +80,8 @@ def _say(line: str) -> None:
 
 
 def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
-    """Print what a collector would do."""
+    """Print what a collector would do, unless it could not."""
+    check_exporters(exporters)
     now_ns = time.monotonic_ns()
     num_alive = sum(engine.is_alive(now_ns) for engine in find_engines(config.rings))
     rows = [("rings", f"{config.rings}, engines there now: {num_alive}")]

@@ -10,7 +10,7 @@ from typing import TypeVar
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
-from inferscope.exporting import LiveExporter, load_live_exporter, missing_extra
+from inferscope.exporting import Checkable, LiveExporter, load_live_exporter, missing_extra
 
 Final = TypeVar("Final")
 
@@ -34,6 +34,20 @@ def make_exporters(
         except BadInput as error:
             raise BadInput(f"exporters.{name}: {error}") from error
     return made
+
+
+def check_exporters(exporters: Mapping[str, LiveExporter]) -> None:
+    """Find out whether all could be opened, as far as they can tell without being opened.
+
+    Raises:
+        BadInput: one could not, with the reason.
+    """
+    for name, exporter in exporters.items():
+        if isinstance(exporter, Checkable):
+            try:
+                exporter.check()
+            except ImportError as error:
+                raise missing_extra(name, error) from error
 
 
 class Outlets:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from inferscope.collecting.outlets import check_exporters, make_exporters
 from inferscope.collector.source import RecordingSource
+from inferscope.errors import BadInput
 from tests.cli.running import inferscope
 from tests.collecting.running import collecting, engine_by_hand, eventually
 
@@ -116,8 +120,12 @@ class Fragile:
     def describe(self):
         return "is fragile"
     def open(self):
+        self.check()
+    def check(self):
         if self.settings.get("is_heavy"):
             import a_heavy_dependency
+        if self.settings.get("is_odd"):
+            raise ImportError("it is odd")
     def step(self, step):
         raise RuntimeError("it broke")
     def request(self, request):
@@ -156,25 +164,53 @@ def test_an_exporter_that_raises_is_switched_off_and_the_others_go_on(tmp_path: 
         assert collector.stop() == 0
 
 
-def test_an_exporter_whose_extra_is_missing_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "option", "said"),
+    [
+        ("is_heavy", "", "needs a_heavy_dependency. Install what third-party says that it needs."),
+        ("is_odd", "--check", "cannot be loaded: it is odd. Ask third-party."),
+    ],
+)
+def test_an_exporter_that_misses_a_package_is_named_with_its_owner(
+    tmp_path: Path, setting: str, option: str, said: str
+) -> None:
     path = install(tmp_path)
     file = tmp_path / "collect.yaml"
-    file.write_text("exporters: {fragile: {is_heavy: true}}", encoding="utf-8")
-    done = inferscope("collect", "--config", str(file), rings=tmp_path, PYTHONPATH=path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "inferscope: the exporter fragile needs a_heavy_dependency. "
-        'Install it with: pip install "inferscope[fragile]"'
-    ]
+    file.write_text(f"exporters: {{fragile: {{{setting}: true}}}}", encoding="utf-8")
+    words = ["collect", "--config", str(file), *filter(None, [option])]
+    done = inferscope(*words, rings=tmp_path, PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [f"inferscope: the exporter fragile {said}"]
+
+
+def test_ours_say_which_extra_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporters = make_exporters({"prometheus": {"port": 0}})
+    check_exporters(exporters)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(BadInput, match=r'pip install "inferscope\[prometheus\]"$'):
+        check_exporters(exporters)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
+def test_check_tries_the_address(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        exporters = make_exporters({"prometheus": {"host": host, "port": port}})
+        with pytest.raises(BadInput, match=f"cannot serve on {host}:{port}: .+ Set exporters"):
+            check_exporters(exporters)
+    if host == "127.0.0.1":
+        check_exporters(exporters)
 
 
 def test_check_says_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "collect.yaml"
-    file.write_text(f"pins: {{folder: {tmp_path}/pins}}\nslo: {{ttft_ms: 500}}", encoding="utf-8")
+    settings = f"pins: {{folder: {tmp_path}/pins, on: []}}\nslo: {{ttft_ms: 500}}\n"
+    file.write_text(settings + "exporters: {prometheus: {port: 0}, otlp: }", encoding="utf-8")
     done = inferscope("collect", "--config", str(file), "--check", rings=tmp_path / "rings")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "http://127.0.0.1:9464/metrics" in done.stdout
+    assert "http://127.0.0.1:0/metrics" in done.stdout
+    assert "on nothing" in done.stdout
     assert "first token 500 ms" in done.stdout
     assert not (tmp_path / "pins").exists()
     assert not (tmp_path / "rings").exists()
