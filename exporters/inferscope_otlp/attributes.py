@@ -88,7 +88,9 @@ def _latencies(request: FinalRequest) -> Attributes:
     return _known(
         {
             names.LATENCY_QUEUE: _seconds(queued, admitted),
-            names.LATENCY_TTFT: _seconds(request.arrived_ns, first),
+            names.LATENCY_TTFT: (
+                None if request.is_in_one_piece else _seconds(request.arrived_ns, first)
+            ),
             names.LATENCY_E2E: _seconds(request.arrived_ns, last),
             names.LATENCY_PREFILL: _seconds(admitted, first),
             names.LATENCY_DECODE: _seconds(first, last),

@@ -47,8 +47,8 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 def tbt_ns_of(request: FinalRequest) -> Ints | None:
-    """Return a request's gaps between tokens, None where it has none or part was not seen."""
-    if len(request.token_times_ns) < 2 or request.joined_late:
+    """Return a request's gaps between tokens, None where there are none or part was not seen."""
+    if request.is_in_one_piece or len(request.token_times_ns) < 2 or request.joined_late:
         return None
     times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
     return times_ns[1:] - times_ns[:-1]

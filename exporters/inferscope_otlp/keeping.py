@@ -27,9 +27,11 @@ def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: Settings) -> 
     """Return, for each threshold that is set and can be decided, whether the request kept to it.
 
     TTFT is bad as soon as the deadline passes without a token, whatever the request's end. TBT is
-    judged by the longest of the gaps.
+    judged by the longest of the gaps. An answer in one piece has neither.
     """
     found: dict[str, bool] = {}
+    if request.is_in_one_piece:
+        return found
     if settings.ttft_ms is not None:
         first_ns, limit_ns = request.first_token_ns, settings.ttft_ms * _NS_PER_MS
         if first_ns is not None:

@@ -86,11 +86,28 @@ class Counts:
     def add_request(self, request: FinalRequest, *, recomputed_ns: int) -> None:
         """Count a request that was seen from its beginning to its end."""
         durations = self.histograms
-        arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
         ledger_ns = request.ledger_ns
-        durations["request_duration"].add(request.delivered_ns - arrived_ns)
+        durations["request_duration"].add(request.delivered_ns - request.arrived_ns)
         durations["request_queue"].add(sum(ledger_ns.get(c, 0) for c in names.QUEUES))
         durations["request_stall"].add(sum(ledger_ns.get(c, 0) for c in names.STALLS))
+        if not request.is_in_one_piece:
+            self._add_tokens(request)
+        self.gpu_ns["prefill"].add(request.prefill_ns)
+        self.gpu_ns["decode"].add(request.decode_ns)
+        self.finishes[request.finish] += 1
+        for cause, spent_ns in ledger_ns.items():
+            self.cause_ns[cause] += spent_ns
+        self.tokens["prefill", "cached"] += request.cached_tokens
+        if request.finish in names.CANCELS:
+            spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns
+            self.waste_ns["cancel"] += max(0, spent_ns)
+        self.flops["prefill"] += request.prefill_flops or 0
+        self.flops["decode"] += request.decode_flops or 0
+
+    def _add_tokens(self, request: FinalRequest) -> None:
+        """Count when its tokens came; those of an answer in one piece came with it."""
+        durations = self.histograms
+        arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
         if first_ns is not None:
             durations["time_to_first_token"].add(first_ns - arrived_ns)
             if request.admitted_ns is not None:
@@ -104,17 +121,6 @@ class Counts:
         times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
         if len(times_ns) > 1:
             durations["time_between_tokens"].add_all(np.diff(times_ns))
-        self.gpu_ns["prefill"].add(request.prefill_ns)
-        self.gpu_ns["decode"].add(request.decode_ns)
-        self.finishes[request.finish] += 1
-        for cause, spent_ns in ledger_ns.items():
-            self.cause_ns[cause] += spent_ns
-        self.tokens["prefill", "cached"] += request.cached_tokens
-        if request.finish in names.CANCELS:
-            spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns
-            self.waste_ns["cancel"] += max(0, spent_ns)
-        self.flops["prefill"] += request.prefill_flops or 0
-        self.flops["decode"] += request.decode_flops or 0
 
 
 class Residual:

@@ -53,8 +53,11 @@ class Incidents:
 def is_breach(slo: SloSettings, request: FinalRequest) -> bool:
     """Tell whether a request missed a threshold: its first token, or any gap between two.
 
-    A request that ended without a token has missed its deadline if it waited that long.
+    A request that ended without a token has missed its deadline if it waited that long. An answer
+    in one piece has no first token that somebody waits for, and no gaps.
     """
+    if request.is_in_one_piece:
+        return False
     if slo.ttft_ms is not None:
         first_ns = request.first_token_ns
         waited_ns = (request.delivered_ns if first_ns is None else first_ns) - request.arrived_ns

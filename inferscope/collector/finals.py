@@ -83,6 +83,14 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """From when until when it was out of the running batch; as many as `num_preemptions`."""
 
     @property
+    def is_in_one_piece(self) -> bool:
+        """Tell whether its answer is known to have gone out whole: all tokens came with the body.
+
+        Its first token is then its last, and says nothing of how long anybody waits for one.
+        """
+        return self.attributes.get("stream", "").lower() == "false"
+
+    @property
     def tbt_ns(self) -> list[int]:
         """Gaps between emission events."""
         times = self.token_times_ns

@@ -143,6 +143,9 @@ _FINE = FinalRequest(
         (SloSettings(200, 50), replace(_FINE, token_times_ns=array("q", [100 * _MS])), False),
         (SloSettings(299, None), replace(_FINE, first_token_ns=None), True),
         (SloSettings(300, None), replace(_FINE, first_token_ns=None), False),
+        (SloSettings(99, 99), replace(_FINE, attributes={"stream": "false"}), False),
+        (SloSettings(99, None), replace(_FINE, attributes={"stream": "true"}), True),
+        (SloSettings(99, None), replace(_FINE, attributes={"endpoint": "/v1"}), True),
     ],
 )
 def test_a_breach_is_a_late_first_token_or_a_long_gap(

@@ -14,7 +14,7 @@ _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
     server = Server(tmp_path, "builtin")
-    with receiving() as sink, collecting(server.rings, tmp_path, _OTLP % sink.url):
+    with receiving() as sink, collecting(server.rings, tmp_path, _OTLP % sink.url) as collector:
         server.wait()
         status, answer, _ = server.post(
             "/v1/completions",
@@ -23,6 +23,12 @@ def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
         )
         assert status == 200
         eventually(lambda: bool(sink.spans()))
+        eventually(lambda: collector.scrape().total("inferscope_requests_total") == 1)
+        # It was no stream: all its tokens came with the answer.
+        scrape = collector.scrape()
+        assert scrape.one("inferscope_request_duration_seconds_count") == 1
+        for name in ("time_to_first_token", "time_between_tokens", "time_per_output_token"):
+            assert scrape.one(f"inferscope_{name}_seconds_count") == 0
         server.stop()
     spans = {received.name: received for received in sink.spans()}
     root = spans["text_completion builtin"]
@@ -30,6 +36,7 @@ def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
     assert root.span.parent_span_id.hex() == _PARENT
     assert root.attributes["gen_ai.usage.output_tokens"] == answer["usage"]["completion_tokens"]
     assert root.attributes["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+    assert root.attributes["gen_ai.request.stream"] is False
     assert "of-the-client" in root.attributes.values()
     for name in ("inferscope.queue", "inferscope.prefill", "inferscope.decode"):
         child = spans[name].span

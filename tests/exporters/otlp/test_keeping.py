@@ -27,6 +27,23 @@ def kept(finals: Finals, requests: list[FinalRequest], **settings: object) -> di
         return {root.attributes["inferscope.request.id"]: root.attributes for root in sink.roots()}
 
 
+def test_an_answer_in_one_piece_breaches_no_threshold_of_tokens(finals: Finals) -> None:
+    one = finals.requests[0]
+    requests = [
+        replace(
+            one, request_id=stream or "unknown", attributes={"stream": stream} if stream else {}
+        )
+        for stream in ("true", "false", "")
+    ]
+    arrived = kept(finals, requests, ttft_ms=1e-6, tbt_ms=1e-6)
+    for name, told in arrived.items():
+        has = name != "false"
+        assert (told.get("inferscope.slo.ttft") == "bad") is has
+        assert (told.get("inferscope.slo.tbt") == "bad") is has
+        assert ("gen_ai.latency.time_to_first_token" in told) is has
+    assert len(arrived) == 3
+
+
 def test_breaches_are_kept_whatever_the_share(finals: Finals) -> None:
     ttfts = {
         request.request_id: (request.first_token_ns or 0) - request.arrived_ns
