@@ -79,6 +79,11 @@ class Engines:
         views = [view for engine in self._followed.values() for view in engine.views()]
         return Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
 
+    def through_ns(self) -> int:
+        """Return up to when all engines in sight are folded."""
+        folded = (engine.through_ns for engine in self._followed.values())
+        return min(folded, default=self._clock.monotonic_ns())
+
     def rings(self) -> Iterator[Path]:
         """Return the rings of all engines in sight."""
         for engine in self._followed.values():
@@ -187,6 +192,11 @@ class _Followed:
         if not self._gate.is_open and self._source.collector.now_ns >= self._counts_from_ns:
             self._gate.is_open = True
             self._before = next(iter(self._look()), None)
+
+    @property
+    def through_ns(self) -> int:
+        """Return up to when its records are folded."""
+        return self._source.collector.now_ns
 
     def is_forgotten(self, now_ns: int) -> bool:
         """Tell whether its last process is gone for long."""

@@ -16,6 +16,8 @@ from inferscope.probe.clock import Clock
 
 LOOK_NS = 1_000_000_000
 _PAUSE_S = 0.1
+_CATCH_UP_NS = 1_000_000_000
+"""At the end, at most; a step under way is waited for half as long."""
 
 
 class Wishes(Protocol):
@@ -55,7 +57,7 @@ class Service:
                     look_ns = self._clock.monotonic_ns() + LOOK_NS
                     self._look()
                 time.sleep(_PAUSE_S)
-            self._turn(wishes)
+            self._catch_up(wishes)
             self._look()
         finally:
             if self._pins is not None:
@@ -73,6 +75,16 @@ class Service:
         self._outlets.request(request)
         if self._incidents is not None:
             self._incidents.request(request)
+
+    def _catch_up(self, wishes: Wishes) -> None:
+        """Go on until all that was said before now is folded: the fold stays behind the rings."""
+        now_ns = self._clock.monotonic_ns()
+        while True:
+            self._turn(wishes)
+            is_late = self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
+            if is_late or self._engines.through_ns() >= now_ns:
+                return
+            time.sleep(_PAUSE_S / 4)
 
     def _turn(self, wishes: Wishes) -> None:
         self._engines.advance()
