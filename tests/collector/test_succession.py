@@ -1,0 +1,57 @@
+"""Processes that are started again: whose device it is, and that its time is told once."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscope.collector.view import snapshot
+from tests.collector.scripts import MS, Ring, Script, assert_all_closes
+
+
+def serve(core: Ring, name: str, *, from_ms: float, num_steps: int, first_step: int = 0) -> None:
+    core.script.at(from_ms)
+    mine = core.queued(name)
+    core.admitted(mine)
+    for n in range(num_steps):
+        rows = [(mine, 1, 8 + n) if n else (mine, 8, 0)]
+        start_ms = from_ms + 10 * n
+        core.step(first_step + n, rows, start_ms=start_ms, end_ms=start_ms + 8)
+    core.finished(mine)
+    core.health()
+
+
+@pytest.mark.parametrize("num_lives", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_that_is_started_again_is_one_device(num_lives: int, num_ranks: int) -> None:
+    script = Script()
+    for life in range(num_lives):
+        script.at(1000 * life)
+        cores = [script.ring(rank=rank) for rank in range(num_ranks)]
+        for core in cores:
+            core.keyframe(dp_rank=core.rank)
+            serve(core, f"{life}-{core.rank}", from_ms=1000 * life + 10, num_steps=5)
+    collector, finals = script.play(until_ms=1000 * num_lives)
+    (engine,) = snapshot(collector, window_ns=10**9, mode="live").engines
+    names = ["gpu"] if num_ranks == 1 else ["gpu#0", "gpu#1"]
+    assert [device.device for device in engine.devices] == names
+    for device in engine.devices:
+        busy_ns = device.seconds_by_ns["prefill"] + device.seconds_by_ns["decode"]
+        assert busy_ns == num_lives * 5 * 8 * MS
+        assert device.wall_ns == 1000 * num_lives * MS
+    assert engine.num_ranks_seen == num_ranks
+    assert engine.num_replaced == (num_lives - 1) * num_ranks
+    assert len(finals.requests) == num_lives * num_ranks
+    assert_all_closes(collector, finals)
+
+
+def test_two_at_once_under_one_name_are_told_as_one() -> None:
+    script = Script()
+    one, other = script.ring(), script.ring()
+    for n in range(4):
+        serve(one, f"a{n}", from_ms=100 * n, num_steps=3, first_step=3 * n)
+        serve(other, f"b{n}", from_ms=100 * n + 30, num_steps=3, first_step=100 + 3 * n)
+    collector, finals = script.play(until_ms=8000)
+    (device,) = collector.devices()
+    assert device.seconds_by_ns["prefill"] + device.seconds_by_ns["decode"] == 2 * 4 * 3 * 8 * MS
+    assert device.wall_ns == 2 * 8000 * MS
+    assert_all_closes(collector, finals)
