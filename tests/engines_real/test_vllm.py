@@ -39,13 +39,19 @@ def of_kind(lines: Lines, kind: str) -> Lines:
     return [line for line in lines if line["kind"] == kind]
 
 
-def hold_to_the_laws(lines: Lines, asks: list[Ask]) -> dict[str, Any]:
+def hold_to_the_laws(
+    lines: Lines, asks: list[Ask], *, was_core_killed: bool = False
+) -> dict[str, Any]:
     """Hold an export against the clients' account; return what was seen, for the test to demand.
+
+    A core that is killed while a worker executes never tells who was in that step: that one, and
+    no other, may be unjoined.
 
     Σ tokens of a request's slices = prompt - cached + outputs - 1 + recomputed, exactly.
     """
     (run,) = of_kind(lines, "run")
-    assert (run["lost"], run["late"], run["unjoined"]) == (0, 0, 0)
+    assert (run["lost"], run["late"]) == (0, 0)
+    assert run["unjoined"] <= was_core_killed
     computed: collections.Counter[str] = collections.Counter()
     guessed: collections.Counter[str] = collections.Counter()
     again: collections.Counter[str] = collections.Counter()
@@ -200,7 +206,8 @@ def test_cached_and_chunked_prompts_are_counted_to_the_token(tmp_path: Path) -> 
     lines = export(server)
     lost = [r for r in of_kind(lines, "request") if r["finish"] == "engine_lost"]
     assert {request["external_id"] for request in lost} == {ask.name for ask in dying}
-    seen = hold_to_the_laws([line for line in lines if line not in lost], asks)
+    answered = [line for line in lines if line not in lost]
+    seen = hold_to_the_laws(answered, asks, was_core_killed=True)
     report("prefix cache", seen, agreement(lines, asks))
     assert seen["cached"] > 0
     assert seen["recomputed"] == seen["guessed"] == 0
