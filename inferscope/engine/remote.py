@@ -25,6 +25,7 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe import Probe
 
 _GRACE_S = 10.0
+_STDERR = 2
 
 
 class WorkerLost(InferScopeError):
@@ -114,6 +115,7 @@ class RemoteRunner:
                 [sys.executable, "-m", "inferscope.engine.worker", str(theirs.fileno()), setting],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=_STDERR,  # ours may be a pipe on which somebody reads our words
             )
             self._pipe = Connection(ours.detach())
         self._num_told = [0] * options.max_running

@@ -29,6 +29,8 @@ from inferscope.engine.server.written import Written
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
+logger = logging.getLogger(__name__)
+
 _ACCEPT_AT_ONCE = 8
 """Connections that one API server takes in a row: of a burst, the others shall have theirs."""
 _BACKLOG = 2048
@@ -74,8 +76,10 @@ class _Process:
         self._exchanges: set[Exchange] = set()
         self._link: Link | None = None
         self._server: _Server | None = None
+        self._is_deaf = False
 
-    async def run(self) -> None:
+    async def run(self) -> int:
+        """Serve until told to stop; return the process's exit code."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         listen_to_parent(
@@ -115,10 +119,23 @@ class _Process:
             )
         )
         receiving = asyncio.create_task(link.receive())
+        receiving.add_done_callback(self._on_deaf)
         await self._server.serve([socket.socket(fileno=settings.handle)])
         receiving.cancel()
         probe.close()
         link.close()
+        return 1 if self._is_deaf else 0
+
+    def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
+        """End this process when it can no longer hear the engine; another takes its place."""
+        if receiving.cancelled():
+            return
+        logger.error("the way from the engine has failed", exc_info=receiving.exception())
+        assert self._link is not None
+        assert self._server is not None
+        self._is_deaf = True
+        self._link.lose()
+        self._server.should_exit = True
 
     def _on_word(self, word: str) -> None:
         if self._link is None or self._server is None:
@@ -147,11 +164,10 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = msgspec.json.decode(sys.argv[1], type=ApiSettings)
     try:
-        asyncio.run(_Process(settings).run())
+        return asyncio.run(_Process(settings).run())
     except InferScopeError as error:
         say(Failed(str(error), error.exit_code))
         return error.exit_code
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import logging
 import shutil
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -44,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_MS = 100
 """Between looks at what other threads have decided."""
-_WELCOME_MS = 5000
+_WELCOME_S = 5.0
+_WELCOME_LOOK_MS = 2
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
@@ -60,12 +63,31 @@ class CoreSettings(msgspec.Struct, frozen=True):
 class _Link:
     """The way down to one API server."""
 
-    __slots__ = ("is_broken", "name", "socket")
+    __slots__ = ("_lock", "_socket", "is_broken", "is_told", "name")
 
     def __init__(self, name: str, socket: zmq.Socket[bytes]) -> None:
         self.name = name
-        self.socket = socket
         self.is_broken = False
+        self.is_told = False
+        self._socket = socket
+        # Of a socket that the loop's thread sends on and the main thread closes. Nobody waits
+        # while holding it.
+        self._lock = threading.Lock()
+
+    def send(self, message: bytes) -> bool:
+        """Send if there is room."""
+        with self._lock:
+            if self._socket.closed:
+                return False
+            try:
+                self._socket.send(message, zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return False
+            return True
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        with self._lock:
+            self._socket.close(linger=linger_ms)
 
 
 class Core:
@@ -83,7 +105,8 @@ class Core:
         """By the identity that ZeroMQ gave the API server."""
         self._link_of: dict[str, _Link] = {}
         """By request. The main thread adds, the loop's thread removes."""
-        self._told_stuck: set[str] = set()
+        self._unwelcomed: dict[_Link, float] = {}
+        """Until when each may take to accept our connection."""
 
     def serve(self, words: SimpleQueue[str]) -> None:
         """Serve until a word from the parent says stop.
@@ -93,13 +116,13 @@ class Core:
         """
         self._engine.start(self._deliver)
         while self._obeys(words) and self._engine.failure is None:
-            if self._inbox.poll(_LOOK_MS):
-                identity, message = self._inbox.recv_multipart()
-                self._take(identity, decode_from_server(message))
+            if self._inbox.poll(_WELCOME_LOOK_MS if self._unwelcomed else _LOOK_MS):
+                self._receive(self._inbox.recv_multipart())
+            self._greet()
             self._tell_of_stuck()
         self._engine.close()
         for link in self._links.values():
-            link.socket.close(linger=LINGER_MS)
+            link.close(linger_ms=LINGER_MS)
         self._inbox.close()
         self._context.term()
         if self._engine.failure is not None:
@@ -116,9 +139,18 @@ class Core:
 
     def _tell_of_stuck(self) -> None:
         for link in self._links.values():
-            if link.is_broken and link.name not in self._told_stuck:
-                self._told_stuck.add(link.name)
+            if link.is_broken and not link.is_told:
+                link.is_told = True
                 say(Stuck(link.name))
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            identity, content = frames
+            message = decode_from_server(content)
+        except (ValueError, msgspec.MsgspecError):
+            logger.warning("a message to the engine is malformed, and was dropped")
+            return
+        self._take(identity, message)
 
     def _take(self, identity: bytes, message: FromServer) -> None:
         if isinstance(message, Submit):
@@ -126,7 +158,8 @@ class Core:
         elif isinstance(message, Cancel):
             self._engine.cancel(message.request_id, message.reason)
         else:
-            self._links[identity] = self._connect(message)
+            link = self._links[identity] = self._connect(message)
+            self._unwelcomed[link] = time.monotonic() + _WELCOME_S
 
     def _connect(self, hello: Hello) -> _Link:
         socket = self._context.socket(zmq.PUSH)
@@ -134,17 +167,23 @@ class Core:
         # What is sent to a process that is gone must fail, not wait for its return.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.sndtimeo = _WELCOME_MS
         socket.connect(hello.address)
-        link = _Link(hello.name, socket)
-        try:
-            socket.send(self._welcome)
-        except zmq.Again:
-            link.is_broken = True
-        return link
+        return _Link(hello.name, socket)
+
+    def _greet(self) -> None:
+        """Welcome those who have accepted our connection."""
+        now_s = time.monotonic()
+        for link, deadline_s in list(self._unwelcomed.items()):
+            if link.is_broken or link.send(self._welcome):
+                del self._unwelcomed[link]
+            elif now_s > deadline_s:
+                link.is_broken = True
 
     def _submit(self, identity: bytes, asked: Submit) -> None:
-        link = self._links[identity]
+        link = self._links.get(identity)
+        if link is None:
+            self._refuse(identity, asked, "stopped", "this API server is not known to the engine.")
+            return
         if link.is_broken:
             return
         # Before the engine has it: the first output may come before `submit` returns.
@@ -159,8 +198,12 @@ class Core:
             )
         except InferScopeError as error:
             self._link_of.pop(asked.request_id, None)
-            refused = Refused(asked.request_id, _kind_of(error), str(error))
-            self._inbox.send_multipart([identity, encode(refused)])
+            self._refuse(identity, asked, _kind_of(error), str(error))
+        if link.is_broken:  # by the loop's thread, which may not have seen this one
+            self._engine.cancel(asked.request_id, "server_abort")
+
+    def _refuse(self, identity: bytes, asked: Submit, kind: Refusal, message: str) -> None:
+        self._inbox.send_multipart([identity, encode(Refused(asked.request_id, kind, message))])
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Send what a step did to the API servers; runs in the loop's thread."""
@@ -185,19 +228,18 @@ class Core:
         for link, step in steps.items():
             if link.is_broken:
                 continue
-            try:
-                link.socket.send(encode(step), zmq.NOBLOCK)
-            except zmq.ZMQError:
+            if not link.send(encode(step)):
                 link.is_broken = True
                 self._cancel_all(link)
 
     def _forget(self, name: str) -> None:
         """Give up an API server that is gone."""
-        for link in self._links.values():
+        for identity, link in list(self._links.items()):
             if link.name == name:
                 link.is_broken = True
-                self._told_stuck.add(name)  # by the one who told us
+                del self._links[identity]
                 self._cancel_all(link)
+                link.close()
 
     def _cancel_all(self, gone: _Link) -> None:
         """Cancel the requests of an API server that is gone; either thread."""

@@ -33,6 +33,8 @@ _LAST_WORDS_S = 1.0
 _CORE_GRACE_S = 5.0
 _API_GRACE_S = 4.0
 """Beyond the time that requests under way are given."""
+_LOOK_S = 0.2
+"""Between looks at a child whose pipe is open."""
 _SEND_BUFFER_BYTES = 16 << 10
 _UNSENT_BYTES = 8 << 10
 """Small, so that a client that does not read is seen before a whole answer is in flight to it."""
@@ -63,6 +65,7 @@ class _Child:
     process: asyncio.subprocess.Process
     rank: int = -1
     is_ready: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def say(self, word: str) -> None:
         """Send a line; the child may be gone."""
@@ -290,12 +293,25 @@ class Supervisor:
 
     async def _watch(self, child: _Child) -> None:
         """Put a child's words and its end into the queue."""
+        hearing = asyncio.create_task(self._hear(child))
+        # The pipe's end alone does not say it, nor does `wait`, which is for that end too: a
+        # child's own child may hold the pipe.
+        while child.process.returncode is None and not hearing.done():
+            await asyncio.wait((hearing,), timeout=_LOOK_S)
+        await asyncio.wait((hearing,), timeout=_LOOK_S)
+        code = child.process.returncode
+        if code is None:
+            code = await child.process.wait()
+        hearing.cancel()
+        child.ended.set()
+        self._events.put_nowait(_Ended(child, code))
+
+    async def _hear(self, child: _Child) -> None:
         assert child.process.stdout is not None
         while line := await child.process.stdout.readline():
             # Anything else on it is a library's, which takes it for a terminal.
             with contextlib.suppress(msgspec.DecodeError):
                 self._events.put_nowait(_Said(child, _decode_word(line)))
-        self._events.put_nowait(_Ended(child, await child.process.wait()))
 
     async def _stop_servers(self) -> None:
         for child in self._servers:
@@ -309,7 +325,7 @@ class Supervisor:
 
     async def _wait_for(self, children: list[_Child], grace_s: float) -> None:
         """Wait for children to end; a second signal ends the wait."""
-        ends = asyncio.gather(*(child.process.wait() for child in children))
+        ends = asyncio.gather(*(child.ended.wait() for child in children))
         signals = asyncio.create_task(self._next_signal())
         await asyncio.wait((ends, signals), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         signals.cancel()
@@ -325,7 +341,7 @@ class Supervisor:
         children = [child for child in (self._core, *self._servers) if child is not None]
         for child in children:
             _kill(child)
-        await asyncio.gather(*(child.process.wait() for child in children))
+        await asyncio.gather(*(child.ended.wait() for child in children))
         await asyncio.gather(*self._watchers)
 
 

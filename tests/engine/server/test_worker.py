@@ -47,6 +47,11 @@ def test_each_tells_its_part_and_the_ledgers_close(apart: Server) -> None:
     assert not of(StepSlices, ring(apart, "worker"))
 
 
+def test_the_worker_does_not_hold_the_pipe_of_the_engines_words(apart: Server) -> None:
+    pid = int(ring(apart, "worker").stem.rpartition("-")[2])
+    assert os.readlink(f"/proc/{pid}/fd/1") == os.readlink(f"/proc/{pid}/fd/2")
+
+
 def test_a_killed_worker_takes_the_engine_along_and_its_records_stay(apart: Server) -> None:
     pid = int(ring(apart, "worker").stem.rpartition("-")[2])
     children = apart.children()
