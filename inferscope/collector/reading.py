@@ -69,7 +69,7 @@ def _slots_of(
     slots = ring.slots.slots(indices)
     if not len(slots):
         return slots, False
-    if np.minimum.reduce(slots):
+    if np.count_nonzero(slots) == len(slots):
         return slots, True
     for at in np.flatnonzero(slots == 0).tolist():
         index = int(indices[at])
@@ -81,4 +81,4 @@ def _slots_of(
             request.bind(ring.slots, index)
             slot = request.slot
         slots[at] = slot
-    return slots, bool(np.minimum.reduce(slots))
+    return slots, np.count_nonzero(slots) == len(slots)

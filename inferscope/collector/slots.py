@@ -70,7 +70,7 @@ class SlotMap:
         at = indices & np.uint32(len(self._owner) - 1)
         found: Ints = self._slot.take(at)
         is_other = self._owner.take(at) != indices
-        if np.logical_or.reduce(is_other):
+        if np.count_nonzero(is_other):
             found[is_other] = NOBODY
         if self._stragglers:
             for at_row in np.flatnonzero(found == NOBODY).tolist():
