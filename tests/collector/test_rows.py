@@ -75,5 +75,5 @@ def test_what_a_line_says_is_within_a_bound_is(seed: int) -> None:
     for most in (int(values.max()) - 1, int(values.max()), draw.randint(0, 2000)):
         if line.is_within(batch, most, scale):
             assert (values <= most).all()
-    if batch.team.num_single:  # without one it may say no
+    if batch.team.num_single:  # else the line is nobody's, and what it says on the safe side
         assert line.is_within(batch, int(values.max()) + 1, scale)
