@@ -51,13 +51,18 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "inferscope", *arguments]
 
 
+def set_aside(pid: int) -> None:
+    """Give a process the last core."""
+    if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
+        os.sched_setaffinity(pid, {(os.cpu_count() or 1) - 1})
+
+
 def start(*arguments: str, says: str) -> subprocess.Popen[str]:
     """Start a command and wait until it says that it is ready, on stderr."""
     process = subprocess.Popen(
         command(*arguments), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(process.pid, {(os.cpu_count() or 1) - 1})
+    set_aside(process.pid)
     assert process.stderr is not None
     deadline_s = time.monotonic() + _READY_S
     for line in process.stderr:
@@ -80,6 +85,7 @@ def stopped_reader(folder: Path) -> Iterator[Callable[[bool], None]]:
         process = subprocess.Popen(
             command("record", str(os.getpid()), "-o", str(folder / "run.isr")), stderr=said
         )
+    set_aside(process.pid)
     time.sleep(2.0)
     yield lambda is_on: process.send_signal(signal.SIGSTOP if is_on else signal.SIGCONT)
     end(process)
