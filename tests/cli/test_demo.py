@@ -194,21 +194,36 @@ def _children_of(engine_id: str) -> list[int]:
 
 @pytest.mark.parametrize("after_s", [0.05, 1.5, 4.0])
 def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, after_s: float) -> None:
+    command = ["demo", "--headless", "--duration", "60"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "inferscope", "demo", "--headless", "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "inferscope", *command, "--out", str(tmp_path / "out")],
         env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
     time.sleep(after_s)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    stderr = _ctrl_c_until_it_ends(process)
     assert process.returncode != 0
     if after_s >= 1:
         # Before that Python itself is starting, and may die of the signal in its own ways.
         assert process.returncode in (130, -signal.SIGINT), stderr
-        assert b"Traceback" not in stderr
+        assert b"Traceback" not in stderr.partition(b"Exception ignored")[0]
     assert _children_of(f"demo-{process.pid}") == []
+
+
+def _ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> bytes:
+    """Press Ctrl-C, and again each 10 s: Python drops one that falls into a weakref's callback.
+
+    An import has such callbacks; whoever sees nothing happen presses again.
+    """
+    for _ in range(4):
+        process.send_signal(signal.SIGINT)
+        try:
+            return process.communicate(timeout=10)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    raise AssertionError(f"still there after 40 s: {process.communicate()[1]!r}")
 
 
 def test_killing_the_demo_takes_its_engine_along(tmp_path: Path) -> None:
