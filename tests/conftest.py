@@ -1,12 +1,23 @@
-"""One headless demo for all tests that read what it leaves."""
+"""How examples are drawn, and one headless demo for all tests that read what it leaves."""
 
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.cli.running import Run, inferscope
+
+# How long one example takes says something of the machine only. CI draws the same ones each time.
+settings.register_profile(
+    "inferscope",
+    parent=settings.get_profile("ci" if os.environ.get("CI") else "default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("inferscope")
 
 
 @pytest.fixture(scope="session")
