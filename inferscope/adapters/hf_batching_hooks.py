@@ -6,20 +6,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from inferscope.adapters.hf_batching import Batcher
+from inferscope.adapters.hf_info import describe
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.recorder import Recorder, Recorders
+from inferscope.adapters.recorder import Recorders
 
 _PACKAGE = "transformers.generation.continuous_batching"
-
-
-class Take(Protocol):
-    """Finds a recorder for a loop."""
-
-    def __call__(self, model: Any, processor: Any = None) -> Recorder | None:
-        """Return one for a batching loop of a model, None where there is none left."""
 
 
 class _OnThread(threading.local):
@@ -31,15 +25,10 @@ class BatchingHooks:
     """Wraps the batching loop, once for all managers."""
 
     def __init__(
-        self,
-        patches: Patches,
-        recorders: Recorders,
-        take: Take,
-        watches: Callable[[Any], bool],
+        self, patches: Patches, recorders: Recorders, watches: Callable[[Any], bool]
     ) -> None:
         self._patches = patches
         self._recorders = recorders
-        self._take = take
         self._watches = watches
         self._on = _OnThread()
         self._batchers: dict[int, Batcher] = {}
@@ -72,7 +61,8 @@ class BatchingHooks:
     def add(self, model: Any, processor: Any) -> None:
         """Observe a batching loop, unless it is already."""
         if id(processor) not in self._batchers:
-            recorder = self._take(model, processor)
+            described = functools.partial(describe, model, processor=processor)
+            recorder = self._recorders.take(described)
             if recorder is not None:
                 self._batchers[id(processor)] = Batcher(recorder, processor)
 

@@ -23,7 +23,8 @@ from typing import Any
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
 from inferscope.adapters.stretches import Stretches
-from inferscope.probe import EngineInfo, HostTimer, Probe, StepTimer
+from inferscope.adapters.watch import Watch
+from inferscope.probe import EngineInfo, HostTimer, StepTimer
 from inferscope.records import RequestIndex
 
 Function = Callable[..., Any]
@@ -120,7 +121,7 @@ class Session:
 
     def __init__(self) -> None:
         self.patches = Patches("llama-cpp-python")
-        self.recorders = Recorders(self._open_probe)
+        self.recorders = Recorders(self.patches)
         self.watches_all = False
         self._watched: dict[int, tuple[Any, int]] = {}
         self._on = _OnThread()
@@ -146,22 +147,10 @@ class Session:
         """Nothing is observed any more."""
         return not self.watches_all and not self._watched
 
-    def take(self, llama: Any) -> Recorder | None:
-        """Return a recorder for a run."""
-        recorder = self.recorders.take(lambda rank: (_describe(llama, rank), HostTimer()))
-        if recorder is None:
-            self.patches.unsupported("more threads generating at once; some go unrecorded")
-        return recorder
-
     def close(self) -> None:
         """Put everything back, and close the rings."""
         self.patches.restore()
         self.recorders.close()
-
-    def _open_probe(self, info: EngineInfo, rank: int, timer: StepTimer) -> Probe:
-        probe = Probe.open(info, rank=rank, timer=timer)
-        self.patches.probes.append(probe)
-        return probe
 
     # --- what is wrapped ----------------------------------------------------------------------
 
@@ -228,7 +217,7 @@ class Session:
     def _begin(self, llama: Any) -> Run | None:
         if not self.watches_all and id(llama) not in self._watched:
             return None
-        recorder = self.take(llama)
+        recorder = self.recorders.take(functools.partial(_describe, llama))
         if recorder is None:
             return None
         wanted, self._on.max_tokens = self._on.max_tokens, 0
@@ -245,29 +234,6 @@ _DEFAULT_TOKENS = 16
 """Of `create_completion`."""
 
 
-class Watch:
-    """An observation, until it is closed."""
-
-    def __init__(self, session: Session, llama: Any) -> None:
-        self._session: Session | None = session
-        self._llama = llama
-        first = session.recorders.first
-        self.path: Path | None = None if first is None else first.probe.path
-        """The ring, None where nothing is recorded."""
-
-    def close(self) -> None:
-        """Observe it no more; the last one to close puts everything back. Idempotent."""
-        global _session
-        with _lock:
-            session, self._session = self._session, None
-            if session is None:
-                return
-            session.remove(self._llama)
-            if session.is_idle:
-                session.close()
-                _session = None
-
-
 _session: Session | None = None
 
 
@@ -277,11 +243,18 @@ def watch(subject: Any) -> Watch:
         session = _begun()
         session.add(subject)
         session.patches.run(session.install, type(subject))
-        if session.recorders.first is None:
-            recorder = session.patches.run(session.take, subject)
-            if recorder is not None:
-                session.recorders.give_back(recorder)
-        return Watch(session, subject)
+        session.patches.run(session.recorders.open_first, functools.partial(_describe, subject))
+        return Watch(session.recorders.path, functools.partial(_unwatch, session, subject))
+
+
+def _unwatch(session: Session, llama: Any) -> None:
+    """Observe it once less; the last one puts everything back."""
+    global _session
+    with _lock:
+        session.remove(llama)
+        if session.is_idle:
+            session.close()
+            _session = None
 
 
 def observe_module(module: ModuleType) -> None:
@@ -303,11 +276,11 @@ def _eval_begins(run: Run, llama: Any, tokens: Any) -> None:
     run.eval_begins(int(llama.n_tokens), len(tokens))
 
 
-def _describe(llama: Any, rank: int) -> EngineInfo:
+def _describe(llama: Any, rank: int) -> tuple[EngineInfo, StepTimer]:
     """Say what is known without a doubt; the shape of a quantised file is not."""
     path = str(getattr(llama, "model_path", ""))
     version = getattr(sys.modules.get("llama_cpp"), "__version__", "")
-    return EngineInfo(
+    info = EngineInfo(
         0,
         "llama-cpp-python",
         version=str(version),
@@ -318,3 +291,4 @@ def _describe(llama: Any, rank: int) -> EngineInfo:
         max_running=1,
         token_budget=int(getattr(llama, "n_batch", 0)),
     )
+    return info, HostTimer()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
+from inferscope.adapters.patching import Patches
 from inferscope.probe import EngineInfo, Probe, StepTimer
 
 MAX_RECORDERS = 8
@@ -44,14 +46,15 @@ class Recorders:
     They are data-parallel ranks to a reader, for each counts its own steps.
     """
 
-    def __init__(self, open_probe: Callable[[EngineInfo, int, StepTimer], Probe]) -> None:
-        self._open_probe = open_probe
+    def __init__(self, patches: Patches) -> None:
+        """Start with none; a fault in a hook of `patches` switches their probes off."""
+        self._patches = patches
         self._lock = threading.Lock()
         self._free: list[Recorder] = []
         self._all: list[Recorder] = []
 
     def take(self, describe: Callable[[int], tuple[EngineInfo, StepTimer]]) -> Recorder | None:
-        """Return a recorder that nobody uses; None where there are too many.
+        """Return a recorder that nobody uses; None, once said, where there are too many.
 
         Args:
             describe: given the recorder's rank, says what is observed and how it is timed.
@@ -61,9 +64,12 @@ class Recorders:
                 return self._free.pop()
             rank = len(self._all)
             if rank == MAX_RECORDERS:
+                self._patches.unsupported("more threads generating at once; some go unrecorded")
                 return None
             info, timer = describe(rank)
-            recorder = Recorder(self._open_probe(info, rank, timer))
+            probe = Probe.open(info, rank=rank, timer=timer)
+            self._patches.probes.append(probe)
+            recorder = Recorder(probe)
             self._all.append(recorder)
             return recorder
 
@@ -73,10 +79,17 @@ class Recorders:
             self._free.append(recorder)
             self._free.sort(key=self._all.index, reverse=True)
 
+    def open_first(self, describe: Callable[[int], tuple[EngineInfo, StepTimer]]) -> None:
+        """Make the first one, for a ring to attach to before the first step; see `take`."""
+        if not self._all:
+            recorder = self.take(describe)
+            if recorder is not None:
+                self.give_back(recorder)
+
     @property
-    def first(self) -> Recorder | None:
-        """The first one made."""
-        return self._all[0] if self._all else None
+    def path(self) -> Path | None:
+        """The first one's ring, None where nothing is recorded."""
+        return self._all[0].probe.path if self._all else None
 
     def close(self) -> None:
         """Close all rings."""

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,9 +20,9 @@ from inferscope.adapters.hf_batching_hooks import BatchingHooks
 from inferscope.adapters.hf_generate import DraftLoop, Loop, MainLoop, next_name
 from inferscope.adapters.hf_info import describe
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.recorder import Recorder, Recorders
+from inferscope.adapters.recorder import Recorders
+from inferscope.adapters.watch import Watch
 from inferscope.errors import BadInput
-from inferscope.probe import EngineInfo, Probe, StepTimer
 
 Function = Callable[..., Any]
 
@@ -50,14 +49,14 @@ class Session:
 
     def __init__(self) -> None:
         self.patches = Patches("transformers")
-        self.recorders = Recorders(self._open_probe)
+        self.recorders = Recorders(self.patches)
         self.watches_all = False
         self._expected: dict[int, tuple[str, int]] = {}
         """Names of requests and when they came, by the identity of what `generate` gets."""
         self._models: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By identity, with the number of observations."""
         self._on = _OnThread()
-        self.batching = BatchingHooks(self.patches, self.recorders, self.take, self.watches)
+        self.batching = BatchingHooks(self.patches, self.recorders, self.watches)
 
     # --- who is observed ----------------------------------------------------------------------
 
@@ -88,23 +87,11 @@ class Session:
         if len(self._expected) < _MOST_EXPECTED:
             self._expected[id(ids)] = (name, arrived_ns)
 
-    def take(self, model: Any, processor: Any = None) -> Recorder | None:
-        """Return a recorder for a loop of this model."""
-        recorder = self.recorders.take(lambda rank: describe(model, rank, processor=processor))
-        if recorder is None:
-            self.patches.unsupported("more threads generating at once; some go unrecorded")
-        return recorder
-
     def close(self) -> None:
         """Put everything back, and close the rings."""
         self.patches.run(self.batching.close)
         self.patches.restore()
         self.recorders.close()
-
-    def _open_probe(self, info: EngineInfo, rank: int, timer: StepTimer) -> Probe:
-        probe = Probe.open(info, rank=rank, timer=timer)
-        self.patches.probes.append(probe)
-        return probe
 
     # --- what is wrapped ----------------------------------------------------------------------
 
@@ -206,7 +193,7 @@ class Session:
         criteria = settings.get("stopping_criteria")
         if criteria is not None:
             self.patches.around(type(criteria), "__call__", after=self._judged)
-        recorder = self.take(model)
+        recorder = self.recorders.take(functools.partial(describe, model))
         if recorder is None:
             return None
         return MainLoop(
@@ -258,29 +245,6 @@ class Session:
         return prepare_inputs_for_generation
 
 
-class Watch:
-    """An observation, until it is closed."""
-
-    def __init__(self, session: Session, model: Any) -> None:
-        self._session: Session | None = session
-        self._model = model
-        first = session.recorders.first
-        self.path: Path | None = None if first is None else first.probe.path
-        """The ring, None where nothing is recorded."""
-
-    def close(self) -> None:
-        """Observe the model no more; the last one to close puts everything back. Idempotent."""
-        global _session
-        with _lock:
-            session, self._session = self._session, None
-            if session is None:
-                return
-            session.remove(self._model)
-            if session.is_idle:
-                session.close()
-                _session = None
-
-
 _session: Session | None = None
 
 
@@ -299,14 +263,21 @@ def watch(subject: Any) -> Watch:
         session = _begun()
         session.add(model)
         session.patches.run(session.patch_model, type(model))
-        if session.recorders.first is None:
-            recorder = session.patches.run(session.take, model)
-            if recorder is not None:
-                session.recorders.give_back(recorder)
+        session.patches.run(session.recorders.open_first, functools.partial(describe, model))
         processor = getattr(subject, "batch_processor", None)
         if processor is not None:
             session.patches.run(session.batching.add, model, processor)
-        return Watch(session, model)
+        return Watch(session.recorders.path, functools.partial(_unwatch, session, model))
+
+
+def _unwatch(session: Session, model: Any) -> None:
+    """Observe a model once less; the last one puts everything back."""
+    global _session
+    with _lock:
+        session.remove(model)
+        if session.is_idle:
+            session.close()
+            _session = None
 
 
 def watch_all() -> Session:

@@ -15,7 +15,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import inferscope
-from inferscope.adapters import hf_batching, hf_generate, transformers
+from inferscope.adapters import hf_batching, hf_generate, recorder, transformers
 from inferscope.errors import BadInput
 from inferscope.records import DECODE, DRAFT, PREFILL, EngineInfo, StepSlices, StepSpan
 from inferscope.ring.control import control_path
@@ -339,7 +339,7 @@ HOOKS = [
     (transformers.Session, "_judged", "plain"),
     (transformers.Session, "_leave", "plain"),
     (transformers.Session, "patch_model", "plain"),
-    (transformers.Session, "take", "plain"),
+    (recorder.Recorders, "take", "plain"),
     *(
         (hf_generate.MainLoop, name, "plain")
         for name in ("forward_begins", "forward_ends", "tokens_chosen", "turn", "leave")
