@@ -123,17 +123,25 @@ def _engine(target: Target, words: Sequence[str]) -> str | None:
 
 
 def _check_plug_ins(engine: str | None, environment: Mapping[str, str]) -> None:
-    """See that a list of vLLM's plug-ins does not leave ours out.
+    """See that a list of an engine's plug-ins does not leave ours out.
 
     Raises:
-        Unobservable: It does, and the command is vLLM's.
+        Unobservable: It does, and the command is that engine's.
     """
-    given = environment.get("VLLM_PLUGINS")
-    if given is None or "inferscope" in given.split(","):
+    vllm, sglang = environment.get("VLLM_PLUGINS"), environment.get("SGLANG_PLUGINS")
+    if vllm is not None:  # an empty one lists nothing
+        _check_list("VLLM_PLUGINS", vllm.split(","), of="vLLM", is_run=engine == "vllm")
+    if sglang:  # an empty one is none
+        names = [name.strip() for name in sglang.split(",")]
+        _check_list("SGLANG_PLUGINS", names, of="SGLang", is_run=engine == "sglang")
+
+
+def _check_list(variable: str, names: list[str], *, of: str, is_run: bool) -> None:
+    if "inferscope" in names:
         return
-    wanted = ",".join([*filter(None, given.split(",")), "inferscope"])
-    what, fix = f"VLLM_PLUGINS={given} leaves InferScope out of vLLM", f"Set VLLM_PLUGINS={wanted}"
-    if engine == "vllm":
+    what = f"{variable}={','.join(names)} leaves InferScope out of {of}"
+    fix = f"Set {variable}={','.join([*filter(None, names), 'inferscope'])}"
+    if is_run:
         raise Unobservable(what, fix)
     _say(f"{what}. {fix}")
 

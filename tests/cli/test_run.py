@@ -178,17 +178,36 @@ def test_a_command_that_cannot_run_is_named(tmp_path: Path, words: list[str], sa
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("given", "wanted"), [("a,b", "a,b,inferscope"), ("", "inferscope")])
-def test_a_list_of_vllm_plug_ins_must_name_us(tmp_path: Path, given: str, wanted: str) -> None:
-    vllm = executable(tmp_path / "vllm", f"#!{sys.executable}\nprint('it ran')\n")
-    refused = run("--", str(vllm), "serve", rings=tmp_path, VLLM_PLUGINS=given)
+@pytest.mark.parametrize(
+    ("engine", "given", "wanted"),
+    [
+        ("vllm", "a,b", "a,b,inferscope"),
+        ("vllm", "", "inferscope"),
+        ("sglang", "a,b", "a,b,inferscope"),
+        ("sglang", ", a", "a,inferscope"),
+    ],
+)
+def test_a_list_of_an_engines_plug_ins_must_name_us(
+    tmp_path: Path, engine: str, given: str, wanted: str
+) -> None:
+    variable = f"{engine.upper()}_PLUGINS"
+    program = executable(tmp_path / engine, f"#!{sys.executable}\nprint('it ran')\n")
+    refused = run("--", str(program), "serve", rings=tmp_path, **{variable: given})
     assert refused.returncode == 2
-    assert refused.stderr.endswith(f"Set VLLM_PLUGINS={wanted}\n")
-    named = run("--", str(vllm), "serve", rings=tmp_path, VLLM_PLUGINS=wanted)
+    assert refused.stderr.endswith(f"Set {variable}={wanted}\n")
+    named = run("--", str(program), "serve", rings=tmp_path, **{variable: wanted})
     assert named.stdout == "it ran\n"
-    other = run("--", *script(tmp_path, "print('it ran')"), rings=tmp_path, VLLM_PLUGINS=given)
+    other = run("--", *script(tmp_path, "print('it ran')"), rings=tmp_path, **{variable: given})
     assert other.stdout == "it ran\n"
     assert wanted in other.stderr
+
+
+@pytest.mark.parametrize("given", ["", "a, inferscope "])
+def test_sglang_takes_an_empty_list_for_none_and_strips_names(tmp_path: Path, given: str) -> None:
+    sglang = executable(tmp_path / "sglang", f"#!{sys.executable}\nprint('it ran')\n")
+    done = run("--", str(sglang), "serve", rings=tmp_path, SGLANG_PLUGINS=given)
+    assert done.stdout == "it ran\n"
+    assert "SGLANG_PLUGINS" not in done.stderr
 
 
 def test_vllm_on_ray_is_told_which_variables_to_copy(tmp_path: Path) -> None:
