@@ -25,7 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pairs import Pair, grouped, interval, mean_ratio, tail_ratio
 
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.probe import EngineInfo, Probe
@@ -33,9 +35,7 @@ from inferscope.probe import EngineInfo, Probe
 LARGEST_CALL_SHARE = 0.005
 LARGEST_OVERHEAD = 0.02
 CALLS = ("plan", "start", "stop", "slices", "emitted")
-_NUM_RESAMPLES = 2000
 _PAIRS_PER_BATCH = 20
-_PAIRS_PER_TAIL = 10
 READER = """
 import sys, time
 from pathlib import Path
@@ -107,13 +107,6 @@ class Decoding:
             self._engine.step()
 
 
-class Pair(NamedTuple):
-    """Steps with the probe, and as many without, in nanoseconds."""
-
-    on: list[int]
-    off: list[int]
-
-
 def run_pairs(
     engine: Engine, probe: Probe, batch: int, *, pairs: int, steps: int
 ) -> Iterator[Pair]:
@@ -145,47 +138,6 @@ def calls_ns(engine: Engine, probe: Probe, batch: int) -> float:
             read[is_on] += timed.spent_ns / num_steps / num_rounds
     decoding.close()
     return read[True] - read[False]
-
-
-def p99(values: list[int]) -> float:
-    """Return the 99th percentile."""
-    return float(sorted(values)[min(len(values) - 1, int(0.99 * len(values)))])
-
-
-def mean_ratio(pairs: list[Pair]) -> float:
-    """Return the median over pairs of the mean step on ÷ off."""
-    return statistics.median(sum(pair.on) / sum(pair.off) for pair in pairs)
-
-
-def p99_ratio(pairs: list[Pair]) -> float:
-    """Return the 99th percentile of all steps on ÷ that of all steps off."""
-    on = [ns for pair in pairs for ns in pair.on]
-    off = [ns for pair in pairs for ns in pair.off]
-    return p99(on) / p99(off)
-
-
-def grouped(pairs: list[Pair]) -> list[Pair]:
-    """Join pairs that follow each other: enough steps for a tail, few enough to share a mood."""
-    joined = []
-    for first in range(0, len(pairs) - _PAIRS_PER_TAIL + 1, _PAIRS_PER_TAIL):
-        group = pairs[first : first + _PAIRS_PER_TAIL]
-        on = [ns for pair in group for ns in pair.on]
-        off = [ns for pair in group for ns in pair.off]
-        joined.append(Pair(on, off))
-    return joined
-
-
-def tail_ratio(groups: list[Pair]) -> float:
-    """Return the median over groups of the 99th percentile on ÷ off."""
-    return statistics.median(p99(group.on) / p99(group.off) for group in groups)
-
-
-def interval(pairs: list[Pair], ratio: Callable[[list[Pair]], float]) -> list[float]:
-    """Return a ratio less one, and the ends of its 95 % bootstrap interval."""
-    draw = random.Random(0)
-    drawn = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_NUM_RESAMPLES))
-    ends = drawn[int(0.025 * _NUM_RESAMPLES)], drawn[int(0.975 * _NUM_RESAMPLES)]
-    return [ratio(pairs) - 1, ends[0] - 1, ends[1] - 1]
 
 
 def compare(engine: Engine, probe: Probe, batch: int, *, pairs: int, steps: int) -> dict[str, Any]:

@@ -31,8 +31,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pairs import Pair, interval, p99, p99_ratio
 from probe_cost import machine
-from probe_overhead import Decoding, Pair, interval, p99, p99_ratio
+from probe_overhead import Decoding
 
 from inferscope.engine import Engine, EngineOptions, load_engine
 from inferscope.probe import EngineInfo, Probe

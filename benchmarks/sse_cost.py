@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
+from pairs import interval
 
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.core import Deliver, Output
@@ -43,7 +44,6 @@ MODEL = "random:hidden=256,layers=6,heads=4,kv_heads=2,ffn=768,vocab=1024"
 built-in model, in steps of 3 to 4 ms and at twice the chunks, it is 2 to 3 %."""
 LARGEST_OVERHEAD = 0.02
 FEWEST_CHUNKS_S = 2000
-_NUM_RESAMPLES = 4000
 _WARM_STEPS = 20
 _APART_S = 0.003
 CLIENT = """
@@ -116,16 +116,6 @@ class Periods:
         return taken[_WARM_STEPS:]
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Return the median and its 95 % bootstrap interval."""
-    draw = random.Random(0)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_NUM_RESAMPLES)
-    )
-    low, high = medians[int(0.025 * _NUM_RESAMPLES)], medians[int(0.975 * _NUM_RESAMPLES)]
-    return statistics.median(ratios), low, high
-
-
 def for_nobody(engine: Engine, batch: int, num_tokens: int) -> None:
     """Decode the batch without a front end."""
     sampling = Sampling(max_tokens=num_tokens, ignore_eos=True, temperature=1.0)
@@ -178,15 +168,15 @@ def compare(
             ratios.append(median_ns[True] / median_ns[False])
             alone_ns.append(median_ns[False])
             chunks_s.append(num_chunks / num_tokens * 1e9 / median_ns[True])
-    ratio = interval(ratios)
+    overhead = interval(ratios, statistics.median)
     rate = statistics.median(chunks_s)
     return {
         "batch": batch,
         "period_ms": statistics.median(alone_ns) / 1e6,
         "chunks_s": rate,
         "sending_us": statistics.median(sending_ns) / 1e3,
-        "overhead": [value - 1 for value in ratio],
-        "passes": rate >= FEWEST_CHUNKS_S and ratio[2] - 1 <= LARGEST_OVERHEAD,
+        "overhead": overhead,
+        "passes": rate >= FEWEST_CHUNKS_S and overhead[2] <= LARGEST_OVERHEAD,
     }
 
 
