@@ -44,6 +44,7 @@ print(*sorted(name for name in sys.modules if name.startswith("inferscope")))
 """
 
 
+@pytest.mark.conformance("SGLang", "imports nothing unless switched on")
 def test_sglang_loads_nothing_of_ours_unless_asked(tmp_path: Path) -> None:
     loaded = {}
     for given in ("0", "1"):
@@ -151,6 +152,15 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> None:
         assert values[0] > -5
 
 
+@pytest.mark.conformance("SGLang", "HTTP receipt and last byte are the edges")
+@pytest.mark.conformance("SGLang", "the client's id (`X-Request-Id`)")
+@pytest.mark.conformance("SGLang", "tokens of slices = the API's `usage`")
+@pytest.mark.conformance("SGLang", "every step joined and conserved, every ledger closed")
+@pytest.mark.conformance("SGLang", "chunked and mixed prefill")
+@pytest.mark.conformance("SGLang", "prefix cache")
+@pytest.mark.conformance("SGLang", "clients that hang up are cancels")
+@pytest.mark.conformance("SGLang", "health probes are no requests")
+@pytest.mark.conformance("SGLang", "`kill -9` of the core")
 def test_every_token_is_accounted_for_under_a_mixed_load(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-total-tokens", "20000") as server:
         answers, left = asyncio.run(_mixed_load(server))
@@ -204,6 +214,8 @@ async def _crowd(server: Server) -> list[Answer]:
         return await asyncio.gather(*tasks)
 
 
+@pytest.mark.conformance("SGLang", "preemption and recompute")
+@pytest.mark.conformance("SGLang", "overlapped scheduling, and without")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_retracted_requests_are_preempted_resumed_and_recomputed(
     tmp_path: Path, overlap: bool
@@ -233,6 +245,8 @@ async def _small_crowd(server: Server) -> list[Answer]:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a rank takes a core")
+@pytest.mark.conformance("SGLang", "tensor ranks")
+@pytest.mark.conformance("SGLang", "data-parallel replicas")
 @pytest.mark.parametrize("kind", ["tp", "dp"])
 def test_ranks_are_joined_and_replicas_kept_apart(tmp_path: Path, kind: str) -> None:
     options = ["--max-total-tokens", "20000", f"--{kind}-size", "2"]
@@ -272,6 +286,7 @@ def _greedy(folder: Path, **environment: str) -> list[str]:
         return [answer.text for answer in answers]
 
 
+@pytest.mark.conformance("SGLang", "the same answers with and without the probe")
 def test_what_is_generated_is_the_same_with_the_probe_and_without(tmp_path: Path) -> None:
     observed = _greedy(tmp_path / "on")
     plain = _greedy(tmp_path / "off", INFERSCOPE="0")

@@ -45,6 +45,7 @@ def _engine() -> None:
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+MIXED = pytest.mark.conformance("transformers", "chunked and mixed prefill")
 
 
 @dataclass
@@ -165,7 +166,15 @@ def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any
     return told.requests
 
 
-@pytest.mark.parametrize("options", [BATCHING, ()], ids=["batching", "generate"])
+@pytest.mark.conformance("transformers", "`inferscope run` in front of the server")
+@pytest.mark.conformance("transformers", "HTTP receipt and last byte are the edges")
+@pytest.mark.conformance("transformers", "the client's id (`X-Request-Id`)")
+@pytest.mark.conformance("transformers", "tokens of slices = the API's `usage`")
+@pytest.mark.conformance("transformers", "every step joined and conserved, every ledger closed")
+@pytest.mark.conformance("transformers", "clients that hang up are cancels")
+@pytest.mark.parametrize(
+    "options", [pytest.param(BATCHING, marks=MIXED), ()], ids=["batching", "generate"]
+)
 def test_a_served_request_is_told_from_its_first_byte_to_its_last(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -136,6 +136,16 @@ def report(name: str, seen: dict[str, Any], apart: dict[str, list[float]]) -> No
     print(f"\n{name}: {seen} client - ours: {spread}")  # noqa: T201
 
 
+@pytest.mark.conformance("vLLM", "`inferscope run` in front of the server")
+@pytest.mark.conformance("vLLM", "HTTP receipt and last byte are the edges")
+@pytest.mark.conformance("vLLM", "the client's id (`X-Request-Id`)")
+@pytest.mark.conformance("vLLM", "tokens of slices = the API's `usage`")
+@pytest.mark.conformance("vLLM", "every step joined and conserved, every ledger closed")
+@pytest.mark.conformance("vLLM", "preemption and recompute")
+@pytest.mark.conformance("vLLM", "several answers (`n`)")
+@pytest.mark.conformance("vLLM", "clients that hang up are cancels")
+@pytest.mark.conformance("vLLM", "refused requests, with their status")
+@pytest.mark.conformance("vLLM", "health probes are no requests")
 def test_preempted_requests_are_counted_to_the_token(tmp_path: Path) -> None:
     with serving(
         tmp_path, "--num-gpu-blocks-override", "18", "--no-enable-prefix-caching"
@@ -169,6 +179,14 @@ def test_preempted_requests_are_counted_to_the_token(tmp_path: Path) -> None:
     assert seen["finishes"]["rejected"] == 2
 
 
+@pytest.mark.conformance("vLLM", "HTTP receipt and last byte are the edges")
+@pytest.mark.conformance("vLLM", "the client's id (`X-Request-Id`)")
+@pytest.mark.conformance("vLLM", "tokens of slices = the API's `usage`")
+@pytest.mark.conformance("vLLM", "every step joined and conserved, every ledger closed")
+@pytest.mark.conformance("vLLM", "chunked and mixed prefill")
+@pytest.mark.conformance("vLLM", "prefix cache")
+@pytest.mark.conformance("vLLM", "stop strings")
+@pytest.mark.conformance("vLLM", "`kill -9` of the core")
 def test_cached_and_chunked_prompts_are_counted_to_the_token(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         asks = mixed_asks(2, 40, prompts=(10, 1500), outputs=(5, 60))
@@ -228,6 +246,7 @@ def _ask_the_dying(url: str, asks: list[Ask]) -> None:
         ask_all(url, asks, at_once=len(asks))
 
 
+@pytest.mark.conformance("vLLM", "speculative decoding (n-gram)")
 def test_draft_tokens_are_verified_beside_the_decodes(tmp_path: Path) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     with serving(tmp_path, "--speculative-config", json.dumps(drafts)) as server:
@@ -241,6 +260,7 @@ def test_draft_tokens_are_verified_beside_the_decodes(tmp_path: Path) -> None:
     assert seen["guessed"] > 0
 
 
+@pytest.mark.conformance("vLLM", "several API servers")
 def test_several_front_ends_have_a_ring_each(tmp_path: Path) -> None:
     with serving(tmp_path, "--api-server-count", "2") as server:
         asks = mixed_asks(4, 20, prompts=(10, 300), outputs=(5, 40))
@@ -252,6 +272,7 @@ def test_several_front_ends_have_a_ring_each(tmp_path: Path) -> None:
     report("two front ends", hold_to_the_laws(lines, asks), agreement(lines, asks))
 
 
+@pytest.mark.conformance("vLLM", "data-parallel replicas")
 def test_replicas_count_their_own_steps(tmp_path: Path) -> None:
     with serving(tmp_path, "--data-parallel-size", "2") as server:
         asks = mixed_asks(5, 20, prompts=(10, 300), outputs=(5, 40))
@@ -277,6 +298,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.conformance("vLLM", "offline, without a server")
 @pytest.mark.parametrize("is_split", ["1", "0"], ids=["own processes", "one process"])
 def test_generating_offline_is_seen_from_the_engine(tmp_path: Path, is_split: str) -> None:
     (tmp_path / "offline.py").write_text(OFFLINE)
@@ -319,6 +341,7 @@ vllm_frontend.FrontEndHooks.processed = broken
 """
 
 
+@pytest.mark.conformance("vLLM", "a fault of ours changes no answer")
 def test_faults_of_ours_are_said_once_and_every_answer_comes(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -334,6 +357,7 @@ def test_faults_of_ours_are_said_once_and_every_answer_comes(tmp_path: Path) -> 
     assert len(said) == 3, said
 
 
+@pytest.mark.conformance("vLLM", "the same answers with and without the probe")
 def test_answers_are_the_same_with_and_without_the_probe(tmp_path: Path) -> None:
     answers = []
     for is_observed in (True, False):
