@@ -270,13 +270,22 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
 
 
 class Emitted(Record, frozen=True, gc=False, array_like=True):
-    """Tokens leaving the engine loop, or (from a front end) written to clients."""
+    """Tokens leaving the engine loop, or (from a front end) written to clients.
+
+    They left at `at_ns`, at `t_ns` where that is None.
+    """
 
     CODE: ClassVar[int] = 6
 
     requests: bytes
     tokens: bytes
     step: int = -1
+    at_ns: int | None = None
+
+    @property
+    def left_ns(self) -> int:
+        """Return when they left."""
+        return self.t_ns if self.at_ns is None else self.at_ns
 
 
 class RequestEvent(Record, frozen=True, gc=False, array_like=True):

@@ -3,6 +3,9 @@
     scope received ─► handler ─► engine's front end ─► first body send ─► … ─► last body send
      └ exchange begins             └ `join`: an id        └ `first_byte`, `emitted`   └ `last_byte`
 
+A body leaves when the server takes it: a client that is awake may have read it before the call
+returns. Only a send that waits, for the client's socket is full, is over when it returns.
+
 Any ASGI server is watched alike; an adapter makes an `Edge` with the front end's probe, calls
 `watch`, and joins it to its engine's ids by three calls from hooks of its own:
 
@@ -10,7 +13,7 @@ Any ASGI server is watched alike; an adapter makes an `Edge` with the front end'
                                  the engine's own id is given out. Once per engine request: several
                                  may belong to one exchange (n > 1, a batch of prompts).
     edge.produced(request_id, n) when n tokens of it are handed to the code that writes them; they
-                                 count as emitted when the next body send has returned.
+                                 count as emitted with the next body that is sent.
     edge.ended(request_id, why)  only where the front end itself ends a request (a stop string);
                                  otherwise the core's word counts.
 
@@ -23,7 +26,7 @@ Everything else that is never joined (health probes, metrics, lists of models) i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
@@ -82,6 +85,34 @@ class Exchange:
         self.waiting: dict[RequestIndex, int] = {}
         self.begun: set[RequestIndex] = set()
         self.has_ended = False
+
+
+class _Sending:
+    """A send that is awaited, and whether it had to wait.
+
+    Not a coroutine: between it and the event loop stands nothing but `next`.
+    """
+
+    __slots__ = ("_steps", "has_waited")
+
+    def __init__(self, sending: Awaitable[None]) -> None:
+        self._steps: Any = sending.__await__()
+        self.has_waited = False
+
+    def __await__(self) -> Iterator[Any]:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        awaited = next(self._steps)
+        self.has_waited = True
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        """Let a cancellation in."""
+        return self._steps.throw(*error)
 
 
 class Edge:
@@ -192,30 +223,41 @@ class Edge:
 
         async def watched(message: Message) -> None:
             leaving = patches.run(_leaving, exchange, message)
-            await send(message)
-            if leaving is not None:
-                patches.run(self._sent, exchange, leaving, message)
+            if leaving is None:
+                return await send(message)
+            at_ns = monotonic_ns()
+            sending = _Sending(send(message))
+            await sending
+            at_ns = monotonic_ns() if sending.has_waited else at_ns
+            patches.run(self._sent, exchange, leaving, message, at_ns)
+            return None
 
         return watched
 
-    def _sent(self, exchange: Exchange, leaving: dict[RequestIndex, int], message: Message) -> None:
+    def _sent(
+        self,
+        exchange: Exchange,
+        leaving: dict[RequestIndex, int],
+        message: Message,
+        at_ns: int,
+    ) -> None:
         if leaving:
             for index in leaving:
                 if index not in exchange.begun:
                     exchange.begun.add(index)
-                    self._probe.first_byte(index)
-            self._probe.emitted(list(leaving), list(leaving.values()))
+                    self._probe.first_byte(index, at_ns=at_ns)
+            self._probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
         if not message.get("more_body", False):
-            self._end(exchange)
+            self._end(exchange, at_ns)
 
-    def _end(self, exchange: Exchange) -> None:
-        """Tell the last byte: it was sent, or the client has gone."""
+    def _end(self, exchange: Exchange, at_ns: int | None = None) -> None:
+        """Tell the last byte: it was sent, or the client has gone (now)."""
         if exchange.has_ended:
             return
         exchange.has_ended = True
         for request_id, index in exchange.index_by_id.items():
             del self._by_id[request_id]
-            self._probe.last_byte(index)
+            self._probe.last_byte(index, at_ns=at_ns)
         if not exchange.index_by_id and exchange.status >= _REFUSED:
             self._refused(exchange)
 

@@ -366,7 +366,8 @@ class EngineFold:
             counts = None if counts is None else counts[known]
         emissions = self.lives.emissions
         action = emissions.at_front_end if ring.is_front_end else emissions.in_core
-        self._timeline.push(emitted.t_ns, action, slots, counts, emitted.t_ns)
+        left_ns = emitted.left_ns
+        self._timeline.push(left_ns, action, slots, counts, left_ns)
         self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
 
     # --- steps --------------------------------------------------------------------------------

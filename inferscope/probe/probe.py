@@ -373,13 +373,20 @@ class Probe:
         except Exception as error:
             life.fail(error)
 
-    def emitted(self, requests: Sequence[int], tokens: Sequence[int], *, step: int = -1) -> None:
+    def emitted(
+        self,
+        requests: Sequence[int],
+        tokens: Sequence[int],
+        *,
+        step: int = -1,
+        at_ns: int | None = None,
+    ) -> None:
         """Note that tokens leave the engine's loop, or (in a front end) were written to clients."""
         if not self._life.on:
             return
         try:
             t_ns, log = self._now(), self._log
-            record = Emitted(t_ns, column("I", requests), column("I", tokens), step)
+            record = Emitted(t_ns, column("I", requests), column("I", tokens), step, at_ns)
             with log.lock:
                 log.write(record)
             log.cost_ns += self._now() - t_ns

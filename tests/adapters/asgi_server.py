@@ -25,14 +25,20 @@ class Front:
     def __init__(self) -> None:
         self.edge: Edge | None = None
         self.num_done = 0
+        self.linger_s = 0.0
+        """For how long the server is busy between the write of a body and its return."""
 
     def app(self) -> Any:
         """Return the application, within one that counts the calls that are over."""
         inner = self._routes()
 
         async def outer(scope: Any, receive: Any, send: Any) -> None:
+            async def lingering(message: Any) -> None:
+                await send(message)
+                time.sleep(self.linger_s)
+
             try:
-                await inner(scope, receive, send)
+                await inner(scope, receive, lingering)
             finally:
                 self.num_done += 1
 
@@ -44,6 +50,7 @@ class Front:
             Route("/plain", self.plain, methods=["POST"]),
             Route("/twins", self.twins, methods=["POST"]),
             Route("/slow", self.slow, methods=["POST"]),
+            Route("/flood", self.flood, methods=["POST"]),
             Route("/broken", self.broken, methods=["POST"]),
             Route("/busy", lambda request: Response(status_code=429), methods=["POST"]),
             Route("/tokenize", lambda request: JSONResponse([1]), methods=["POST"]),
@@ -101,6 +108,16 @@ class Front:
             self.produced(request_id, 1)
             yield b"data: x\n\n"
             await asyncio.sleep(30)
+
+        return StreamingResponse(body())
+
+    async def flood(self, request: Request) -> Response:
+        """Answer one token in more bytes than any socket buffers."""
+        request_id = self.join(request)
+
+        async def body() -> Iterator[bytes]:  # type: ignore[misc]
+            self.produced(request_id, 1)
+            yield b"x" * 32_000_000
 
         return StreamingResponse(body())
 

@@ -138,6 +138,38 @@ def test_a_client_that_hangs_up_ends_the_exchange(watched: Watched) -> None:
     assert watched.tokens() == [(0, 1)]
 
 
+def test_no_byte_is_noted_after_the_client_has_read_it(watched: Watched) -> None:
+    watched.front.linger_s = 0.03
+    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection.request("POST", "/stream?n=8", body=b"{}")
+    answer = connection.getresponse()
+    seen_ns = []
+    for _ in range(3):
+        assert answer.read(10) == b"data: xx\n\n"
+        seen_ns.append(time.monotonic_ns())
+    assert answer.read() == b""
+    seen_ns.append(time.monotonic_ns())
+    connection.close()
+    watched.wait_until_done(1)
+    emitted = [record.left_ns for record in watched.records() if isinstance(record, Emitted)]
+    first, last = watched.events()[-2:]
+    assert first.at_ns == emitted[0]
+    assert all(ours <= theirs for ours, theirs in zip([*emitted, last.at_ns], seen_ns, strict=True))
+
+
+def test_what_waits_for_a_client_that_does_not_read_is_noted_when_it_has(watched: Watched) -> None:
+    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection.request("POST", "/flood?n=9", body=b"{}")
+    answer = connection.getresponse()
+    time.sleep(0.2)
+    woken_ns = time.monotonic_ns()
+    assert len(answer.read()) == 32_000_000
+    connection.close()
+    watched.wait_until_done(1)
+    first, last = watched.events()[-2:]
+    assert first.at_ns < woken_ns < last.at_ns
+
+
 @pytest.mark.parametrize(
     ("path", "status", "reason"),
     [("/busy", 429, "rejected"), ("/nowhere", 404, "rejected"), ("/broken", 500, "error")],
