@@ -249,7 +249,7 @@ def test_loop_serves_submissions_from_many_threads(tiny_engine: Build) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all_done.wait(10)
+        assert all_done.wait(30)
     assert len(set(finished)) == 20
     with pytest.raises(InferScopeError, match="closed"):
         engine.submit([1])
@@ -299,7 +299,7 @@ def test_closing_aborts_what_is_unfinished(tiny_engine: Build) -> None:
 
     with running(engine, deliver):
         engine.submit([1, 2], Sampling(max_tokens=2000))
-        assert started.wait(10)
+        assert started.wait(30)
     engine.close()
     assert outputs[-1].finish == "server_abort"
     assert spy.finishes() == [(0, "server_abort")]
@@ -320,7 +320,7 @@ def test_failing_step_ends_every_request_and_says_so(
     engine.scheduler.advance = None  # type: ignore[assignment, method-assign]
     with running(engine, deliver):
         engine.submit([1, 2])
-        assert ended.wait(10)
+        assert ended.wait(30)
         with pytest.raises(InferScopeError, match="stopped"):
             engine.submit([1])
     assert spy.finishes() == [(0, "error")]

@@ -78,7 +78,7 @@ def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
     assert 0 not in spans.values()
 
     source = RingSource(lambda: rings.glob("*.ring"), name="")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not source.has_ended and time.monotonic() < deadline:
         source.advance()
         time.sleep(0.02)
@@ -113,7 +113,7 @@ def test_a_worker_leaves_with_its_engine() -> None:
     runner = engine._runner
     assert isinstance(runner, RemoteRunner)
     runner._pipe.close()  # as when the engine's process is killed
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not is_gone(pid) and time.monotonic() < deadline:
         runner._process.poll()
         time.sleep(0.02)

@@ -335,7 +335,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(server: Server) -> None:
 
 
 def test_a_connection_serves_many_requests(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     for stream in (False, True, False):
         body = {"prompt": "x", "max_tokens": 2, "stream": stream}
         connection.request("POST", "/v1/completions", json.dumps(body))

@@ -67,7 +67,7 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
         name for name, stream in streams.items() if stream.is_cut_off(300)
     }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 30
     while pair.said().count("\n") < 2 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
@@ -95,7 +95,7 @@ def test_an_api_server_that_cannot_hear_the_engine_is_replaced(pair: Server) -> 
     with zmq.Context() as context, context.socket(zmq.PUSH) as intruder:
         intruder.connect(f"ipc://{settings['folder']}/{settings['name']}")
         intruder.send(b"\xc1")
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 30
         while set(servers) & set(pair.children()) == set(servers):
             assert time.monotonic() < deadline_s, "it goes on, deaf"
             time.sleep(0.02)
@@ -120,28 +120,27 @@ def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Se
     assert pair.post("/v1/completions", LONG)[0] == 503
     whole.join()
     assert answers[0][0] == 503
-    assert pair.process.wait(20) == 1
+    assert pair.process.wait(60) == 1
     assert "the engine's process was killed by signal 9" in pair.said().splitlines()[-1]
     assert "Traceback" not in pair.said()[num_said:]
     assert all_gone(servers)
 
 
 def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
-    server = Server(tmp_path, "builtin", "--drain", "1").wait()
+    server = Server(tmp_path, "builtin", "--drain", "3").wait()
     children = server.children()
-    with Stream(server.port, "/v1/completions", LONG) as stream:
-        events = stream.events()
+    path = "/v1/completions"
+    with (
+        Stream(server.port, path, LONG) as long,
+        Stream(server.port, path, {**LONG, "max_tokens": 40}) as short,
+    ):
+        events, finishing = long.events(), short.events()
         next(events)
-        short, results = in_background(server.events, "/v1/completions", {**LONG, "max_tokens": 60})
-        time.sleep(0.1)
-        began_s = time.monotonic()
+        next(finishing)
         server.process.send_signal(signal.SIGTERM)
-        *_, last = events
-    short.join()
-    assert results[0][-1] == "[DONE]"
-    assert last["error"]["code"] == "server_abort"
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began_s < 6
+        assert [*finishing][-1] == "[DONE]"
+        assert [*events][-1]["error"]["code"] == "server_abort"
+    assert server.process.wait(60) == 0
     assert not any(map(is_alive, children))
     assert server.said().count("\n") == 1, server.said()
     finishes = sorted(str(final.finish) for final in server.finals(until=2).values())
@@ -150,7 +149,7 @@ def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(tmp_path: P
 
 def test_killing_the_supervisor_takes_its_processes_along(tmp_path: Path) -> None:
     server = Server(tmp_path, "builtin", "--api-servers", "2")
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(server.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     children = server.children()
@@ -163,12 +162,12 @@ def test_killing_the_supervisor_takes_its_processes_along(tmp_path: Path) -> Non
 
 def test_ctrl_c_before_it_is_ready_ends_it(tmp_path: Path) -> None:
     server = Server(tmp_path, "builtin")
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(server.children()) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     children = server.children()
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(20) == 130
+    assert server.process.wait(60) == 130
     assert all_gone(children)
     assert "Traceback" not in server.said()
 
