@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import statistics
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,9 @@ from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokeniz
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
-from inferscope.records import CAUSES
+from inferscope.records import CAUSES, RequestEvent
 from tests.cli.running import Run, inferscope
+from tests.probe.fakes import of
 
 
 def test_every_step_sums_to_what_was_measured(demo: Run) -> None:
@@ -69,7 +73,7 @@ def test_host_and_output_take_a_small_part_of_latency(demo: Run) -> None:
     ledgers = [request["ledger_ns"] for request in demo.of_kind("request")]
     whole = sum(sum(ledger.values()) for ledger in ledgers)
     host = sum(ledger.get("output", 0) + ledger.get("cpu_gap", 0) for ledger in ledgers)
-    assert host <= 0.15 * whole
+    assert host <= 0.3 * whole  # on a quiet machine half of it: test_demo_whole.py
 
 
 def test_nothing_was_lost_late_or_unjoined(demo: Run) -> None:
@@ -105,7 +109,7 @@ def test_attach_shows_the_numbers_that_the_export_has(demo: Run) -> None:
     assert engine["ttft"]["p50_ns"] == pytest.approx(sorted(ttfts)[(len(ttfts) - 1) // 2], rel=0.02)
     gaps = sorted(gap for request in requests for gap in request["tbt_ns"])
     assert engine["tbt"]["num"] == len(gaps)
-    assert engine["tbt"]["p99_ns"] == pytest.approx(gaps[int(0.99 * len(gaps))], rel=0.05)
+    assert engine["tbt"]["p99_ns"] == pytest.approx(gaps[math.ceil(0.99 * len(gaps)) - 1], rel=0.05)
 
 
 def test_the_clients_own_clock_agrees(demo: Run) -> None:
@@ -179,8 +183,8 @@ def test_prompts_are_recorded_nowhere(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not any(secret in content for secret in secrets)
 
 
-def _children_of(engine_id: str) -> list[int]:
-    wanted = f"INFERSCOPE_ENGINE_ID={engine_id}".encode()
+def _children_of(demo: subprocess.Popen[bytes]) -> list[int]:
+    wanted = f"INFERSCOPE_ENGINE_ID=demo-{demo.pid}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -192,23 +196,53 @@ def _children_of(engine_id: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("after_s", [0.05, 1.5, 4.0])
-def test_ctrl_c_at_any_moment_leaves_no_process_behind(tmp_path: Path, after_s: float) -> None:
-    command = ["demo", "--headless", "--duration", "60"]
+@contextmanager
+def _demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "inferscope", *command, "--out", str(tmp_path / "out")],
-        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
+        [sys.executable, "-m", "inferscope", "demo", "--headless", *options, "--out", folder],
+        env={**os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "4"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    time.sleep(after_s)
-    stderr = _ctrl_c_until_it_ends(process)
-    assert process.returncode != 0
-    if after_s >= 1:
-        # Before that Python itself is starting, and may die of the signal in its own ways.
-        assert process.returncode in (130, -signal.SIGINT), stderr
-        assert b"Traceback" not in stderr.partition(b"Exception ignored")[0]
-    assert _children_of(f"demo-{process.pid}") == []
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _was_started(demo: subprocess.Popen[bytes], folder: Path) -> bool:
+    return True
+
+
+def _has_an_engine(demo: subprocess.Popen[bytes], folder: Path) -> bool:
+    return bool(_children_of(demo))
+
+
+def _is_under_load(demo: subprocess.Popen[bytes], folder: Path) -> bool:
+    return any(of(RequestEvent, ring) for ring in folder.glob("rings/*/frontend-*.ring"))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 45
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it never came to be so"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_so", [_was_started, _has_an_engine, _is_under_load])
+def test_ctrl_c_at_any_moment_leaves_no_process_behind(
+    tmp_path: Path, is_so: Callable[[subprocess.Popen[bytes], Path], bool]
+) -> None:
+    with _demo(tmp_path, "--duration", "60") as process:
+        _wait_until(lambda: is_so(process, tmp_path))
+        stderr = _ctrl_c_until_it_ends(process)
+        assert process.returncode != 0
+        if is_so is not _was_started:
+            # Python itself, while it starts, may die of the signal in its own ways.
+            assert process.returncode in (130, -signal.SIGINT), stderr
+            assert b"Traceback" not in stderr.partition(b"Exception ignored")[0]
+        _wait_until(lambda: not _children_of(process))
 
 
 def _ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> bytes:
@@ -227,32 +261,18 @@ def _ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def test_killing_the_demo_takes_its_engine_along(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inferscope", "demo", "--headless", "--out", str(tmp_path / "out")],
-        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    time.sleep(3)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 10
-    while _children_of(f"demo-{process.pid}") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert _children_of(f"demo-{process.pid}") == []
+    with _demo(tmp_path) as process:
+        _wait_until(lambda: _has_an_engine(process, tmp_path))
+        process.kill()
+        process.wait()
+        _wait_until(lambda: not _children_of(process))
 
 
 def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
-    command = ["demo", "--headless", "--rate", "3", "--duration", "60"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inferscope", *command, "--out", str(tmp_path / "out")],
-        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    time.sleep(5)
-    for pid in _children_of(f"demo-{process.pid}"):
-        os.kill(pid, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=40)
-    assert process.returncode == 1
-    assert b"died under load" in stderr
+    with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
+        _wait_until(lambda: _is_under_load(process, tmp_path))
+        for pid in _children_of(process):
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert b"died under load" in stderr
