@@ -27,7 +27,7 @@ class Run:
 
 
 def inferscope(
-    *arguments: str, rings: Path, timeout_s: float = 60, **environment: str
+    *arguments: str, rings: Path, timeout_s: float = 90, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with a ring folder of its own."""
     return subprocess.run(
@@ -83,6 +83,15 @@ class Engine:
             time.sleep(0.1)
         raise AssertionError(f"only {seen['num_finished']} requests finished")
 
+    def wait_until_it_is(self, state: str) -> dict[str, Any]:
+        """Look until its probe is in a state."""
+        for _ in range(60):
+            seen = self.attach()
+            if seen["health"]["probe_state"] == state:
+                return seen
+            time.sleep(0.1)
+        raise AssertionError(f"its probe is {seen['health']['probe_state']}, and not {state}")
+
     def kill(self) -> None:
         """End it as the kernel does to a process that takes too much memory."""
         self.process.kill()
@@ -93,5 +102,5 @@ class Engine:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=60)
         self.process.stdout.close()

@@ -49,7 +49,7 @@ class Tree:
         self.worker_pid = int(self.launcher.stdout.readline())
 
     def stop(self) -> None:
-        self.launcher.communicate("\n", timeout=20)
+        self.launcher.communicate("\n", timeout=60)
 
 
 @pytest.fixture

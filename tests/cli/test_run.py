@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import inferscope
+from inferscope.collecting.lock import LOCK_NAME
 from inferscope.ring.discovery import find_engines
 from tests.cli.running import inferscope as run_inferscope
 
@@ -42,6 +43,15 @@ probe.finished(index, "stop")
 probe.close()
 print("got", *[int(number) for number in got], flush=True)
 sys.exit(3)
+"""
+
+UNTIL_COLLECTED = f"""
+import os, pathlib, time
+lock = pathlib.Path(os.environ["INFERSCOPE_DIR"]) / "{LOCK_NAME}"
+while not (lock.exists() and lock.read_text()):
+    time.sleep(0.05)
+time.sleep(0.5)
+print("over")
 """
 
 
@@ -238,7 +248,7 @@ def test_a_signal_reaches_the_command_once_and_its_code_comes_back(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert out == f"got {int(number)}\n"
     assert process.returncode == 3
     (engine,) = find_engines(tmp_path / "rings")
@@ -258,7 +268,7 @@ def test_ctrl_c_on_a_terminal_interrupts_the_command_once(tmp_path: Path) -> Non
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             os.write(ours, b"\x03")
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=60)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -274,7 +284,7 @@ def test_a_killed_command_has_the_code_that_a_shell_gives_it(tmp_path: Path) -> 
 
 
 def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
-    words = script(tmp_path, "import time\ntime.sleep(2)\nprint('over')")
+    words = script(tmp_path, UNTIL_COLLECTED)
     done = run("--collect", "--", *words, rings=tmp_path / "rings", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 0
     assert done.stdout == "over\n"

@@ -32,7 +32,7 @@ def test_a_roots_level_that_was_meant_for_others_silences_nobody(
         [sys.executable, "-c", PROGRAM.format(setting=setting)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     assert told.stderr.count("inferscope: something is wrong") == num_heard
