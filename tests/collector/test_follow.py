@@ -69,11 +69,18 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str
         process.stdout.close()
 
 
-def follow(source: RingSource, seconds: float) -> None:
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s and not source.has_ended:
+def follow(source: RingSource, is_so: Callable[[], bool]) -> None:
+    """Follow until something is so."""
+    end_s = time.monotonic() + 45
+    while not is_so():
+        assert time.monotonic() < end_s, "it never came to be so"
         source.advance()
         time.sleep(0.02)
+
+
+def num_finished(source: RingSource, engine_id: str) -> int:
+    engine = source.collector.engines.get(engine_id)
+    return 0 if engine is None else engine.lives.num_finished
 
 
 def test_a_stopped_process_is_not_over_and_a_killed_one_is(
@@ -81,22 +88,20 @@ def test_a_stopped_process_is_not_over_and_a_killed_one_is(
 ) -> None:
     process, path = start("stopped")
     source = RingSource(lambda: [path], name="stopped")
-    follow(source, 0.7)
+    follow(source, lambda: num_finished(source, "stopped") > 10)
     engine = source.collector.engines["stopped"]
-    before = engine.lives.num_finished
-    assert before > 10
     process.send_signal(signal.SIGSTOP)
-    follow(source, 5.6)
+    assert not any(each.request_id == "stays" for each in engine.lives.finished)
+    follow(source, lambda: any(each.request_id == "stays" for each in engine.lives.finished))
     assert not source.has_ended
     assert [f.finish for f in engine.lives.finished if f.request_id == "stays"] == ["engine_lost"]
+    before = engine.lives.num_finished
     process.send_signal(signal.SIGCONT)
-    follow(source, 0.7)
-    assert engine.lives.num_finished > before + 20
+    follow(source, lambda: engine.lives.num_finished > before + 20)
     assert source.collector.num_late <= 6  # written by the step that was stopped
     process.kill()
     process.wait()
-    follow(source, 8)
-    assert source.has_ended
+    follow(source, lambda: source.has_ended)
     assert not engine.lives.table.alive()
     source.close()
 
@@ -106,15 +111,13 @@ def test_a_ring_that_appears_late_or_is_deleted_is_followed(
 ) -> None:
     start("early")
     source = RingSource(lambda: tmp_path.glob("**/*.ring"), name="folder")
-    follow(source, 0.3)
+    follow(source, lambda: num_finished(source, "early") > 0)
     _, late = start("late")
-    follow(source, 1.5)
+    follow(source, lambda: num_finished(source, "late") > 0)
     late.unlink()
-    before = source.collector.engines["late"].lives.num_finished
-    assert before > 0
-    follow(source, 0.5)
-    assert source.collector.engines["late"].lives.num_finished > before
-    assert source.collector.engines["early"].lives.num_finished > 50
+    before = num_finished(source, "late")
+    follow(source, lambda: num_finished(source, "late") > before + 50)
+    assert num_finished(source, "early") > 50
     assert source.collector.num_unjoined == 0
     source.close()
 
