@@ -143,4 +143,4 @@ def served(app: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             server.force_exit = True
-            thread.join(10)
+            thread.join(30)

@@ -33,7 +33,7 @@ class Watched:
     def post(self, path: str, **headers: str) -> tuple[int, bytes]:
         """Ask, and wait until the server is through with it: a client has its answer earlier."""
         due = self.front.num_done + 1
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = http.client.HTTPConnection(self.address, timeout=30)
         connection.request("POST", path, body=b"{}", headers=headers)
         answer = connection.getresponse()
         told = answer.status, answer.read()
@@ -42,7 +42,7 @@ class Watched:
         return told
 
     def wait_until_done(self, num: int) -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while self.front.num_done < num and time.monotonic() < until:
             time.sleep(0.002)
         assert self.front.num_done >= num
@@ -127,7 +127,7 @@ def test_a_mounted_application_is_watched_once(watched: Watched) -> None:
 
 
 def test_a_client_that_hangs_up_ends_the_exchange(watched: Watched) -> None:
-    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection = http.client.HTTPConnection(watched.address, timeout=30)
     connection.request("POST", "/slow?n=5", body=b"{}")
     answer = connection.getresponse()
     answer.read(9)
@@ -187,7 +187,7 @@ def test_what_never_reaches_the_engine_is_counted_by_status(
 
 def test_what_is_no_request_leaves_nothing(watched: Watched) -> None:
     assert watched.post("/tokenize")[0] == 200
-    connection = http.client.HTTPConnection(watched.address, timeout=10)
+    connection = http.client.HTTPConnection(watched.address, timeout=30)
     connection.request("GET", "/health")
     assert connection.getresponse().status == 503
     connection.close()

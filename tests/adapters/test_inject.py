@@ -52,7 +52,7 @@ def run_program(
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "INFERSCOPE": "1", **environment},
     )
@@ -128,7 +128,7 @@ def test_an_environment_without_inferscope_runs_as_if_nothing_were_here(tmp_path
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
         cwd=tmp_path,
         env={"PYTHONPATH": str(SHIM), "INFERSCOPE": "1"},

@@ -75,7 +75,7 @@ def rows(step: FinalStep) -> list[tuple[str, int, int, int]]:
 def fold(rings: Path) -> tuple[Told, RingSource]:
     told = Told()
     source = RingSource(lambda: rings.glob("*.ring"), name="toy", sinks=(told,))
-    catch_up(source, patience_s=10)
+    catch_up(source, patience_s=30)
     source.close()
     return told, source
 
@@ -264,7 +264,7 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
         env={"INFERSCOPE": is_on, "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
     )

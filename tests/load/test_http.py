@@ -32,7 +32,7 @@ def usage(prompt: int, output: int, **fields: object) -> dict[str, object]:
 
 
 def drive(
-    url: str, asks: list[Ask], *, timeout_s: float = 5.0, counting: bool = False
+    url: str, asks: list[Ask], *, timeout_s: float = 30.0, counting: bool = False
 ) -> list[ClientTimes]:
     times: list[ClientTimes] = []
 
@@ -45,7 +45,7 @@ def drive(
     return times
 
 
-def one(script: Script, *, timeout_s: float = 5.0, counting: bool = False) -> ClientTimes:
+def one(script: Script, *, timeout_s: float = 30.0, counting: bool = False) -> ClientTimes:
     """Return how one request fares."""
     with RawServer(script) as server:
         (times,) = drive(
@@ -94,14 +94,14 @@ CHUNKED = SSE.replace(b"Connection: close", b"Transfer-Encoding: chunked")
         (saying(CHUNKED, TORN), "disconnected", "in the middle of the answer", 0),
         (saying(b""), "disconnected", "before the answer", 0),
         (reset, "disconnected", "before the answer", 0),
-        (never, "timeout", "after 0.3 s", 0),
-        (silent_after_one, "timeout", "after 0.3 s", 1),
+        (never, "timeout", "after 1 s", 0),
+        (silent_after_one, "timeout", "after 1 s", 1),
     ],
 )  # fmt: skip
 def test_each_misbehaviour_has_its_name(
     script: Script, error: str, detail: str, tokens: int
 ) -> None:
-    times = one(script, timeout_s=0.3)
+    times = one(script, timeout_s=1.0)
     assert (times.outcome, times.error, times.detail) == ("error", error, detail)
     assert times.tokens == tokens
 
@@ -180,19 +180,14 @@ def test_a_server_that_only_sums_up_at_the_end_is_not_taken_for_one_that_counts(
 
 
 def test_a_server_that_stalls_delays_no_later_request() -> None:
+    asks = [ask(0.05 * number, str(number)) for number in range(20)]
+
     async def stall(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(2.0)
+        while len(server.asked_at) < len(asks):  # nobody is answered before the last has asked
+            await asyncio.sleep(0.01)
         writer.write(SSE + text("a", finish="stop"))
 
-    asks = [ask(0.05 * number, str(number)) for number in range(20)]
     with RawServer(stall) as server:
-        times = drive(server.url, asks)
-        arrived = [at_s - server.asked_at[0] for at_s in server.asked_at]
+        times = drive(server.url, asks, timeout_s=30)
     assert [one.outcome for one in times] == ["finished"] * 20
-    assert all(
-        one.first_token_ns - one.sent_ns >= 1_900_000_000 for one in times if one.first_token_ns
-    )
-    # All had left, and arrived, before the first answer: 0.95 s of sending against 2 s of silence.
     assert max(one.sent_ns for one in times) < min(one.first_token_ns or 0 for one in times)
-    assert len(arrived) == 20
-    assert arrived[-1] < 1.9

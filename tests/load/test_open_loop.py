@@ -57,7 +57,7 @@ def test_requests_leave_however_late_the_answers_are() -> None:
 
     async def run() -> None:
         asks = [ask(0.0, "a"), ask(0.01, "b"), ask(0.02, "c")]
-        await asyncio.wait_for(OpenLoop(SlowServer(3), asks, times.append).run(1.0), 10)
+        await asyncio.wait_for(OpenLoop(SlowServer(3), asks, times.append).run(1.0), 30)
 
     # A closed loop would never finish: the server answers only when all three have asked.
     asyncio.run(run())
@@ -78,7 +78,7 @@ def test_what_comes_after_the_duration_is_not_sent() -> None:
 
     async def run() -> None:
         asks = [ask(0.0, "in"), ask(5.0, "out")]
-        await asyncio.wait_for(OpenLoop(SlowServer(1), asks, times.append).run(1.0), 10)
+        await asyncio.wait_for(OpenLoop(SlowServer(1), asks, times.append).run(1.0), 30)
 
     asyncio.run(run())
     assert [one.name for one in times] == ["in"]
@@ -106,7 +106,7 @@ def test_too_many_open_are_refused_and_never_delayed() -> None:
         while load.num_scheduled < 5:  # nobody has been answered yet
             await asyncio.sleep(0.001)
         server.everybody.set()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 30)
 
     asyncio.run(run())
     assert Counter(one.outcome for one in times) == {"finished": 2, "refused": 3}
@@ -122,7 +122,7 @@ def test_a_stop_ends_the_sending_and_not_what_is_under_way() -> None:
         running = asyncio.create_task(load.run(None))
         await server.everybody.wait()
         load.stop()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 30)
 
     asyncio.run(run())
     assert Counter(one.outcome for one in times) == {"finished": 2}
@@ -146,7 +146,7 @@ def test_every_scheduled_request_is_accounted_for_once(
         for _ in range(num_turns):  # abandoned at any moment, also before a task's first step
             await asyncio.sleep(0)
         load.abandon()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 30)
         assert load.num_open == 0
         return load.num_scheduled
 

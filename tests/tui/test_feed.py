@@ -9,7 +9,7 @@ from inferscope.tui.source import Feed
 from tests.tui.live_screen import play, screen
 from tests.tui.scenes import MovingSource, moving_snapshot
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def test_a_newer_snapshot_replaces_one_that_waits() -> None:

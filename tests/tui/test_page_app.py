@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from inferscope.metrics_page.fetch import page_url
 from inferscope.metrics_page.view import PageSource
@@ -21,7 +22,8 @@ def seen(app: PageApp) -> str:
 
 
 async def until(app: PageApp, text: str) -> None:
-    for _ in range(100):
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
         if text in seen(app):
             return
         await asyncio.sleep(0.02)
