@@ -15,7 +15,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 BY_HAND = Path(__file__).with_name("by_hand.py")
-LATEST_S = 20.0
+LATEST_S = 45.0
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
@@ -84,13 +84,13 @@ class Collector:
 
     def scrape(self) -> Scrape:
         """Ask for /metrics."""
-        with urllib.request.urlopen(self.url, timeout=10) as answer:
+        with urllib.request.urlopen(self.url, timeout=30) as answer:
             return Scrape(answer.read().decode())
 
     def stop(self) -> int:
         """End it as a service manager would, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 @contextmanager

