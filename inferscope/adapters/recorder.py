@@ -6,6 +6,7 @@ others do takes a recorder of its own.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,8 @@ class Recorders:
         self._lock = threading.Lock()
         self._free: list[Recorder] = []
         self._all: list[Recorder] = []
+        # A program that just ends, as most do, has not lost its engine.
+        atexit.register(self.close)
 
     def take(self, describe: Callable[[int], tuple[EngineInfo, StepTimer]]) -> Recorder | None:
         """Return a recorder that nobody uses; None, once said, where there are too many.
@@ -93,5 +96,6 @@ class Recorders:
 
     def close(self) -> None:
         """Close all rings."""
+        atexit.unregister(self.close)
         for recorder in self._all:
             recorder.probe.close()
