@@ -1,0 +1,134 @@
+"""The adapter on the real llama-cpp-python: its own `usage` against ours, answers unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.exported import Exported
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
+PYTHON = PEERS / "venvs" / "lcpp" / "bin" / "python"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+LONG = "Once upon a time " * 12
+CHAT = [{"role": "user", "content": "hi"}]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("create_completion", {"prompt": LONG, "max_tokens": 12}),
+    ("create_completion", {"prompt": LONG + "there", "max_tokens": 9}),  # most of it is cached
+    ("create_completion", {"prompt": "tales", "max_tokens": 20, "stream": True}),
+    ("create_completion", {"prompt": "tales", "max_tokens": 20}),
+    ("create_completion", {"prompt": "one", "max_tokens": 1}),
+    (
+        "create_completion",
+        {"prompt": "one", "max_tokens": 1},
+    ),  # all of it is cached: no work at all
+    ("create_completion", {"prompt": "two", "max_tokens": 9, "logit_bias": {"2": 100.0}}),
+    ("create_chat_completion", {"messages": CHAT, "max_tokens": 7, "stream": True}),
+    ("create_chat_completion", {"messages": CHAT, "max_tokens": 7}),
+]
+"""A stream, which has no `usage`, comes before the same call without."""
+END_OF_SEQUENCE = 6
+"""The call that llama.cpp ends by a token which it leaves out of `usage`."""
+ALL_CACHED = 5
+
+PROGRAM = """
+import json
+import sys
+
+import inferscope
+import llama_cpp
+
+def answers():
+    llm = llama_cpp.Llama(
+        sys.argv[1], n_ctx=512, n_batch=64, n_threads=1, verbose=False, logits_all=False, seed=1
+    )
+    return llm, lambda: [ask(llm, *call) for call in json.loads(sys.argv[2])]
+
+def ask(llm, method, arguments):
+    answer = getattr(llm, method)(temperature=0.0, **arguments)
+    if not arguments.get("stream"):
+        choice = answer["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        return text, choice["finish_reason"], answer["usage"]
+    text, finish = "", None
+    for event in answer:
+        choice = event["choices"][0]
+        text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        finish = choice["finish_reason"] or finish
+    return text, finish, None
+
+if sys.argv[3] == "observe":
+    _, plain = answers()
+    expected = plain()
+    llm, observed = answers()
+    before = dict(vars(llama_cpp.Llama))  # the first Llama has left its own mark there
+    with inferscope.observe(llm):
+        told = observed()
+    assert dict(vars(llama_cpp.Llama)) == before, "something of ours is left"
+    assert observed() == expected
+else:
+    _, observed = answers()
+    expected = told = observed()
+print(json.dumps({"expected": expected, "told": told}))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not PYTHON.exists():
+        pytest.skip(f"no llama-cpp-python under {PEERS}: set INFERSCOPE_PEERS")
+    imports = [PYTHON, "-c", "import gguf, inferscope, llama_cpp"]
+    done = subprocess.run(imports, cwd="/", capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{PYTHON} lacks a package: {done.stderr.splitlines()[-1]}")
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    subprocess.run([PYTHON, Path(__file__).with_name("tiny_gguf.py"), path], check=True)
+    return path
+
+
+@pytest.mark.parametrize("how", ["observe", "run"])
+def test_every_token_of_a_real_llama_is_told_and_answers_stay(
+    how: str, model: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [str(PYTHON), str(program), str(model), json.dumps(CALLS), how]
+    if how == "run":
+        command = [sys.executable, "-m", "inferscope", "run", "--", *command]
+    rings = tmp_path / "rings"
+    done = subprocess.run(
+        command,
+        env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "4"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "probe failed" not in done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["told"] == said["expected"]
+
+    told = Exported(next(rings.iterdir()))
+    told.check_sums()
+    rows = sorted(told.requests.values(), key=lambda row: int(row["arrived_ns"]))
+    assert len(rows) == len(CALLS)
+    usages = [usage for _, _, usage in said["told"]]
+    for number, (row, (_, finish, usage)) in enumerate(zip(rows, said["told"], strict=True)):
+        usage = usage or usages[number + 1]
+        assert told.surplus(row["request"]) == 0, number
+        assert row["finish"] == finish
+        assert row["prompt_tokens"] == usage["prompt_tokens"]
+        is_beyond = number == END_OF_SEQUENCE
+        assert row["output_tokens"] == usage["completion_tokens"] + is_beyond
+    assert rows[1]["cached_tokens"] > len(LONG)
+    assert rows[ALL_CACHED]["cached_tokens"] == rows[ALL_CACHED]["prompt_tokens"]
+    assert told.tokens[rows[ALL_CACHED]["request"]] == {}
