@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU, and one client of it."""
+"""A real SGLang server on the CPU, run as a user would run it, and one client of it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ OPTIONS = shlex.split(
     "--enable-mixed-chunk --host 127.0.0.1"
 )
 START_S = 240
+_GRACE_S = 30.0
 
 
 def require() -> None:
@@ -44,14 +45,13 @@ def require() -> None:
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """Return the variables of an engine's process, with the probe on."""
+    """Return the variables under which SGLang runs on a CPU, rings in a folder."""
     return {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **os.environ,
         "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "INFERSCOPE": "1",
         "INFERSCOPE_DIR": str(folder / "rings"),
         "INFERSCOPE_RING_MB": "16",
     }
@@ -71,18 +71,56 @@ class Server:
         (ring,) = self.rings.glob(f"*/{role}-*.ring")
         return int(ring.stem.split("-")[-1])
 
-    def export(self, out: Path) -> list[dict[str, Any]]:
-        """Return what the rings say, as rows of the export."""
+    @property
+    def home(self) -> Path:
+        """The folder of its rings, named as the engine is."""
         (home,) = (path for path in self.rings.iterdir() if path.is_dir())
-        command = [sys.executable, "-m", "inferscope", "export", str(home), "-o", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        return home
+
+    def export(self, out: Path, source: Path | None = None) -> list[dict[str, Any]]:
+        """Return what the rings, or a recording, say as rows of the export."""
+        self.inferscope("export", str(source or self.home), "-o", str(out))
         return [json.loads(line) for line in out.read_text().splitlines()]
+
+    def look(self) -> dict[str, Any]:
+        """Attach for one look."""
+        told = self.inferscope("attach", self.home.name, "--once", "--json")
+        (engine,) = json.loads(told)["engines"]
+        return dict(engine)
+
+    def inferscope(self, *words: str) -> str:
+        """Run a command of ours as somebody else on the machine would; return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "inferscope", *words],
+            env={**os.environ, "INFERSCOPE_DIR": str(self.rings)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def stop(self) -> int:
+        """Ask the server to end, and see that nothing of it is left; return its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """Start a server with the probe on, unless the environment says otherwise."""
+def serving(
+    folder: Path,
+    *options: str,
+    is_observed: bool = True,
+    record: Path | None = None,
+    **environment: str,
+) -> Iterator[Server]:
+    """Serve until the context ends, by `inferscope run` unless it is not to be observed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,6 +130,9 @@ def serving(folder: Path, *options: str, **environment: str) -> Iterator[Server]
         *(str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(CHECKPOINT)),
         *(*OPTIONS, "--port", str(port), *options),
     ]
+    if is_observed:
+        ours = [] if record is None else ["--record", str(record)]
+        command = [sys.executable, "-m", "inferscope", "run", *ours, "--", *command]
     variables = {**environment_of(folder), **environment}
     with log.open("wb") as out:
         process = subprocess.Popen(

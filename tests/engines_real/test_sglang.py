@@ -58,8 +58,8 @@ def test_sglang_loads_nothing_of_ours_unless_asked(tmp_path: Path) -> None:
         )
         loaded[given] = done.stdout.splitlines()[-1].split()
         assert "unsupported" not in done.stderr
-    names = ["inferscope", "inferscope.adapters", "inferscope.adapters.sglang", "inferscope.errors"]
-    assert loaded["0"] == names
+    modules = ["", ".adapters", ".adapters.sglang", ".errors", ".observing"]
+    assert loaded["0"] == [f"inferscope{module}" for module in modules]
     assert "inferscope.adapters.sglang_hooks" in loaded["1"]
 
 
@@ -120,7 +120,11 @@ async def _mixed_load(server: Server) -> tuple[list[Answer], list[Answer]]:
             for i in range(2)
         ]
         probing = [_probe_health(session, server) for _ in range(3)]
+        looking = asyncio.create_task(asyncio.to_thread(server.look))
         done = await asyncio.gather(*tasks, *leaving, *probing)
+        seen = await looking
+        assert (seen["engine"], seen["is_alive"]) == ("sglang", True)
+        assert seen["num_running"] + seen["num_waiting"] + seen["num_finished"] > 0
         answers = [one for one in done if isinstance(one, Answer)]
         return [first, *answers[: len(tasks)]], answers[len(tasks) :]
 
@@ -162,7 +166,8 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> None:
 @pytest.mark.conformance("SGLang", "health probes are no requests")
 @pytest.mark.conformance("SGLang", "`kill -9` of the core")
 def test_every_token_is_accounted_for_under_a_mixed_load(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-total-tokens", "20000") as server:
+    record = tmp_path / "run.isr"
+    with serving(tmp_path, "--max-total-tokens", "20000", record=record) as server:
         answers, left = asyncio.run(_mixed_load(server))
         time.sleep(4)  # whoever left is noticed with the next output, then by SGLang's own poll
         rows = server.export(tmp_path / "out.jsonl")
@@ -182,6 +187,12 @@ def test_every_token_is_accounted_for_under_a_mixed_load(tmp_path: Path) -> None
         _check_edges(rows, answers)
 
         _check_a_killed_scheduler(server, tmp_path)
+        assert server.stop() != 0  # SGLang gives up with its scheduler
+        told = {row["request"]: row for row in rows if row["kind"] == "request"}
+        recorded = server.export(tmp_path / "recorded.jsonl", record)
+        again = {row["request"]: row for row in recorded if row["kind"] == "request"}
+        assert again.pop("killed")["finish"] == "engine_lost"
+        assert again == told
 
 
 def _check_a_killed_scheduler(server: Server, folder: Path) -> None:
@@ -268,7 +279,7 @@ def test_ranks_are_joined_and_replicas_kept_apart(tmp_path: Path, kind: str) -> 
     )
 
 
-def _greedy(folder: Path, **environment: str) -> list[str]:
+def _greedy(folder: Path, *, is_observed: bool) -> list[str]:
     async def asking(server: Server) -> list[Answer]:
         async with aiohttp.ClientSession() as session:
             return [
@@ -276,9 +287,9 @@ def _greedy(folder: Path, **environment: str) -> list[str]:
                 for i in range(30)
             ]
 
-    with serving(folder, "--max-total-tokens", "20000", **environment) as server:
+    with serving(folder, "--max-total-tokens", "20000", is_observed=is_observed) as server:
         answers = asyncio.run(asking(server))
-        if not environment:
+        if is_observed:
             time.sleep(1)
             rows = server.export(folder / "out.jsonl")
             _check_tokens(rows, answers)
@@ -288,8 +299,8 @@ def _greedy(folder: Path, **environment: str) -> list[str]:
 
 @pytest.mark.conformance("SGLang", "the same answers with and without the probe")
 def test_what_is_generated_is_the_same_with_the_probe_and_without(tmp_path: Path) -> None:
-    observed = _greedy(tmp_path / "on")
-    plain = _greedy(tmp_path / "off", INFERSCOPE="0")
+    observed = _greedy(tmp_path / "on", is_observed=True)
+    plain = _greedy(tmp_path / "off", is_observed=False)
     assert observed == plain
     assert len(set(observed)) > 1
     assert not (tmp_path / "off" / "rings").exists()
