@@ -42,7 +42,7 @@ def team_of(ring: RingState, requests: bytes) -> Ints | None:
 def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
     """Read a step's rows, or take kept ones, where only contexts have changed."""
     kept = ring.kept_rows
-    rows = kept.rows_of(slices, ring.slots.num_dropped)
+    rows = kept.rows_of(slices, ring.slots)
     if rows is None:
         like = kept.last_of(slices.requests)
         if like is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.collector.slots import SlotMap
 from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
 from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
 
@@ -210,12 +211,10 @@ class KeptRows:
         self._by_key: dict[tuple[bytes, ...], Rows] = {}
         self._last: Rows | None = None
 
-    def rows_of(self, slices: StepSlices, num_dropped: int) -> Rows | None:
+    def rows_of(self, slices: StepSlices, slots: SlotMap) -> Rows | None:
         """Return the rows of slices that differ from kept ones in their contexts only."""
-        if num_dropped != self.num_dropped:
-            self.drop()
-            self.num_dropped = num_dropped
-            return None
+        if self.num_dropped != slots.num_dropped:
+            self._look_up_again(slices.requests, slots)
         key = _key(slices)
         if self._last is not None and self._last.key == key:
             return self._last
@@ -223,6 +222,23 @@ class KeptRows:
         if rows is not None:
             self._last = rows
         return rows
+
+    def _look_up_again(self, requests: bytes, slots: SlotMap) -> None:
+        """Keep what is of these requests, if none of them is who has left.
+
+        Who finishes is forgotten only when all that came before is settled: a step or two into the
+        life of the team that goes on without it.
+        """
+        self.num_dropped = slots.num_dropped
+        last = self.last_of(requests)
+        if last is None:
+            self.drop()
+            return
+        found = slots.slots(np.frombuffer(requests, dtype=COLUMNS["requests"]))
+        if found.tobytes() != last.slot_bytes:
+            self.drop()
+            return
+        self._by_key = {key: rows for key, rows in self._by_key.items() if key[0] == requests}
 
     def last_of(self, requests: bytes) -> Rows | None:
         """Return the last step's rows, if it was made up of just these requests."""
