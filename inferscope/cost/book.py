@@ -10,15 +10,17 @@ never be learned.
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.records import EngineInfo
+
+Floats = NDArray[np.float64]
 
 _RATIOS = 256
 _RATIOS_AGAIN = 16
@@ -40,16 +42,30 @@ class _Mode:
         self.model = model
         self.price = Price(model, None)
         self.fit = OnlineFit(name)
-        self.ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._ratios = np.empty(_RATIOS)
+        """The last ones; the oldest is written over first."""
+        self._num_ratios = 0
         self.has_learned = False
         self.seen = 0
         self.healthy: float | None = None
         self.residual: float | None = None
 
+    def note(self, ratio: float) -> None:
+        """Take a step's ratio of measured to modelled time."""
+        self._ratios[self._num_ratios % _RATIOS] = ratio
+        self._num_ratios += 1
+
+    def restart(self, ratios: Floats) -> None:
+        """Go on with a new model, for which the last steps had these ratios."""
+        self._num_ratios = len(ratios)
+        self._ratios[: len(ratios)] = ratios
+
     def weigh(self) -> None:
-        ordered = sorted(self.ratios)
-        self.healthy = ordered[len(ordered) // 5]
-        self.residual = ordered[len(ordered) // 2] - 1.0
+        num = min(self._num_ratios, _RATIOS)
+        healthy_at, median_at = num // 5, num // 2
+        ordered = np.partition(self._ratios[:num], (healthy_at, median_at))
+        self.healthy = ordered.item(healthy_at)
+        self.residual = ordered.item(median_at) - 1.0
         self.price = Price(self.model, self.healthy if self.has_learned else None)
 
 
@@ -88,7 +104,7 @@ class CostBook:
         """
         entry = self._entry(mode)
         ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
-        entry.ratios.append(ratio)
+        entry.note(ratio)
         entry.seen += 1
         if entry.seen % _RATIOS_AGAIN == 0 or entry.seen == _ENOUGH_RATIOS:
             entry.weigh()
@@ -99,7 +115,7 @@ class CostBook:
             if model is not None:
                 entry.model = model
                 entry.has_learned = True
-                entry.ratios = deque(entry.fit.ratios(_RATIOS), maxlen=_RATIOS)
+                entry.restart(entry.fit.ratios(_RATIOS))
                 entry.weigh()
 
     def _entry(self, mode: str) -> _Mode:

@@ -10,8 +10,6 @@ co-tenant's bad second is not learned as normal.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +27,8 @@ _CAPS = (8, 64)
 """f bends down here (threads and tiles fill up) …"""
 _HINGES = (128, 512)
 """… and up here (arithmetic overtakes the reading of weights)."""
+_NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+"""All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 6
 _HUBER = 0.1
@@ -36,22 +36,6 @@ _HUBER = 0.1
 _PRIOR_WEIGHT = 1e-3
 _RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
 """The weight of an observation, by the number of those since."""
-
-
-def _f_features(num_tokens: Floats) -> list[Floats]:
-    return [
-        (num_tokens > 0).astype(np.float64),
-        num_tokens,
-        *(np.minimum(num_tokens, cap) for cap in _CAPS),
-        *(np.maximum(num_tokens - hinge, 0.0) for hinge in _HINGES),
-    ]
-
-
-@lru_cache(maxsize=1)
-def _grid() -> tuple[Floats, list[Floats]]:
-    """Return all numbers of tokens that a table holds, and their features."""
-    n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
-    return n, _f_features(n)
 
 
 def features(batch: Batch) -> tuple[float, ...]:
@@ -87,6 +71,7 @@ class OnlineFit:
         self._coefficients: Floats | None = None
         self._design = np.zeros_like(self._rows)
         self._weighted = np.zeros_like(self._rows)
+        self._table = np.empty_like(_NUM_TOKENS)
         """Room to work in: arrays of this length, made anew, are pages from the system each."""
 
     def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
@@ -136,25 +121,33 @@ class OnlineFit:
         self._coefficients = solution / scale
         return self._model(self._coefficients)
 
-    def ratios(self, num: int) -> list[float]:
+    def ratios(self, num: int) -> Floats:
         """Return measured over modelled time of the last `num` observations, oldest first."""
         if self._coefficients is None:
-            return []
+            return np.zeros(0)
         self._take_in()
         newest = np.arange(max(0, self._seen - min(num, REMEMBERED_STEPS)), self._seen)
         at = newest % REMEMBERED_STEPS
         modelled = np.maximum(self._rows[at] @ self._coefficients, 1.0)
-        ratios: list[float] = (self._times[at] / modelled).tolist()
+        ratios: Floats = self._times[at] / modelled
         return ratios
 
     def _model(self, coefficients: Floats) -> StepModel:
-        n, columns = _grid()
-        f = np.zeros_like(n)
-        for weight, column in zip(coefficients.tolist(), columns, strict=False):
-            if weight:
-                f += weight * column
+        constant, per_token, *bends = coefficients[:_NUM_F].tolist()
         per_row, *of_attention = coefficients[_NUM_F:].tolist()
-        return StepModel(f"{self._name}-{self._seen}", "fit", f, per_row * n, *of_attention)
+        f, room = np.empty_like(_NUM_TOKENS), self._table
+        f[0], f[1:] = 0.0, constant
+        f += np.multiply(_NUM_TOKENS, per_token, out=room)
+        for cap, weight in zip(_CAPS, bends, strict=False):
+            if weight:
+                f[:cap] += _NUM_TOKENS[:cap] * weight
+                f[cap:] += cap * weight
+        for hinge, weight in zip(_HINGES, bends[len(_CAPS) :], strict=True):
+            if weight:
+                beyond = len(f) - hinge
+                f[hinge:] += np.multiply(_NUM_TOKENS[:beyond], weight, out=room[:beyond])
+        g = per_row * _NUM_TOKENS
+        return StepModel(f"{self._name}-{self._seen}", "fit", f, g, *of_attention)
 
 
 def _non_negative(gram: Floats, target: Floats, start: Floats) -> Floats:
