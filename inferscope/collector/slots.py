@@ -10,6 +10,8 @@ from inferscope.attribution.ledger import NOBODY
 Ints = NDArray[np.int64]
 
 _MOST_CELLS = 1 << 16
+_FREE = 0xFFFFFFFF
+"""What stands where no index does: it is none."""
 
 
 class SlotMap:
@@ -29,8 +31,9 @@ class SlotMap:
         self.num_dropped = 0
         self.highest = -1
         self._stragglers: dict[int, int] = {}
-        self._owner = np.full(256, -1, dtype=np.int64)
+        self._owner = np.full(256, _FREE, dtype=np.uint32)
         self._slot = np.zeros(256, dtype=np.int64)
+        self._last_cell = np.uint32(255)
 
     @property
     def is_front_end(self) -> bool:
@@ -42,7 +45,7 @@ class SlotMap:
         self.num_dropped += index <= self.highest  # it may have been looked up before
         self.highest = max(self.highest, index)
         self._stragglers.pop(index, None)
-        while self._owner.item(at := index & (len(self._owner) - 1)) not in (-1, index):
+        while self._owner.item(at := index & (len(self._owner) - 1)) not in (_FREE, index):
             if len(self._owner) >= _MOST_CELLS:
                 self._stragglers[self._owner.item(at)] = self._slot.item(at)
                 break
@@ -53,7 +56,7 @@ class SlotMap:
         """Forget an index."""
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
-            self._owner[at], self._slot[at] = -1, NOBODY
+            self._owner[at], self._slot[at] = _FREE, NOBODY
             self.num_dropped += 1
         elif self._stragglers.pop(index, None) is not None:
             self.num_dropped += 1
@@ -67,11 +70,11 @@ class SlotMap:
 
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
         """Return the slots of a column of indices, NOBODY where one is not known."""
-        at = indices & np.uint32(len(self._owner) - 1)
+        at = indices & self._last_cell
         found: Ints = self._slot.take(at)
-        is_other = self._owner.take(at) != indices
-        if np.count_nonzero(is_other):
-            found[is_other] = NOBODY
+        owners = self._owner.take(at)
+        if owners.tobytes() != indices.tobytes():
+            found[owners != indices] = NOBODY
         if self._stragglers:
             for at_row in np.flatnonzero(found == NOBODY).tolist():
                 found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
@@ -79,14 +82,15 @@ class SlotMap:
 
     def known(self) -> list[int]:
         """Return all indices mapped now."""
-        found: list[int] = self._owner[self._owner >= 0].tolist()
+        found: list[int] = self._owner[self._owner != _FREE].tolist()
         return found + list(self._stragglers)
 
     def _enlarge(self) -> None:
         owners, slots = self._owner, self._slot
-        self._owner = np.full(2 * len(owners), -1, dtype=np.int64)
+        self._owner = np.full(2 * len(owners), _FREE, dtype=np.uint32)
         self._slot = np.zeros(2 * len(owners), dtype=np.int64)
+        self._last_cell = np.uint32(2 * len(owners) - 1)
         for owner, slot in zip(owners.tolist(), slots.tolist(), strict=True):
-            if owner >= 0:
+            if owner != _FREE:
                 at = owner & (len(self._owner) - 1)
                 self._owner[at], self._slot[at] = owner, slot
