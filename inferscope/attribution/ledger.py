@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.occupancy import Occupancy
 from inferscope.attribution.open_step import Attendance, OpenStep, scaled, taken_until
-from inferscope.attribution.together import Together
+from inferscope.attribution.together import Together, outsiders
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -285,12 +285,9 @@ class Ledger:
             return False
         joining: list[int] = []
         if together.team is not slots:
-            is_member = together.is_member[slots]
-            num_staying = np.count_nonzero(is_member)
-            if num_staying < len(together.members):
+            joining = outsiders(slots, together.is_member)
+            if len(slots) - len(joining) < len(together.members):
                 return False
-            if num_staying < len(slots):
-                joining = slots[~is_member].tolist()
             for slot in joining:
                 self.admitted(slot, start_ns)
                 if self.state.item(slot) != RUNNING or self._mark_ns.item(slot) > start_ns:

@@ -22,6 +22,7 @@ from inferscope.attribution.open_step import OpenStep
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _OUTPUT, _CPU_GAP = CAUSES.index("output"), CAUSES.index("cpu_gap")
 _SLOWDOWN, _COLD_START = CAUSES.index("slowdown"), CAUSES.index("cold_start")
@@ -197,8 +198,9 @@ class Together:
             of_decodes_ns = self._in_steps_ns - self._excess_ns - self._interference_ns
             row[_DECODE + 1] += sign * of_decodes_ns
             row[_DECODE + 2] += sign * self._interference_ns
-            row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
-            row[_COLD_START] += sign * self._cold_ns
+            if self._excess_ns:
+                row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
+                row[_COLD_START] += sign * self._cold_ns
         row[_CPU_GAP] += sign * self._gap_ns
         row[_OUTPUT] += sign * self._output_ns
 
@@ -208,3 +210,18 @@ class Together:
             self._column[self._own_slots] += self._own_ns
             self._next_column[self._own_slots] -= self._own_ns
             self._own_ns = None
+
+
+def outsiders(slots: Ints, is_in: Flags) -> list[int]:
+    """Return those of some slots that are not in: few or none, so each is looked for by itself.
+
+    Args:
+        slots: [requests].
+        is_in: [slots].
+    """
+    found, column = [], is_in[slots].tobytes()
+    at = column.find(0)
+    while at >= 0:
+        found.append(slots.item(at))
+        at = column.find(0, at + 1)
+    return found

@@ -12,6 +12,8 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.together import outsiders
+
 Ints = NDArray[np.int64]
 
 _MOST_LOGGED = 4096
@@ -81,10 +83,8 @@ class Tokens:
             self._is_in_engine = is_in_engine
         if slots is self._team:
             return []
-        since, is_in = self._since, self._is_in[slots]
-        num_staying = np.count_nonzero(is_in)
-        joining: list[int] = slots[~is_in].tolist() if num_staying < len(slots) else []
-        if num_staying < len(since):
+        since, joining = self._since, outsiders(slots, self._is_in)
+        if len(slots) - len(joining) < len(since):
             for slot in since.keys() - set(slots.tolist()):
                 self.part(slot)
         if not since:
