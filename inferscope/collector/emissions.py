@@ -132,7 +132,7 @@ class Emissions:
         if request.ttft_row is None:  # the engine's word on its first token is missing
             request.ttft_row = self._table.ledger.row(request.slot)
         row = request.ttft_row
-        spent_ns = ttft_ns - int(np.add.reduce(row))
+        spent_ns = ttft_ns - sum(row.tolist())
         if spent_ns >= 0:
             row[_OUTPUT] += spent_ns
         else:  # told late: the ledger had gone on by then

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,12 +250,10 @@ class Lives:
     def _finalise(self, request: Request) -> None:
         slot = request.slot
         table = self.table
-        work = table.work
         row = table.ledger.row(slot)
         delivered_ns = table.ledger.mark_of(slot)
         last_ns, _ = table.tokens.edges_of(slot)
-        prefill_ns, decode_ns = work.compute_ns[slot].tolist()
-        flops = work.flops[slot].tolist() if self.has_shape else (None, None)
+        (prefill_ns, decode_ns), (prefill_flops, decode_flops) = table.work.of(slot)
         times, tokens_per_event = table.tokens.events_of(slot)
         final = FinalRequest(
             engine_id=self._engine_id,
@@ -282,8 +281,8 @@ class Lives:
             tokens_per_event=tokens_per_event,
             prefill_ns=prefill_ns,
             decode_ns=decode_ns,
-            prefill_flops=flops[0],
-            decode_flops=flops[1],
+            prefill_flops=prefill_flops if self.has_shape else None,
+            decode_flops=decode_flops if self.has_shape else None,
             is_alone=not table.is_shared[slot],
             fit_id=self.fit_id,
             clock=self.clock,
@@ -318,4 +317,5 @@ def by_cause(row: Ints | None) -> dict[str, int]:
     """Return a ledger's row by name, without the causes that took no time."""
     if row is None:
         return {}
-    return {CAUSES[at]: row.item(at) for at in row.nonzero()[0].tolist()}
+    spent_ns = row.tolist()
+    return dict(zip(compress(CAUSES, spent_ns), filter(None, spent_ns), strict=True))

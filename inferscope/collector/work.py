@@ -38,8 +38,9 @@ class Work:
 
     def end(self, slot: int) -> None:
         """Give the slot back: what its owner's team computed must not hit the next one."""
-        self._tell()
-        self._team = _NOBODY
+        if self._is_untold(slot):
+            self._tell()
+            self._team = _NOBODY
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
@@ -98,6 +99,16 @@ class Work:
         if self._rates is not None:
             flops = self._rates.of_singles(num_steps, self._contexts)
             self._flops[:, 1][self._team] += flops
+
+    def _is_untold(self, slot: int) -> bool:
+        """Tell whether the sums are a request's, too. Who leaves is mostly gone from the team."""
+        return self._num_steps > 0 and bool(np.count_nonzero(self._team == slot))
+
+    def of(self, slot: int) -> tuple[list[int], list[int]]:
+        """Return a request's attributed time and modelled FLOPs, each by phase."""
+        if self._is_untold(slot):
+            self._tell()
+        return self._compute_ns[slot].tolist(), self._flops[slot].tolist()
 
     @property
     def compute_ns(self) -> Ints:
