@@ -9,6 +9,7 @@ A rank that is started again goes on where the one before it ended: its device i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import add
 
 import numpy as np
 
@@ -40,15 +41,12 @@ class RankTime:
             end_ns: likewise.
             parts_ns: of its time, by BUSY; they sum to it.
         """
-        left_ns = end_ns - max(start_ns, self.until_ns)
-        if left_ns <= 0:
-            return
-        if left_ns != end_ns - start_ns:
+        if start_ns < self.until_ns:
+            left_ns = end_ns - self.until_ns
+            if left_ns <= 0:
+                return
             parts_ns = to_whole_ns(np.array(parts_ns, dtype=np.float64), left_ns).tolist()
-        busy_ns = self.busy_ns
-        for at, part_ns in enumerate(parts_ns):
-            if part_ns:
-                busy_ns[at] += part_ns
+        self.busy_ns = list(map(add, self.busy_ns, parts_ns))
         self.until_ns = end_ns
 
     def seconds_by_ns(self, wall_ns: int, *, no_work_ns: int) -> dict[str, int]:

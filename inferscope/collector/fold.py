@@ -53,14 +53,14 @@ class Collector:
         engine = self._engine_of.get(ring)
         if engine is not None and type(record) not in _OF_READERS:
             t_ns = record.t_ns
-            if not 0 <= t_ns < _END_OF_TIME_NS:
+            if self.now_ns <= t_ns < _END_OF_TIME_NS:
+                self.now_ns = t_ns
+            elif 0 <= t_ns < self.now_ns:
+                self.num_late += 1
+            else:
                 self.num_unknown += 1
                 return
             self.num_records += 1
-            if t_ns < self.now_ns:
-                self.num_late += 1
-            else:
-                self.now_ns = t_ns
             engine.fold(ring, record)
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:

@@ -81,7 +81,7 @@ class Rows:
         self._slices = slices
         num = len(slots)
         lengths = len(slices.phases), len(slices.flags), len(slices.sampled) / 2
-        if not {0, num}.issuperset(lengths):
+        if lengths != (num, 0, num) and not {0, num}.issuperset(lengths):
             raise ValueError(f"columns have {lengths} entries for {num} rows")
         self.slots = slots
         self.slot_bytes: bytes = slots.tobytes() if like is None else like.slot_bytes
@@ -154,11 +154,11 @@ class Rows:
                 tokens = int.from_bytes(tokens_of[4 * at : 4 * at + 4], "little")
                 rows = int.from_bytes(rows_of[2 * at : 2 * at + 2], "little")
                 of_decodes[4 * at : 4 * at + 4] = _ONE_TOKEN
+                if not tokens:
+                    return None
                 if tokens != 1:
                     chunks.append((at, tokens, rows))
                     rows_of_decodes[2 * at : 2 * at + 2] = _ONE_ROW
-            if not all(tokens for _, tokens, _ in chunks):
-                return None
             tokens_of, rows_of = bytes(of_decodes), bytes(rows_of_decodes)
         is_simple = tokens_of == _ONE_TOKEN * num and rows_of == _ONE_ROW * num
         return tuple(chunks) if is_simple else None

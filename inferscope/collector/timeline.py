@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
+
+_AT_NS = itemgetter(0)
 
 
 class Timeline:
@@ -14,18 +17,15 @@ class Timeline:
     """
 
     def __init__(self) -> None:
-        self._actions: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
+        self._actions: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
 
     def push(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
         """Keep an action for the sweep over its time."""
-        self._order += 1
         actions = self._actions
-        entry = (at_ns, self._order, action, arguments)
         if actions and at_ns < actions[-1][0]:
-            insort(actions, entry)
+            insort(actions, (at_ns, action, arguments), key=_AT_NS)
         else:
-            actions.append(entry)
+            actions.append((at_ns, action, arguments))
 
     def sweep(self, before_ns: int, *, arrive: Callable[[int], None]) -> None:
         """Run all actions before a time, in order. They push no others.
@@ -35,7 +35,7 @@ class Timeline:
             arrive: called with each action's time ahead of it.
         """
         actions, num = self._actions, 0
-        for at_ns, _, action, arguments in actions:
+        for at_ns, action, arguments in actions:
             if at_ns >= before_ns:
                 break
             arrive(at_ns)

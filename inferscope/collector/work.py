@@ -102,7 +102,7 @@ class Work:
 
     def _is_untold(self, slot: int) -> bool:
         """Tell whether the sums are a request's, too. Who leaves is mostly gone from the team."""
-        return self._num_steps > 0 and bool(np.count_nonzero(self._team == slot))
+        return self._num_steps > 0 and slot in self._team.tolist()
 
     def of(self, slot: int) -> tuple[list[int], list[int]]:
         """Return a request's attributed time and modelled FLOPs, each by phase."""
