@@ -168,13 +168,12 @@ class Joins:
         """Split the step if all its records are in, or the rest will not come."""
         if self._is_awaited(pending):
             return
-        spans, slices = pending.spans, pending.slices
+        spans, slices, rings = pending.spans, pending.slices, self._rings
         key = (pending.dp_rank, pending.step)
         del self._pending[key]
         if not spans:
             self.num_unjoined += slices is not None
             return
-        rings = self._rings
         run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
         self._joined.note(key, run.end_ns)
         if pending.past:

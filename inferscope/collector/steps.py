@@ -184,8 +184,8 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         run: its execution. The wait for the slowest rank goes to the delay's excess.
     """
     span = run.span
-    price = book.price(span.mode)
-    model = price.model
+    mode = book.mode(span.mode)
+    model = mode.model
     batch = rows.batch(contexts)
     own = model.own(batch)
     parts = fair(model, batch, own)
@@ -214,12 +214,12 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         prefills=rows.member_prefills,
         recomputed=rows.recomputed,
         delay_ns=run.end_ns - run.start_ns - run.wait_ns,
-        healthy_ratio=ratio if price.healthy_ratio is None else price.healthy_ratio,
+        healthy_ratio=ratio if mode.healthy_ratio is None else mode.healthy_ratio,
     )
     if run.wait_ns:
         delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
-        book.observe(span.mode, batch, measured_ns=run.longest_ns, modelled_ns=modelled_ns)
+        mode.observe(batch, measured_ns=run.longest_ns, modelled_ns=modelled_ns)
     return SplitStep(shares, paddings, unattributed, ratio - 1.0, model.fit_id, rows.members, delay)
 
 

@@ -10,17 +10,13 @@ never be learned.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.records import EngineInfo
-
-Floats = NDArray[np.float64]
 
 _RATIOS = 256
 _RATIOS_AGAIN = 16
@@ -29,44 +25,65 @@ _SLOW = 1.5
 """Steps above this multiple of a healthy step do not enter the fit."""
 
 
-class Price(msgspec.Struct, frozen=True, gc=False):
-    """What a mode's steps are priced with now."""
+class Mode:
+    """What is known of one execution mode.
 
-    model: StepModel
-    healthy_ratio: float | None
-    """Measured over modelled time of a healthy step; None before there is a fit to tell."""
+    Attributes:
+        model: in force.
+        healthy_ratio: measured over modelled time of a healthy step; None before there is a fit to
+            tell.
+        residual: the median of measured/model - 1 over recent steps; None before there are enough.
+    """
 
-
-class _Mode:
     def __init__(self, name: str, model: StepModel) -> None:
+        """Start with a model that has not learned from this engine."""
         self.model = model
-        self.price = Price(model, None)
-        self.fit = OnlineFit(name)
+        self.healthy_ratio: float | None = None
+        self.residual: float | None = None
+        self._fit = OnlineFit(name)
         self._ratios = np.empty(_RATIOS)
         """The last ones; the oldest is written over first."""
         self._num_ratios = 0
-        self.has_learned = False
-        self.seen = 0
-        self.healthy: float | None = None
-        self.residual: float | None = None
+        self._num_seen = 0
+        self._has_learned = False
 
-    def note(self, ratio: float) -> None:
-        """Take a step's ratio of measured to modelled time."""
+    def observe(self, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
+        """Learn from a step that was not cold.
+
+        Args:
+            batch: its requests.
+            measured_ns: its time.
+            modelled_ns: what the model in force said.
+        """
+        ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
         self._ratios[self._num_ratios % _RATIOS] = ratio
         self._num_ratios += 1
+        self._num_seen += 1
+        if self._num_seen % _RATIOS_AGAIN == 0 or self._num_seen == _ENOUGH_RATIOS:
+            self._weigh()
+        if self.healthy_ratio is not None and ratio > _SLOW * self.healthy_ratio:
+            return
+        if measured_ns > 0 and self._fit.observe(features(batch), measured_ns):
+            model = self._fit.solve()
+            if model is not None:
+                self._take(model)
 
-    def restart(self, ratios: Floats) -> None:
-        """Go on with a new model, for which the last steps had these ratios."""
+    def _take(self, model: StepModel) -> None:
+        """Put a model in force that was fitted to the last steps."""
+        self.model = model
+        self._has_learned = True
+        ratios = self._fit.ratios(_RATIOS)
         self._num_ratios = len(ratios)
         self._ratios[: len(ratios)] = ratios
+        self._weigh()
 
-    def weigh(self) -> None:
+    def _weigh(self) -> None:
         num = min(self._num_ratios, _RATIOS)
         healthy_at, median_at = num // 5, num // 2
         ordered = np.partition(self._ratios[:num], (healthy_at, median_at))
-        self.healthy = ordered.item(healthy_at)
         self.residual = ordered.item(median_at) - 1.0
-        self.price = Price(self.model, self.healthy if self.has_learned else None)
+        if self._has_learned:
+            self.healthy_ratio = ordered.item(healthy_at)
 
 
 class CostBook:
@@ -75,15 +92,18 @@ class CostBook:
     def __init__(self) -> None:
         """Start with no shape known."""
         self._roofline = roofline(None, peaks_of(""))
-        self._modes: dict[str, _Mode] = {}
+        self._modes: dict[str, Mode] = {}
 
     def describe(self, info: EngineInfo) -> None:
         """Take the model's shape and device from the engine's own words."""
         self._roofline = roofline(info.shape, peaks_of(info.device, info.num_threads))
 
-    def price(self, mode: str) -> Price:
-        """Return the model in force for a mode."""
-        return self._entry(mode).price
+    def mode(self, name: str) -> Mode:
+        """Return what is known of an execution mode."""
+        mode = self._modes.get(name)
+        if mode is None:
+            mode = self._modes[name] = Mode(name, self._roofline)
+        return mode
 
     def residuals(self) -> dict[str, float | None]:
         """Return the median of measured/model - 1 over recent steps, by mode."""
@@ -92,34 +112,3 @@ class CostBook:
     def sources(self) -> dict[str, str]:
         """Return where each mode's coefficients come from."""
         return {name: mode.model.source for name, mode in self._modes.items()}
-
-    def observe(self, mode: str, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
-        """Learn from a step that was not cold.
-
-        Args:
-            mode: in which it ran.
-            batch: its requests.
-            measured_ns: its time.
-            modelled_ns: what the model in force said.
-        """
-        entry = self._entry(mode)
-        ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
-        entry.note(ratio)
-        entry.seen += 1
-        if entry.seen % _RATIOS_AGAIN == 0 or entry.seen == _ENOUGH_RATIOS:
-            entry.weigh()
-        if entry.has_learned and entry.healthy is not None and ratio > _SLOW * entry.healthy:
-            return
-        if measured_ns > 0 and entry.fit.observe(features(batch), measured_ns):
-            model = entry.fit.solve()
-            if model is not None:
-                entry.model = model
-                entry.has_learned = True
-                entry.restart(entry.fit.ratios(_RATIOS))
-                entry.weigh()
-
-    def _entry(self, mode: str) -> _Mode:
-        entry = self._modes.get(mode)
-        if entry is None:
-            entry = self._modes[mode] = _Mode(mode, self._roofline)
-        return entry

@@ -65,8 +65,6 @@ class OnlineFit:
         self._name = name
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
         self._times = np.zeros(REMEMBERED_STEPS)
-        self._new: list[tuple[float, ...]] = []
-        """Observations that are not in the arrays yet, their times at the end."""
         self._seen = 0
         self._coefficients: Floats | None = None
         self._design = np.zeros_like(self._rows)
@@ -76,23 +74,13 @@ class OnlineFit:
 
     def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
         """Take a healthy step in; return whether a refresh is due."""
-        self._new.append((*row, measured_ns))
+        at = self._seen % REMEMBERED_STEPS
+        self._rows[at], self._times[at] = row, measured_ns
         self._seen += 1
-        if len(self._new) == REFRESH_STEPS:
-            self._take_in()
         return self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
-
-    def _take_in(self) -> None:
-        """Write the new observations over the oldest ones."""
-        if self._new:
-            at = np.arange(self._seen - len(self._new), self._seen) % REMEMBERED_STEPS
-            new = np.array(self._new)
-            self._rows[at], self._times[at] = new[:, :-1], new[:, -1]
-            self._new.clear()
 
     def solve(self) -> StepModel | None:
         """Fit what is remembered; None if the observations do not carry a model."""
-        self._take_in()
         num = min(self._seen, REMEMBERED_STEPS)
         if not num:
             return None
@@ -125,7 +113,6 @@ class OnlineFit:
         """Return measured over modelled time of the last `num` observations, oldest first."""
         if self._coefficients is None:
             return np.zeros(0)
-        self._take_in()
         newest = np.arange(max(0, self._seen - min(num, REMEMBERED_STEPS)), self._seen)
         at = newest % REMEMBERED_STEPS
         modelled = np.maximum(self._rows[at] @ self._coefficients, 1.0)

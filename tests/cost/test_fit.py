@@ -83,14 +83,14 @@ def test_a_co_tenant_s_bad_second_is_not_learned() -> None:
     slow = random.Random(5)
     batches = list(traffic(random.Random(4), 3000))
     for batch in batches:
-        price = book.price("eager")
+        mode = book.mode("eager")
         measured_ns = truth.step_ns(batch) * (3 if slow.random() < 0.2 else 1)
-        whole_ns = modelled_ns(price.model, batch)
-        book.observe("eager", batch, measured_ns=measured_ns, modelled_ns=whole_ns)
-    price = book.price("eager")
-    assert price.model.source == "fit"
-    assert price.healthy_ratio == pytest.approx(1.0, abs=0.05)
-    assert median_error(price.model, truth, batches[-400:]) < 0.05
+        whole_ns = modelled_ns(mode.model, batch)
+        mode.observe(batch, measured_ns=measured_ns, modelled_ns=whole_ns)
+    mode = book.mode("eager")
+    assert mode.model.source == "fit"
+    assert mode.healthy_ratio == pytest.approx(1.0, abs=0.05)
+    assert median_error(mode.model, truth, batches[-400:]) < 0.05
 
 
 def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
@@ -139,7 +139,7 @@ def test_two_folds_give_the_same_coefficients_to_the_bit() -> None:
 def test_steps_of_no_time_are_neither_learned_nor_fatal() -> None:
     book = CostBook()
     for _ in range(600):
-        book.observe("eager", batch_of([1], [5]), measured_ns=0, modelled_ns=0.0)
+        book.mode("eager").observe(batch_of([1], [5]), measured_ns=0, modelled_ns=0.0)
     assert book.sources() == {"eager": "tokens"}
 
 
@@ -166,11 +166,11 @@ def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is()
     decode, prefill = batch_of([1, 1], [50, 80]), batch_of([128], [0])
     for at in range(64):
         batch, times = (decode, 10) if at % 4 == 3 else (prefill, 1)
-        price = book.price("eager")
-        assert price.healthy_ratio is None
-        whole_ns = modelled_ns(price.model, batch)
-        book.observe("eager", batch, measured_ns=round(times * whole_ns), modelled_ns=whole_ns)
-    model = book.price("eager").model
+        mode = book.mode("eager")
+        assert mode.healthy_ratio is None
+        whole_ns = modelled_ns(mode.model, batch)
+        mode.observe(batch, measured_ns=round(times * whole_ns), modelled_ns=whole_ns)
+    model = book.mode("eager").model
     assert model.source == "fit"
     usual = roofline(SMALL, peaks_of("cpu", 2))
     assert modelled_ns(model, decode) == pytest.approx(10 * modelled_ns(usual, decode), rel=0.1)
