@@ -16,6 +16,8 @@ of its shape; a member's own part that recomputes lost tokens as `recompute`.
 
 from __future__ import annotations
 
+from operator import add
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +124,7 @@ def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
     line = team.alone[1]
     if not own.chunks:
         return line
-    chunks = [mine + rest for mine, rest in zip(own.chunks, line.chunks, strict=True)]
-    return Line(line.slope, line.level, chunks)
+    return Line(line.slope, line.level, list(map(add, own.chunks, line.chunks)))
 
 
 def _alone_but_for_chunks(model: StepModel, team: Team) -> Line:

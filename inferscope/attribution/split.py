@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
         shared = batch.team.shared = (model.key, _shared(model, batch.team))
     line, chunks = shared[1], own.chunks
     if chunks:
-        chunks = [mine + part for mine, part in zip(chunks, line.chunks, strict=True)]
+        chunks = list(map(add, chunks, line.chunks))
     return Line(own.slope, own.level + line.level, chunks)
 
 

@@ -85,9 +85,7 @@ class Bookings:
         amounts = bucket.amounts
         prefill_ns = 0
         if num_prefill:
-            of_ranks_ns = [
-                sum([shares.item(at) for at in rows.prefills]) for shares in split.shares_ns
-            ]
+            of_ranks_ns = [sum(map(shares.item, rows.prefills)) for shares in split.shares_ns]
             prefill_ns = sum(of_ranks_ns)
             amounts["prefill_tokens"] += prefill_tokens
             amounts["prefill_ns"] += prefill_ns

@@ -32,6 +32,8 @@ class RingState:
 
     def __init__(self, opened: RingOpened) -> None:
         self.opened = opened
+        self.is_front_end = opened.role == "frontend"
+        """Its times are those the client sees."""
         self.slots = SlotMap(opened.role, opened.rank)
         self.clock = DeviceClock()
         self.info: EngineInfo | None = None
@@ -59,11 +61,6 @@ class RingState:
         stage = self.info.ranks[1] if self.info is not None else 0
         opened = self.opened
         return rank_span(span, self.clock, ring=opened.ring, rank=opened.rank, stage=stage)
-
-    @property
-    def is_front_end(self) -> bool:
-        """Tell whether it is a front end's, whose times are those the client sees."""
-        return self.opened.role == "frontend"
 
     @property
     def authority(self) -> int:

@@ -127,7 +127,7 @@ class Rows:
         return _column(self._slices.sampled, "sampled", len(self.slots)).astype(np.int64)
 
     def _read_prefills(self) -> None:
-        self.num_prefill_tokens = sum([self.tokens.item(at) for at in self.prefills])
+        self.num_prefill_tokens = sum(map(self.tokens.item, self.prefills))
         if self.member_of_row is not None:
             self.member_prefills = sorted(set(self.member_of_row[self.prefills].tolist()))
         if any(self._slices.flags):

@@ -109,12 +109,14 @@ class Windows:
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
         self._now = Bucket(-1, dict.fromkeys(GAUGES, 0))
+        self._now_ns, self._next_ns = -SECOND_NS, 0
+        """Where the present bucket's second begins and ends."""
 
     def at(self, at_ns: int) -> Bucket:
         """Return the bucket of a time; the oldest kept for what lies before it."""
-        second = at_ns // SECOND_NS
-        if second == self._now.second:
+        if self._now_ns <= at_ns < self._next_ns:
             return self._now
+        second = at_ns // SECOND_NS
         if second > self._now.second:
             self.advance(at_ns)
             return self._now
@@ -129,6 +131,7 @@ class Windows:
         first = last.second + 1 if last.second >= 0 else second
         for missing in range(max(first, second - KEPT_SECONDS + 1), second + 1):
             self._now = self._buckets[missing] = Bucket(missing, last.gauges)
+        self._now_ns, self._next_ns = second * SECOND_NS, (second + 1) * SECOND_NS
         while len(self._buckets) > KEPT_SECONDS:
             del self._buckets[next(iter(self._buckets))]
 
