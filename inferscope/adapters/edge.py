@@ -99,7 +99,7 @@ class _Sending:
         self._steps: Any = sending.__await__()
         self.has_waited = False
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Any:
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,6 +113,10 @@ class _Sending:
     def throw(self, *error: Any) -> Any:
         """Let a cancellation in."""
         return self._steps.throw(*error)
+
+    def close(self) -> None:
+        """End it: nobody waits any more."""
+        self._steps.close()
 
 
 class Edge:
