@@ -19,8 +19,8 @@ from inferscope.cost.model import MAX_TOKENS, StepModel
 Floats = NDArray[np.float64]
 
 REMEMBERED_STEPS = 2048
-REFRESH_STEPS = 256
-FIRST_STEPS = (64, 128)
+REFRESH_STEPS = 512
+FIRST_STEPS = (64, 128, 256)
 """A first rough fit is better than the roofline, so the first refreshes come sooner."""
 _HALF_LIFE_STEPS = 1024
 _CAPS = (8, 64)
@@ -33,6 +33,9 @@ _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 6
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
+_ROUNDS = 4
+_ROUNDS_AGAIN = 2
+"""Of weighing by residuals: starting from the last fit, whose residuals are mostly the new one's."""
 _PRIOR_WEIGHT = 1e-3
 _RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
 """The weight of an observation, by the number of those since."""
@@ -91,9 +94,9 @@ class OnlineFit:
         design /= scale
         prior = None if self._coefficients is None else self._coefficients * scale
         solution = prior if prior is not None else np.zeros(_NUM_FEATURES)
-        for iteration in range(4):
+        for _ in range(_ROUNDS if prior is None else _ROUNDS_AGAIN):
             bounded = weights
-            if iteration:
+            if solution.any():
                 residual = np.abs(design @ solution - 1.0)
                 bounded = weights * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
             np.multiply(design, bounded[:, None], out=weighted)
