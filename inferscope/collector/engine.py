@@ -64,7 +64,9 @@ class EngineFold:
         joins: steps that are not split yet.
     """
 
-    def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes | memoryview], None]
+    ) -> None:
         """Start empty.
 
         Args:
