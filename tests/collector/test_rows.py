@@ -6,8 +6,12 @@ from array import array
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from inferscope.collector.rows import Rows
+from inferscope.attribution.together import outsiders
+from inferscope.collector.rows import KeptRows, Rows
+from inferscope.collector.slots import SlotMap
+from inferscope.collector.work import Work
 from inferscope.cost.batch import Line, PlainTeams, Team
 from inferscope.records import DECODE, PREFILL, VERIFY, StepSlices
 
@@ -77,3 +81,42 @@ def test_what_a_line_says_is_within_a_bound_is(seed: int) -> None:
             assert (values <= most).all()
     if batch.team.num_single:  # else the line is nobody's, and what it says on the safe side
         assert line.is_within(batch, int(values.max()) + 1, scale)
+
+
+def test_a_team_is_kept_while_others_leave_and_let_go_when_one_of_it_does() -> None:
+    slots, kept = SlotMap(), KeptRows()
+    for index in range(4):
+        slots.put(index, 10 + index)
+    slices, _ = some_slices(random.Random(3))
+    columns = {"phases": bytes([DECODE] * 3), "tokens": b"", "contexts": b"", "sampled": b""}
+    slices = replace(slices, requests=array("I", range(3)).tobytes(), **columns)
+    assert kept.rows_of(slices, slots) is None
+    rows = Rows(slices, slots.slots(np.arange(3, dtype=np.uint32)), kept.teams)
+    kept.keep(rows)
+    assert kept.rows_of(slices, slots) is rows
+    slots.drop(3)
+    assert kept.rows_of(slices, slots) is rows
+    slots.drop(1)
+    assert kept.rows_of(slices, slots) is None
+    slots.put(1, 20)  # known again, as somebody else
+    assert kept.rows_of(slices, slots) is None
+
+
+def test_what_a_team_computed_is_there_for_who_leaves_and_for_who_stays() -> None:
+    work, team, shares = Work(8), np.array([3, 5, 6]), np.array([10, 20, 30])
+    for _ in range(2):
+        work.decoded_together(team, [shares], np.zeros(3, dtype=np.int64), None)
+    assert work.of(2)[0] == [0, 0]
+    work.end(2)
+    assert work.of(5)[0] == [0, 40]
+    work.decoded_together(team, [shares], np.zeros(3, dtype=np.int64), None)
+    work.end(5)
+    work.begin(5)  # the slot's next owner
+    assert [work.of(slot)[0][1] for slot in (3, 5, 6)] == [30, 0, 90]
+
+
+@given(st.lists(st.integers(0, 19), unique=True), st.sets(st.integers(0, 19)))
+def test_outsiders_are_those_who_are_not_in(slots: list[int], members: set[int]) -> None:
+    is_in = np.isin(np.arange(20), list(members))
+    expected = [slot for slot in slots if slot not in members]
+    assert outsiders(np.array(slots, dtype=np.int64), is_in) == expected
