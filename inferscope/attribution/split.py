@@ -200,10 +200,12 @@ def round_ns(exact: Floats, total_ns: int) -> Ints:
         return whole
     # Not by sorting values for their bound: vector instructions of another width slow down all the
     # rest of a step by more than they save.
-    order, step = (whole - exact).argsort(kind="stable"), 1
-    if missing < 0:  # a total too large for a float to be exact
-        step, order = -1, order[::-1][whole[order[::-1]] > 0]
-    whole[order[: abs(missing)]] += step
+    order = (whole - exact).argsort(kind="stable")
+    if missing > 0:
+        whole[order[:missing]] += 1
+    else:  # a total too large for a float to be exact
+        falling = order[::-1]
+        whole[falling[whole[falling] > 0][:-missing]] -= 1
     return whole
 
 

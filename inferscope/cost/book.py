@@ -80,7 +80,8 @@ class Mode:
     def _weigh(self) -> None:
         num = min(self._num_ratios, _RATIOS)
         healthy_at, median_at = num // 5, num // 2
-        ordered = np.partition(self._ratios[:num], (healthy_at, median_at))
+        ordered = self._ratios[:num].copy()
+        ordered.partition((healthy_at, median_at))
         self.residual = ordered.item(median_at) - 1.0
         if self._has_learned:
             self.healthy_ratio = ordered.item(healthy_at)
