@@ -33,6 +33,7 @@ from inferscope.records import (
     FINISHED,
     LAST_BYTE,
     OFF,
+    ON,
     PREEMPTED,
     QUEUED,
     RESUMED,
@@ -300,8 +301,11 @@ class EngineFold:
     def _lose(self, ring: RingState) -> None:
         """End what was in flight in a process that is gone."""
         ring.is_lost = True
+        was_killed = ring.state == ON  # where the probe has failed, the process may work on
         for request in self._requests_of(ring):
-            self._timeline.push(self.now_ns, self.lives.lost, request, ring.slots, self.now_ns)
+            self._timeline.push(
+                self.now_ns, self.lives.lost, request, ring.slots, self.now_ns, was_killed
+            )
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ Ints = NDArray[np.int64]
 KEPT_FINISHED = 200
 _NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
 """What a front end says of a request that the engine finished and the client did not get."""
+_ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
@@ -202,19 +203,24 @@ class Lives:
         self.table.ledger.delivered(slot, last_token_ns, event.at_ns)
         self._finalise(request)
 
-    def lost(self, request: Request, by: SlotMap, at_ns: int) -> None:
-        """A process that knew it is gone; a core takes it along, a front end leaves it to the core.
+    def lost(self, request: Request, by: SlotMap, at_ns: int, was_killed: bool) -> None:
+        """A process that knew it is gone; a core takes it along.
+
+        A core goes on with a request whose front end is gone, and ends it; nobody gets the answer.
 
         Args:
             request: in flight there.
             by: the ring of that process.
             at_ns: when that was decided.
+            was_killed: its last word was not that it would be silent.
         """
         if not self.table.holds(request):
             return
         request.unbind(by)
         if by.is_front_end:
             self.table.has_front_end[request.slot] = False
+            request.is_undeliverable = was_killed
+            request.finish = request.finish and _finish_of(request, request.finish)
         if request.finished_ns is None:
             if by.is_front_end and request.is_in_engine:
                 return
@@ -242,7 +248,7 @@ class Lives:
 
     def _end(self, request: Request, at_ns: int, finish: str) -> None:
         request.finished_ns = at_ns
-        request.finish = finish
+        request.finish = _finish_of(request, finish)
         self.table.tokens.part(request.slot)
         _, emitted_ns = self.table.tokens.edges_of(request.slot)
         self.table.ledger.finished(request.slot, at_ns, emitted_ns=emitted_ns)
@@ -296,7 +302,7 @@ class Lives:
         bucket = self.windows.at(delivered_ns)
         bucket.amounts["finished"] += 1
         bucket.add_causes(row)
-        if last_ns and final.finish in ("stop", "length"):
+        if last_ns and final.finish in _ANSWERS:
             bucket.durations["e2e"].add(last_ns - request.arrived_ns, 1)
         self._mix(
             f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
@@ -311,6 +317,11 @@ class Lives:
 
 
 Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
+
+
+def _finish_of(request: Request, finish: str) -> str:
+    """Return how a request ended that the engine is through with, whoever was to deliver it."""
+    return "engine_lost" if request.is_undeliverable and finish in _ANSWERS else finish
 
 
 def by_cause(row: Ints | None) -> dict[str, int]:

@@ -41,6 +41,8 @@ class Request(msgspec.Struct, eq=False):
     first_edge_ns: int | None = None
     finished_ns: int | None = None
     finish: str | None = None
+    is_undeliverable: bool = False
+    """The front end that was to deliver it was killed."""
     num_preemptions: int = 0
     preempted_ns: list[tuple[int, int | None]] = []
     """From when until when; the last one's end is None until it is resumed."""

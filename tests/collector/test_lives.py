@@ -5,7 +5,7 @@ import pytest
 
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.view import snapshot
-from inferscope.records import CLOSED, OFF, ON, WAITING, Clock, Keyframe
+from inferscope.records import CLOSED, FAILED, OFF, ON, WAITING, Clock, Keyframe
 from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes
 
 
@@ -144,20 +144,34 @@ def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
     assert finals.only().finish == "engine_lost"
 
 
-def test_the_core_goes_on_when_the_front_end_dies() -> None:
+@pytest.mark.parametrize(
+    ("end_s", "state", "reason", "finish"),
+    [
+        (7.1, None, "stop", "engine_lost"),
+        (2.1, None, "length", "engine_lost"),  # before anybody knew
+        (7.1, None, "client_cancel", "client_cancel"),
+        (7.1, FAILED, "stop", "stop"),  # the probe was lost, the front end was not
+    ],
+)
+def test_the_core_goes_on_when_the_front_end_dies_and_nobody_gets_the_answer(
+    end_s: float, state: int | None, reason: str, finish: str
+) -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     front.received("a")
     mine = core.queued("a")
     serve(core, mine, from_ms=1)
-    for second in range(1, 8):
+    if state is not None:
+        front.health(state=state)
+    for second in range(1, 9):
         script.at(1000 * second)
         core.health()
-    core.step(3, [(mine, 1, 11)], start_ms=7_100, end_ms=7_110)
-    core.finished(mine)
-    collector, finals = script.play(until_ms=7_500)
+        if second == int(end_s):
+            core.step(3, [(mine, 1, 11)], start_ms=1e3 * end_s, end_ms=1e3 * end_s + 10)
+            core.finished(mine, reason)
+    collector, finals = script.play(until_ms=8_500)
     final = finals.only()
-    assert (final.finish, final.delivered_at) == ("stop", "engine")
+    assert (final.finish, final.delivered_at) == (finish, "engine")
     assert_all_closes(collector, finals)
 
 
