@@ -217,10 +217,16 @@ class Ring:
         self.forget(index)
         self.event(index, LAST_BYTE)
 
-    def emitted(self, indices: Sequence[int], tokens: Sequence[int] | None = None) -> None:
+    def emitted(
+        self,
+        indices: Sequence[int],
+        tokens: Sequence[int] | None = None,
+        *,
+        at_ns: int | None = None,
+    ) -> None:
         tokens = [1] * len(indices) if tokens is None else tokens
         columns = array("I", indices).tobytes(), array("I", tokens).tobytes()
-        self.tell(Emitted(self.now_ns, *columns))
+        self.tell(Emitted(self.now_ns, *columns, at_ns=at_ns))
 
     # --- steps
 

@@ -144,6 +144,26 @@ def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
     assert finals.only().finish == "engine_lost"
 
 
+def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    mine = core.queued("a")
+    core.admitted(mine)
+    for n in range(2):
+        core.step(n, [(mine, 1, 8) if n else (mine, 8, 0)], start_ms=1 + 9 * n, end_ms=9 + 9 * n)
+        script.at(12 + 9 * n)  # the first after the next step has begun
+        front.emitted([asked], at_ns=START_NS + (9 + 9 * n) * MS + 1)
+    core.finished(mine)
+    front.last_byte(asked)
+    collector, finals = script.play(until_ms=300)
+    final = finals.only()
+    assert final.first_token_ns == START_NS + 9 * MS + 1
+    assert final.tbt_ns == [9 * MS]
+    assert final.ttft_ledger_ns.get("output", 0) == 1
+    assert_all_closes(collector, finals)
+
+
 @pytest.mark.parametrize(
     ("end_s", "state", "reason", "finish"),
     [
