@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from inferscope.records import StepSlices
 from tests.adapters.exported import Exported
+from tests.probe.fakes import of
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
@@ -46,10 +48,15 @@ import sys
 
 import inferscope
 import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 def answers():
+    drafting = {}
+    if sys.argv[4] == "drafts":
+        # Without `logits_all` the package keeps too few rows of logits for a draft beyond n_batch.
+        drafting = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=4), "logits_all": True}
     llm = llama_cpp.Llama(
-        sys.argv[1], n_ctx=512, n_batch=64, n_threads=1, verbose=False, logits_all=False, seed=1
+        sys.argv[1], n_ctx=512, n_batch=64, n_threads=1, verbose=False, seed=1, **drafting
     )
     return llm, lambda: [ask(llm, *call) for call in json.loads(sys.argv[2])]
 
@@ -95,18 +102,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", ["observe", "run"])
-def test_every_token_of_a_real_llama_is_told_and_answers_stay(
-    how: str, model: Path, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
+def _program(
+    folder: Path, *arguments: str, by: tuple[str, ...] = ()
+) -> tuple[Path, dict[str, Any]]:
+    """Run the program, by a command of ours or by itself; return its rings and what it printed."""
+    program = folder / "program.py"
     program.write_text(PROGRAM)
-    command = [str(PYTHON), str(program), str(model), json.dumps(CALLS), how]
-    if how == "run":
-        command = [sys.executable, "-m", "inferscope", "run", "--", *command]
-    rings = tmp_path / "rings"
+    rings = folder / "rings"
     done = subprocess.run(
-        command,
+        [*by, str(PYTHON), str(program), *arguments],
         env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "4"},
         capture_output=True,
         text=True,
@@ -116,8 +120,18 @@ def test_every_token_of_a_real_llama_is_told_and_answers_stay(
     assert "probe failed" not in done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["told"] == said["expected"]
+    return next(rings.iterdir()), said
 
-    told = Exported(next(rings.iterdir()))
+
+RUN = (sys.executable, "-m", "inferscope", "run", "--")
+
+
+@pytest.mark.parametrize(("how", "by"), [("observe", ()), ("run", RUN)], ids=["observe", "run"])
+def test_every_token_of_a_real_llama_is_told_and_answers_stay(
+    how: str, by: tuple[str, ...], model: Path, tmp_path: Path
+) -> None:
+    rings, said = _program(tmp_path, str(model), json.dumps(CALLS), how, "plain", by=by)
+    told = Exported(rings)
     told.check_sums()
     rows = sorted(told.requests.values(), key=lambda row: int(row["arrived_ns"]))
     assert len(rows) == len(CALLS)
@@ -132,3 +146,19 @@ def test_every_token_of_a_real_llama_is_told_and_answers_stay(
     assert rows[1]["cached_tokens"] > len(LONG)
     assert rows[ALL_CACHED]["cached_tokens"] == rows[ALL_CACHED]["prompt_tokens"]
     assert told.tokens[rows[ALL_CACHED]["request"]] == {}
+
+
+def test_drafts_are_verified_and_those_accepted_need_no_step(model: Path, tmp_path: Path) -> None:
+    prompts = ["abc" * 20, "to be or not to be " * 6]
+    calls = [("create_completion", {"prompt": prompt, "max_tokens": 60}) for prompt in prompts]
+    rings, said = _program(tmp_path, str(model), json.dumps(calls), "observe", "drafts")
+    told = Exported(rings)
+    told.check_sums()
+    (ring,) = rings.glob("*.ring")
+    judged = [each for each in of(StepSlices, ring) if each.proposed]
+    accepted = sum(sum(each.accepted[::2]) for each in judged)
+    rows = sorted(told.requests.values(), key=lambda row: int(row["arrived_ns"]))
+    for row, (_, finish, usage) in zip(rows, said["told"], strict=True):
+        assert (row["finish"], row["output_tokens"]) == (finish, usage["completion_tokens"])
+    assert sum(told.surplus(name) for name in told.requests) == -accepted
+    assert sum(tokens["verify"] for tokens in told.tokens.values()) > accepted > 0
