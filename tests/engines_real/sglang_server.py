@@ -181,7 +181,7 @@ async def ask(
     session: aiohttp.ClientSession,
     server: Server,
     rid: str,
-    prompt: list[int],
+    prompt: list[int] | list[list[int]] | str,
     max_tokens: int,
     *,
     leave_after: int = 0,
