@@ -35,7 +35,7 @@ _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _ROUNDS = 4
 _ROUNDS_AGAIN = 2
-"""Of weighing by residuals: starting from the last fit, whose residuals are mostly the new one's."""
+"""Of weighing by residuals, where the last fit's are at hand: they are mostly the new one's."""
 _PRIOR_WEIGHT = 1e-3
 _RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
 """The weight of an observation, by the number of those since."""
