@@ -11,13 +11,11 @@ from inferscope.records import CLOSED, ProbeHealth
 from tests.probe.fakes import of
 
 PROGRAM = """
+from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorders
-from inferscope.probe import EngineInfo, HostTimer, Probe
+from inferscope.probe import EngineInfo, HostTimer
 
-def open_probe(info, rank, timer):
-    return Probe.open(info, rank=rank, timer=timer)
-
-recorders = Recorders(open_probe)
+recorders = Recorders(Patches("test"))
 recorders.take(lambda rank: (EngineInfo(0, "test"), HostTimer()))
 recorders.take(lambda rank: (EngineInfo(0, "test"), HostTimer()))
 """
