@@ -126,6 +126,11 @@ def _program(
 RUN = (sys.executable, "-m", "inferscope", "run", "--")
 
 
+@pytest.mark.conformance("llama-cpp-python", "tokens of slices = the API's `usage`")
+@pytest.mark.conformance("llama-cpp-python", "every step joined and conserved, every ledger closed")
+@pytest.mark.conformance("llama-cpp-python", "prefix cache")
+@pytest.mark.conformance("llama-cpp-python", "offline, without a server")
+@pytest.mark.conformance("llama-cpp-python", "the same answers with and without the probe")
 @pytest.mark.parametrize(("how", "by"), [("observe", ()), ("run", RUN)], ids=["observe", "run"])
 def test_every_token_of_a_real_llama_is_told_and_answers_stay(
     how: str, by: tuple[str, ...], model: Path, tmp_path: Path
@@ -148,6 +153,7 @@ def test_every_token_of_a_real_llama_is_told_and_answers_stay(
     assert told.tokens[rows[ALL_CACHED]["request"]] == {}
 
 
+@pytest.mark.conformance("llama-cpp-python", "speculative decoding (n-gram)")
 def test_drafts_are_verified_and_those_accepted_need_no_step(model: Path, tmp_path: Path) -> None:
     prompts = ["abc" * 20, "to be or not to be " * 6]
     calls = [("create_completion", {"prompt": prompt, "max_tokens": 60}) for prompt in prompts]

@@ -156,6 +156,7 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> None:
         assert values[0] > -5
 
 
+@pytest.mark.conformance("SGLang", "`inferscope run` in front of the server")
 @pytest.mark.conformance("SGLang", "HTTP receipt and last byte are the edges")
 @pytest.mark.conformance("SGLang", "the client's id (`X-Request-Id`)")
 @pytest.mark.conformance("SGLang", "tokens of slices = the API's `usage`")

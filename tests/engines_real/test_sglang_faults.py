@@ -93,6 +93,7 @@ async def _everything(server: Server) -> list[Any]:
     return [stream.text, *texts, *(answer.text for answer in whole)]
 
 
+@pytest.mark.conformance("SGLang", "a fault of ours changes no answer")
 def test_a_fault_in_any_hook_is_said_once_and_answers_stay(tmp_path: Path) -> None:
     saboteur = Saboteur(tmp_path / "faults", "nothing")
     variables = {**saboteur.environment, "INFERSCOPE_RING_MB": "1"}
@@ -117,6 +118,7 @@ def test_a_fault_in_any_hook_is_said_once_and_answers_stay(tmp_path: Path) -> No
         assert "probe failed" in server.inferscope("attach", server.home.name, "--once")
 
 
+@pytest.mark.conformance("SGLang", "a fault of ours changes no answer")
 def test_a_fault_at_the_start_leaves_a_server_that_is_not_observed(tmp_path: Path) -> None:
     saboteur = Saboteur(tmp_path / "faults", sglang_faults.AT_START)
     options = ("--max-total-tokens", "20000", "--max-running-requests", "2")
@@ -159,6 +161,7 @@ async def _dying(server: Server, victim: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.conformance("SGLang", "`kill -9` of the front end")
 @pytest.mark.parametrize("victim", ["frontend", "detokenizer"])
 def test_whoever_is_killed_what_was_in_flight_is_told_as_lost(tmp_path: Path, victim: str) -> None:
     # SGLang sees that its detokenizer is gone, and takes its time to dump what it can.

@@ -68,6 +68,7 @@ async def _one_by_one(server: Server, name: str) -> list[Answer]:
         return [await ask(session, server, f"{name}-{i}", t, 8) for i, t in enumerate(texts)]
 
 
+@pytest.mark.conformance("SGLang", "a slow tokeniser shows as `frontend`")
 def test_a_slow_tokeniser_is_time_in_the_front_end(slow: Slow) -> None:
     asyncio.run(_one_by_one(slow.server, "fast"))
     slow.switch.touch()
@@ -93,6 +94,7 @@ async def _several(server: Server) -> tuple[Answer, Answer]:
     return twins, batch
 
 
+@pytest.mark.conformance("SGLang", "several answers (`n`)")
 def test_each_of_several_answers_is_a_request_and_the_sums_are_the_apis(slow: Slow) -> None:
     for answer in asyncio.run(_several(slow.server)):
         rows = slow.requests(answer.rid)
@@ -144,6 +146,7 @@ async def _at_once(server: Server) -> list[Answer]:
         return await asyncio.gather(*tasks)
 
 
+@pytest.mark.conformance("SGLang", "engine's own `/metrics` agree")
 def test_sglangs_own_metrics_differ_by_their_definitions_only(slow: Slow) -> None:
     before = _metrics(slow.server)
     asyncio.run(_at_once(slow.server))
