@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_preempted_requests_are_counted_to_the_token(tmp_path: Path) -> None:
             )
         ]
         ask_all(server.url, long, at_once=1)
+        time.sleep(1)  # the core is told by the front end; stopped before, it says nothing
         assert stop(server) == 0
     lines = export(server)
     seen = hold_to_the_laws(lines, asks + long)
