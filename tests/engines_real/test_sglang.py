@@ -134,8 +134,8 @@ async def _probe_health(session: aiohttp.ClientSession, server: Server) -> None:
         assert reply.status == 200
 
 
-def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> None:
-    """Hold the front end's edges against the client's, and say how far apart they are.
+def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> dict[str, list[float]]:
+    """Hold the front end's edges against the client's; return how far apart they are, in ms.
 
     Our edges lie within the client's, but for the moment between a write and the note of it.
     """
@@ -154,6 +154,7 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> None:
         middle = values[len(values) // 2]
         sys.stdout.write(f"{name}: {values[0]:.2f} .. {middle:.2f} .. {values[-1]:.2f} ms\n")
         assert values[0] > -5
+    return offsets_ms
 
 
 @pytest.mark.conformance("SGLang", "`inferscope run` in front of the server")
@@ -294,11 +295,16 @@ def _greedy(folder: Path, *, is_observed: bool) -> list[str]:
             time.sleep(1)
             rows = server.export(folder / "out.jsonl")
             _check_tokens(rows, answers)
-            _check_edges(rows, answers)
+            apart_ms = _check_edges(rows, answers)["ttft"]
+            assert apart_ms[0] >= 0
+            assert apart_ms[int(0.99 * (len(apart_ms) - 1))] <= 5
         return [answer.text for answer in answers]
 
 
 @pytest.mark.conformance("SGLang", "the same answers with and without the probe")
+@pytest.mark.conformance(
+    "SGLang", "client's clock and ours within [0, 5 ms]", "partial", "TTFT, asked one at a time"
+)
 def test_what_is_generated_is_the_same_with_the_probe_and_without(tmp_path: Path) -> None:
     observed = _greedy(tmp_path / "on", is_observed=True)
     plain = _greedy(tmp_path / "off", is_observed=False)
