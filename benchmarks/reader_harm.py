@@ -146,7 +146,9 @@ def against_readers(engine: Engine, probe: Probe, name: str, *, pairs: int, step
                 switch(is_on)
                 took[is_on] = decoding.run(probe, steps)
             decoding.close()
-            yield Pair(took[True], took[False])
+            # As many steps of each: what is not slowed down comes to longer contexts in its time.
+            num = min(len(taken) for taken in took.values())
+            yield Pair(took[True][:num], took[False][:num])
 
 
 # --- a server whose clients do not read -----------------------------------------------------------
@@ -222,7 +224,9 @@ def against_clients(rings: Path, *, pairs: int, seconds: float) -> Iterator[Pair
             for is_on in draw.sample([True, False], 2):
                 num_deaf = BATCH // 4 if is_on else 0
                 took[is_on] = stretch(int(found.group(1)), ring, num_deaf=num_deaf, seconds=seconds)
-            yield Pair(took[True], took[False])
+            # As many steps of each: what is not slowed down comes to longer contexts in its time.
+            num = min(len(taken) for taken in took.values())
+            yield Pair(took[True][:num], took[False][:num])
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
