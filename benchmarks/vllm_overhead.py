@@ -43,7 +43,7 @@ from probe_cost import machine
 LARGEST_OVERHEAD = 0.02
 _UP_S = 300.0
 _AWAKE_S = 0.1
-_SHAPE = {
+SHAPE = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_key_value_heads": 4, "intermediate_size": 2048,
 }  # fmt: skip
@@ -51,9 +51,9 @@ _OPTIONS = (
     *("--served-model-name", "tiny", "--dtype", "bfloat16", "--max-model-len", "2048"),
     *("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--host", "127.0.0.1"),
     *("--enforce-eager", "--no-enable-prefix-caching", "--load-format", "dummy"),
-    *("--hf-overrides", json.dumps(_SHAPE)),
+    *("--hf-overrides", json.dumps(SHAPE)),
 )
-_READER = """
+READER = """
 import sys, time
 from pathlib import Path
 from inferscope.ring.reader import RingReader
@@ -183,7 +183,7 @@ def main() -> int:
             for on in (True, False)
         }
         rings = os.environ["INFERSCOPE_DIR"]
-        reader = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", _READER, rings])
+        reader = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", READER, rings])
         stack.callback(reader.wait)
         stack.callback(reader.kill)
         for number in range(-3, options.pairs):  # the first ones warm everything up

@@ -1,0 +1,156 @@
+"""What observing costs vLLM per step: its hooks in place against taken out, in one process.
+
+vLLM's `LLM` of 70 M random weights on the CPU, core and worker in this process, driven step by
+step: no second server, no client and no socket add their noise (`vllm_overhead.py` has them all). A
+batch of requests is served to its end with our hooks in place, and one without them, in random
+order: a pair. A reader in another process follows the rings. From all pairs: the median ratio of
+the mean step (throughput), and from groups of ten pairs the median ratio of the 99th percentile
+(TBT: one token per request and step), each with a bootstrap interval.
+
+The rule (ENGINE.md): both intervals' upper ends <= 2 % on a CPU.
+
+    PEERS/venvs/vllm/bin/python benchmarks/vllm_step_overhead.py PEERS/tiny-qwen2 --out FILE
+
+run in an environment where vLLM and inferscope are; the checkpoint gives the tokeniser only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pairs import Pair, grouped, interval, mean_ratio, tail_ratio
+from probe_cost import machine
+from vllm_overhead import LARGEST_OVERHEAD, READER, SHAPE
+
+from inferscope.adapters.vllm_hooks import PATCHES
+
+_WARM_PAIRS = 3
+_WARM_STEPS = 4
+"""Of each batch: its prefill, and what the first steps after a change cost."""
+
+
+class Hooks:
+    """What the adapter has replaced in this process, to be taken out and put back."""
+
+    def __init__(self) -> None:
+        self._replaced = list(PATCHES._replaced)
+        assert self._replaced, "vLLM is not observed: is inferscope installed here?"
+
+    def put(self, *, is_on: bool) -> None:
+        """Have them in place, or what was there before."""
+        assert not PATCHES.is_off, "a hook has failed: see the log"
+        for owner, name, own, ours in self._replaced:
+            if is_on:
+                setattr(owner, name, ours)
+            elif callable(own):
+                setattr(owner, name, own)
+            elif name in vars(owner):  # it was inherited
+                delattr(owner, name)
+
+
+def batch(engine: Any, sampling: Any, number: int, size: int) -> list[int]:
+    """Serve a batch to its end; return the nanoseconds of its decode steps."""
+    draw = random.Random(number)
+    for at in range(size):
+        prompt = {"prompt_token_ids": [draw.randrange(10, 4000) for _ in range(8)]}
+        engine.add_request(f"{number}-{at}", prompt, sampling)
+    took = []
+    while engine.has_unfinished_requests():
+        began_ns = time.perf_counter_ns()
+        engine.step()
+        took.append(time.perf_counter_ns() - began_ns)
+    return took[_WARM_STEPS:-1]
+
+
+def compare(llm: Any, sampling: Any, hooks: Hooks, *, size: int, pairs: int) -> dict[str, Any]:
+    """Run the pairs at one batch size."""
+    draw = random.Random(size)
+    measured = []
+    number = 0
+    for pair in range(-_WARM_PAIRS, pairs):
+        took = {}
+        for is_on in draw.sample([True, False], 2):
+            hooks.put(is_on=is_on)
+            number += 1
+            took[is_on] = batch(llm.llm_engine, sampling, number + 10**6 * size, size)
+        if pair >= 0:
+            measured.append(Pair(took[True], took[False]))
+    mean, tail = interval(measured, mean_ratio), interval(grouped(measured), tail_ratio)
+    return {
+        "batch": size,
+        "step_ms": statistics.median(ns for pair in measured for ns in pair.off) / 1e6,
+        "mean_overhead": mean,
+        "p99_overhead": tail,
+        "passes": mean[2] <= LARGEST_OVERHEAD and tail[2] <= LARGEST_OVERHEAD,
+    }
+
+
+def main() -> int:
+    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=20, help="of a batch")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    options = parser.parse_args()
+    described = machine()
+    rings = tempfile.TemporaryDirectory()
+    os.environ |= {
+        "INFERSCOPE": "1",
+        "INFERSCOPE_DIR": rings.name,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    vllm: Any = importlib.import_module("vllm")  # not before its environment is set
+    llm = vllm.LLM(
+        model=str(options.checkpoint), load_format="dummy", hf_overrides=SHAPE, dtype="bfloat16",
+        max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=2048, enforce_eager=True,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    sampling = vllm.SamplingParams(max_tokens=options.steps, ignore_eos=True, temperature=0)
+    reader = subprocess.Popen([sys.executable, "-c", READER, rings.name])
+    hooks = Hooks()
+    try:
+        rows = [
+            compare(llm, sampling, hooks, size=size, pairs=options.pairs)
+            for size in options.batches
+        ]
+    finally:
+        hooks.put(is_on=True)
+        reader.kill()
+        reader.wait()
+    print(f"{options.pairs} pairs of batches of {options.steps} steps")
+    for row in rows:
+        mean, tail = row["mean_overhead"], row["p99_overhead"]
+        print(
+            f"batch {row['batch']:>3}  {row['step_ms']:.1f} ms a step  "
+            f"mean {mean[0]:+.2%} [{mean[1]:+.2%} {mean[2]:+.2%}]  "
+            f"p99 {tail[0]:+.2%} [{tail[1]:+.2%} {tail[2]:+.2%}]"
+        )
+    passes = all(row["passes"] for row in rows)
+    print(f"rule (upper ends <= 2 %): {'passed' if passes else 'FAILED'}")
+    if options.out is not None:
+        result = {"machine": described, "pairs": options.pairs, "rows": rows, "passes": passes}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if passes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
