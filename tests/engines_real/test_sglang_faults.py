@@ -22,6 +22,8 @@ from tests.probe.fakes import of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _numbers = itertools.count()
+_LONG = 300
+"""Tokens of those who run while another waits and is ended."""
 _SILENCE_S = 7.0
 """That a process was killed is known by its silence, after 5 s."""
 
@@ -78,7 +80,7 @@ async def _everything(server: Server) -> list[Any]:
             assert reply.status == 200
             texts = [choice["text"] for choice in (await reply.json())["choices"]]
         running = [
-            asyncio.create_task(ask(session, server, _name(), list(range(200, 220)), 60))
+            asyncio.create_task(ask(session, server, _name(), list(range(200, 220)), _LONG))
             for _ in range(2)
         ]
         await asyncio.sleep(0.2)
@@ -89,7 +91,7 @@ async def _everything(server: Server) -> list[Any]:
             assert reply.status == 200
         await asyncio.wait([waiting])
         whole = await asyncio.gather(*running)
-    assert [answer.usage["completion_tokens"] for answer in (stream, *whole)] == [8, 60, 60]
+    assert [answer.usage["completion_tokens"] for answer in (stream, *whole)] == [8, _LONG, _LONG]
     return [stream.text, *texts, *(answer.text for answer in whole)]
 
 

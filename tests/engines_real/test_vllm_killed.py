@@ -35,7 +35,7 @@ def test_requests_in_flight_are_lost_and_can_still_be_explained(tmp_path: Path, 
     with serving(tmp_path) as server:
         done = [_stream(f"done-{number}", 20) for number in range(4)]
         ask_all(server.url, done, at_once=2)
-        dying = [_stream(f"dying-{number}", 900) for number in range(3)]
+        dying = [_stream(f"dying-{number}", 1900) for number in range(3)]
         (pid,) = (r.identity.pid for r in server.engine.rings if r.identity.role == role)
         _kill_while_asking(server, dying, pid)
         # That a process was killed is known by its silence; a core without a front end goes on.
@@ -63,7 +63,7 @@ def _stream(name: str, num_tokens: int) -> Ask:
 def _kill_while_asking(server: Server, asks: list[Ask], pid: int) -> None:
     asking = threading.Thread(target=_ask_the_dying, args=(server.url, asks))
     asking.start()
-    time.sleep(1.5)
+    time.sleep(1.0)
     os.kill(pid, signal.SIGKILL)
     asking.join(60)
     assert not asking.is_alive()

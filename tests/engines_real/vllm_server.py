@@ -26,6 +26,8 @@ VLLM = PEERS / "venvs" / "vllm" / "bin" / "vllm"
 CHECKPOINT = PEERS / "tiny-qwen2"
 _UP_S = 200.0
 _GRACE_S = 30.0
+_LAST_WORD_S = 1.0
+"""vLLM kills some of its processes at once, also one that has just sent its last byte."""
 _OPTIONS = [
     *("--served-model-name", "tiny", "--dtype", "bfloat16", "--max-model-len", "2048"),
     *("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--host", "127.0.0.1"),
@@ -108,6 +110,8 @@ def serving(
 def stop(server: Server) -> int:
     """Ask the server to end, and see that nothing of it is left; return its exit code."""
     process = server.process
+    if process.poll() is None:
+        time.sleep(_LAST_WORD_S)
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
