@@ -272,7 +272,7 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
 class Emitted(Record, frozen=True, gc=False, array_like=True):
     """Tokens leaving the engine loop, or (from a front end) written to clients.
 
-    They left at `at_ns`, at `t_ns` where that is None.
+    They left at `at_ns`; at `t_ns` where that is None, or no time before it.
     """
 
     CODE: ClassVar[int] = 6
@@ -284,8 +284,9 @@ class Emitted(Record, frozen=True, gc=False, array_like=True):
 
     @property
     def left_ns(self) -> int:
-        """Return when they left."""
-        return self.t_ns if self.at_ns is None else self.at_ns
+        """Return when they left: never after that was written, whatever a damaged record says."""
+        at_ns = self.at_ns
+        return self.t_ns if at_ns is None or not 0 <= at_ns <= self.t_ns else at_ns
 
 
 class RequestEvent(Record, frozen=True, gc=False, array_like=True):

@@ -91,3 +91,8 @@ def test_a_damaged_payload_is_a_record_or_unknown(data: st.DataObject) -> None:
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(UnknownRecord):
         decode(record.CODE, bytes(payload))
+
+
+@pytest.mark.parametrize(("at_ns", "left_ns"), [(None, 9), (0, 0), (7, 7), (10, 9), (-1, 9)])
+def test_tokens_have_left_before_that_is_written(at_ns: int | None, left_ns: int) -> None:
+    assert Emitted(9, b"", b"", at_ns=at_ns).left_ns == left_ns
