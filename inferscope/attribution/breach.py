@@ -1,0 +1,340 @@
+"""Why a request missed an objective: what would have let it pass, and what was out of the ordinary.
+
+Two questions, answered from the request's own ledger and from its peers':
+
+    but for it, would it have passed?   a cause took at least as long as the request was over
+    what was out of the ordinary?       a cause took longer than in the median compliant request of
+                                        like length
+
+The first finds the *minimal set*: the fewest causes without which the objective is met. Own work is
+counted among them only where all else together does not suffice. The second finds the *top* cause:
+the largest row is mostly work that had to be done, so without peers nothing is named that is not
+the only candidate. What is unknown is None.
+
+A single gap between tokens has no ledger of its own, only all of them together have: for `tbt` a
+cause that took too little is ruled out, and none is proved sufficient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from inferscope.records import CAUSES
+
+Metric = Literal["ttft", "tbt", "tpot", "e2e", "delivered"]
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e", "delivered")
+
+OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
+"""What a request takes by itself, on an empty healthy machine."""
+_FEWEST_PEERS = 5
+"""The median of fewer says little of what is normal."""
+_LIKE = 2
+"""Lengths within this factor of each other are alike."""
+
+
+class Explained(Protocol):
+    """A finished request with its ledger: `collector.finals.FinalRequest` is one."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Return the prompt's length."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the answer's length."""
+
+    @property
+    def arrived_ns(self) -> int:
+        """Return when its life begins."""
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """Return when its first token came."""
+
+    @property
+    def last_token_ns(self) -> int | None:
+        """Return when its last token came."""
+
+    @property
+    def delivered_ns(self) -> int:
+        """Return when its life ends."""
+
+    @property
+    def finish(self) -> str:
+        """Return how it ended."""
+
+    @property
+    def joined_late(self) -> bool:
+        """Tell whether its ledger has holes."""
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Tell whether all its tokens came at once, with the body."""
+
+    @property
+    def ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its life; they sum to it."""
+
+    @property
+    def ttft_ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its time to first token; they sum to it."""
+
+    @property
+    def tbt_ns(self) -> list[int]:
+        """Return the gaps between its emission events."""
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """What a request has to meet."""
+
+    metric: Metric
+    """ttft, or each gap (tbt), or their mean by token (tpot), or up to the last token (e2e), or up
+    to the last byte (delivered)."""
+    limit_ns: int
+
+
+class BreachCause(msgspec.Struct, frozen=True):
+    """One cause of the time that an objective is about."""
+
+    cause: str
+    ns: int
+    is_sufficient: bool | None
+    """But for it, the objective would have been met; None where that cannot be told."""
+    typical_ns: int | None = None
+    """What it takes in the median compliant peer; None without peers."""
+
+    @property
+    def excess_ns(self) -> int | None:
+        """Return how much longer it took than in the median compliant peer."""
+        return None if self.typical_ns is None else self.ns - self.typical_ns
+
+
+class Breach(msgspec.Struct, frozen=True):
+    """An objective that was missed, and why."""
+
+    metric: Metric
+    limit_ns: int
+    actual_ns: int
+    """Of `tbt`, the longest gap; of `tpot`, rounded. At least this, where no token ever came."""
+    over_ns: int
+    """Beyond the limit, summed over the request's gaps for `tbt` and `tpot`, as causes are."""
+    num_gaps: int
+    """That were summed over; 1 where the metric is one span."""
+    causes: tuple[BreachCause, ...]
+    """Most out of the ordinary first; without peers the longest first, own work last."""
+    top: str | None
+    """The cause to blame; None where nobody can tell."""
+    minimal_set: tuple[str, ...]
+    """The fewest causes without which it would have passed; empty where that cannot be told."""
+    num_peers: int
+    """Compliant requests of like length that it was compared with; 0 for too few."""
+
+    @property
+    def is_for_own_work(self) -> bool:
+        """Tell whether it would have been missed with nobody and nothing in the way."""
+        return any(cause in OWN_WORK for cause in self.minimal_set)
+
+
+class _Spent(msgspec.Struct, frozen=True):
+    """One request's time under one metric."""
+
+    whole_ns: int
+    num_gaps: int
+    by_cause: dict[str, int]
+
+
+def breaches(
+    request: Explained, objectives: Iterable[Objective], peers: Sequence[Explained] = ()
+) -> tuple[Breach, ...]:
+    """Explain each objective that a request missed.
+
+    Args:
+        request: whose ledger it is.
+        objectives: an objective on something the request does not have is not missed.
+        peers: requests to compare with, of any length; those that are like it and met the
+            objective are chosen, so the request itself may be among them.
+    """
+    missed = (_breach(request, objective, peers) for objective in objectives)
+    return tuple(breach for breach in missed if breach is not None)
+
+
+def top_cause(
+    request: Explained, objectives: Iterable[Objective], peers: Sequence[Explained] = ()
+) -> str | None:
+    """Name the cause of what a request missed by most, in parts of its limit."""
+    missed = breaches(request, objectives, peers)
+    if not missed:
+        return None
+    return max(missed, key=lambda breach: breach.over_ns / (breach.limit_ns * breach.num_gaps)).top
+
+
+def is_met(request: Explained, objective: Objective) -> bool | None:
+    """Tell whether a request met an objective; None where it does not have what it is about."""
+    spent = _spent(request, objective.metric)
+    return None if spent is None else not _over_ns(request, objective, spent)
+
+
+# --- one objective --------------------------------------------------------------------------------
+
+
+def _breach(request: Explained, objective: Objective, peers: Sequence[Explained]) -> Breach | None:
+    spent = _spent(request, objective.metric)
+    if spent is None:
+        return None
+    over_ns = _over_ns(request, objective, spent)
+    if over_ns <= 0:
+        return None
+    like = [spent_by for peer in peers if (spent_by := _of_peer(peer, request, objective))]
+    typical_ns = _typical_ns(like, spent.num_gaps) if len(like) >= _FEWEST_PEERS else None
+    causes = _ranked(spent, over_ns, typical_ns, is_one_span=objective.metric != "tbt")
+    is_tbt = objective.metric == "tbt"
+    return Breach(
+        metric=objective.metric,
+        limit_ns=objective.limit_ns,
+        actual_ns=max(request.tbt_ns) if is_tbt else round(spent.whole_ns / spent.num_gaps),
+        over_ns=over_ns,
+        num_gaps=spent.num_gaps,
+        causes=causes,
+        top=_top(causes, unseen_ns=spent.whole_ns - sum(spent.by_cause.values())),
+        minimal_set=() if is_tbt else _minimal_set(spent.by_cause, over_ns),
+        num_peers=len(like) if typical_ns is not None else 0,
+    )
+
+
+def _over_ns(request: Explained, objective: Objective, spent: _Spent) -> int:
+    """Return what is beyond the limit, over all gaps; 0 for nothing."""
+    if objective.metric == "tbt":
+        return sum(max(0, gap_ns - objective.limit_ns) for gap_ns in request.tbt_ns)
+    return max(0, spent.whole_ns - spent.num_gaps * objective.limit_ns)
+
+
+def _ranked(
+    spent: _Spent, over_ns: int, typical_ns: Mapping[str, int] | None, *, is_one_span: bool
+) -> tuple[BreachCause, ...]:
+    causes = [
+        BreachCause(
+            cause,
+            ns,
+            (is_one_span or None) if ns >= over_ns else False,
+            None if typical_ns is None else typical_ns.get(cause, 0),
+        )
+        for cause, ns in spent.by_cause.items()
+    ]
+
+    def rank(one: BreachCause) -> tuple[bool, int, str]:
+        excess_ns = one.excess_ns
+        if excess_ns is not None:
+            return False, -excess_ns, one.cause
+        return one.cause in OWN_WORK, -one.ns, one.cause
+
+    return tuple(sorted(causes, key=rank))
+
+
+def _top(causes: tuple[BreachCause, ...], *, unseen_ns: int) -> str | None:
+    """Return the cause to blame, unless what was not seen may be larger."""
+    if not causes:
+        return None
+    first = causes[0]
+    if first.excess_ns is not None:
+        return first.cause if first.excess_ns > max(0, unseen_ns) else None
+    could = [one.cause for one in causes if one.is_sufficient is not False]
+    return could[0] if len(could) == 1 and unseen_ns <= 0 else None
+
+
+def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
+    """Return the fewest causes that took as long as the request was over; empty if none do.
+
+    The longest ones first: any other choice of as many sums to less, so no strict subset suffices.
+    """
+    others = {cause: ns for cause, ns in by_cause.items() if cause not in OWN_WORK}
+    candidates = others if sum(others.values()) >= over_ns else by_cause
+    chosen: list[str] = []
+    for cause, ns in sorted(candidates.items(), key=lambda item: (-item[1], item[0])):
+        chosen.append(cause)
+        over_ns -= ns
+        if over_ns <= 0:
+            return tuple(chosen)
+    return ()
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+def _of_peer(peer: Explained, request: Explained, objective: Objective) -> _Spent | None:
+    """Return what a peer spent, if it is like the request and met the objective."""
+    if peer.joined_late or peer.finish != request.finish:
+        return None
+    if not _are_alike(peer.prompt_tokens, request.prompt_tokens):
+        return None
+    if objective.metric in ("e2e", "delivered") and not _are_alike(
+        peer.output_tokens, request.output_tokens
+    ):
+        return None
+    spent = _spent(peer, objective.metric)
+    return spent if spent is not None and not _over_ns(peer, objective, spent) else None
+
+
+def _are_alike(one: int | None, other: int | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one <= _LIKE * other and other <= _LIKE * one
+
+
+def _typical_ns(like: list[_Spent], num_gaps: int) -> dict[str, int]:
+    """Return the median of each cause, for a request with so many gaps."""
+    rows = np.array(
+        [[spent.by_cause.get(cause, 0) / spent.num_gaps for cause in CAUSES] for spent in like]
+    )
+    typical = np.rint(np.median(rows, axis=0) * num_gaps).astype(np.int64).tolist()
+    return dict(zip(CAUSES, typical, strict=True))
+
+
+# --- what a metric is about -----------------------------------------------------------------------
+
+
+def _spent(request: Explained, metric: Metric) -> _Spent | None:
+    """Return the time that a metric is about; None where the request has none such."""
+    first_ns, last_ns = request.first_token_ns, request.last_token_ns
+    arrived_ns, ledger_ns = request.arrived_ns, request.ledger_ns
+    life_ns = request.delivered_ns - arrived_ns
+    if metric == "delivered":
+        return _Spent(life_ns, 1, ledger_ns)
+    if request.is_in_one_piece and metric != "e2e":
+        return None
+    if first_ns is None or last_ns is None:
+        # Late by its whole life at least. Where it joined late, its first token was not seen.
+        is_known = metric == "ttft" and last_ns is None and not request.joined_late
+        return _Spent(life_ns, 1, ledger_ns) if is_known else None
+    if metric == "ttft":
+        return _Spent(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
+    up_to_last = _without_tail(ledger_ns, request.delivered_ns - last_ns)
+    if metric == "e2e":
+        return _Spent(last_ns - arrived_ns, 1, up_to_last)
+    num_gaps = len(request.tbt_ns) if metric == "tbt" else request.output_tokens - 1
+    if num_gaps < 1:
+        return None
+    before = request.ttft_ledger_ns
+    after = {
+        cause: ns - before.get(cause, 0)
+        for cause, ns in up_to_last.items()
+        if ns > before.get(cause, 0)
+    }
+    return _Spent(last_ns - first_ns, num_gaps, after)
+
+
+def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
+    """Return a ledger without what lies behind the last token: its delivery, then its output.
+
+    Of one that was aborted, up to a step may lie behind it as well; that stays.
+    """
+    left = dict(ledger_ns)
+    for cause in ("delivery", "output", "engine_lost"):
+        cut_ns = min(tail_ns, left.get(cause, 0))
+        tail_ns -= cut_ns
+        if cut_ns:
+            left[cause] -= cut_ns
+    return {cause: ns for cause, ns in left.items() if ns}
