@@ -1,7 +1,7 @@
 """The edge: when a front end received a request over HTTP, and when the client had its answer.
 
-    scope received ─► handler ─► engine's front end ─► first body send ─► … ─► last body send
-     └ exchange begins             └ `join`: an id        └ `first_byte`, `emitted`   └ `last_byte`
+    headers read ─► handler ─► engine's front end ─► first body send ─► … ─► last body send
+     └ `receipt`     └ exchange   └ `join`: an id       └ `first_byte`, `emitted`   └ `last_byte`
 
 A body leaves when the server takes it: a client that is awake may have read it before the call
 returns. Only a send that waits, for the client's socket is full, is over when it returns.
@@ -32,6 +32,7 @@ from time import monotonic_ns
 from typing import Any
 
 from inferscope.adapters.patching import Patches
+from inferscope.adapters.receipt import received_ns, stamp_receipts
 from inferscope.probe import Probe
 from inferscope.records import RequestIndex
 
@@ -48,7 +49,7 @@ class Exchange:
     """One HTTP request and its answer.
 
     Attributes:
-        received_ns: when its scope was received.
+        received_ns: when it came.
         path: of the request.
         external_id: as the client named it, in `X-Request-Id`.
         trace: its `traceparent`.
@@ -71,7 +72,7 @@ class Exchange:
     )
 
     def __init__(self, scope: Message) -> None:
-        self.received_ns = monotonic_ns()
+        self.received_ns = received_ns(scope)
         self.path: str = scope["path"]
         self.external_id: str | None = None
         self.trace = ""
@@ -127,6 +128,7 @@ class Edge:
         self._probe = probe
         self._patches = patches
         self._by_id: dict[str, Exchange] = {}
+        self._stamps_receipts = False
         self._numbers = itertools.count(1)
 
     def watch(self, app_class: Any) -> bool:
@@ -190,6 +192,9 @@ class Edge:
             # A mounted application is called within the outer one's exchange.
             if patches.is_off or scope["type"] != "http" or _MARK in scope:
                 return await original(app, scope, receive, send)
+            if not self._stamps_receipts:  # not before the server has chosen its protocol
+                self._stamps_receipts = True
+                patches.run(stamp_receipts, patches)
             exchange = patches.run(_begin, scope)
             if exchange is None:
                 return await original(app, scope, receive, send)

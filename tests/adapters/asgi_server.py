@@ -18,6 +18,8 @@ from starlette.routing import Mount, Route
 
 from inferscope.adapters.edge import Edge
 
+BUSY_S = 0.3
+
 
 class Front:
     """An engine's front end, as far as an edge is concerned: ids, tokens, answers."""
@@ -49,6 +51,7 @@ class Front:
             Route("/stream", self.stream, methods=["POST"]),
             Route("/plain", self.plain, methods=["POST"]),
             Route("/twins", self.twins, methods=["POST"]),
+            Route("/busy-loop", self.busy_loop, methods=["POST"]),
             Route("/slow", self.slow, methods=["POST"]),
             Route("/flood", self.flood, methods=["POST"]),
             Route("/broken", self.broken, methods=["POST"]),
@@ -98,6 +101,12 @@ class Front:
             self.produced(self.join(request, f"-{number}"), number + 1)
 
         await asyncio.gather(one(0), one(1))
+        return JSONResponse({})
+
+    async def busy_loop(self, request: Request) -> Response:
+        """Answer after a while in which the server does nothing else."""
+        self.join(request)
+        time.sleep(BUSY_S)
         return JSONResponse({})
 
     async def slow(self, request: Request) -> Response:

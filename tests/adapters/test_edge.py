@@ -17,7 +17,7 @@ from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import EVENTS, Emitted, Record, RequestEvent
-from tests.adapters.asgi_server import Front, served
+from tests.adapters.asgi_server import BUSY_S, Front, served
 from tests.probe.fakes import records
 
 
@@ -124,6 +124,27 @@ def test_a_mounted_application_is_watched_once(watched: Watched) -> None:
     watched.post("/under/stream?n=4")
     assert watched.kinds().count("received") == 1
     assert watched.tokens() == [(0, 2)] * 3
+
+
+def test_a_request_has_come_before_its_handler_has_its_turn(watched: Watched) -> None:
+    """The second and the third come while the first keeps the server busy, and wait in turn."""
+    watched.post("/plain?n=0")
+    due = watched.front.num_done + 3
+    connections = [http.client.HTTPConnection(watched.address, timeout=30) for _ in range(3)]
+    for connection in connections:
+        connection.connect()
+    for number, connection in enumerate(connections, 1):
+        connection.request("POST", f"/busy-loop?n={number}", body=b"{}")
+        time.sleep(BUSY_S / 4)
+    for connection in connections:
+        connection.getresponse().read()
+        connection.close()
+    watched.wait_until_done(due)
+    ends_ns = {e.index: e.at_ns for e in watched.events() if EVENTS[e.kind] == "last_byte"}
+    came_ns = {e.index: e.at_ns for e in watched.events() if EVENTS[e.kind] == "received"}
+    _, _, second, third = sorted(came_ns, key=lambda index: ends_ns[index])
+    assert ends_ns[third] - ends_ns[second] >= 0.9e9 * BUSY_S
+    assert came_ns[third] - came_ns[second] <= 0.5e9 * BUSY_S
 
 
 def test_a_client_that_hangs_up_ends_the_exchange(watched: Watched) -> None:
