@@ -115,6 +115,11 @@ FINISHES = (
 )
 """How a request can end. `engine_lost` is the reader's word: no engine lives to say it."""
 
+PROMPT_PARTS = ("system", "tools", "history", "retrieved", "user")
+"""What the parts of a prompt are called; a client may use words of its own."""
+OTHER_PART = "other"
+"""Tokens of a prompt of which nobody said whose they are."""
+
 Binding = Literal["none", "slots", "blocks", "budget"]
 """What kept the scheduler from admitting one more request."""
 
@@ -308,6 +313,7 @@ class RequestEvent(Record, frozen=True, gc=False, array_like=True):
     """W3C `traceparent` as received."""
     attributes: dict[str, str] | None = None
     prompt_parts: tuple[tuple[str, int], ...] = ()
+    """Names and numbers of tokens, in the order of the prompt, as the client or the server says."""
     reasoning_tokens: int | None = None
     adapter: str = ""
 

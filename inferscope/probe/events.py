@@ -10,6 +10,8 @@ from inferscope.probe.columns import attributes as bounded
 from inferscope.probe.columns import name, text
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
+from inferscope.probe.parts import Parts
+from inferscope.probe.parts import bounded as bounded_parts
 from inferscope.records import WAITING, RequestEvent, RequestIndex
 
 NO_REQUEST = RequestIndex(0xFFFFFFFF)
@@ -35,6 +37,7 @@ class RequestEvents:
         parent: str = "",
         trace: str = "",
         attributes: dict[str, str] | None = None,
+        prompt_parts: Parts = (),
     ) -> RequestIndex:
         """Write the first event of a request's life in this ring, and give it its index."""
         if not self._life.on:
@@ -59,6 +62,7 @@ class RequestEvents:
                         name(parent),
                         text(trace),
                         bounded(attributes),
+                        bounded_parts(prompt_parts) if prompt_parts else (),
                     )
                 )
             log.cost_ns += self._now() - t_ns
@@ -77,6 +81,7 @@ class RequestEvents:
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
         reason: str = "",
+        prompt_parts: Parts = (),
         leaves: bool = False,
     ) -> None:
         """Write a later event of a request's life; `state` is what it is in from now on."""
@@ -103,6 +108,7 @@ class RequestEvents:
                         prompt_tokens,
                         cached_tokens,
                         text(reason),
+                        prompt_parts=bounded_parts(prompt_parts) if prompt_parts else (),
                     )
                 )
             log.cost_ns += self._now() - t_ns

@@ -33,6 +33,7 @@ from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
 from inferscope.probe.opening import discard, make_ring, open_switch
+from inferscope.probe.parts import Parts
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import HostTimer, StepTimer
 from inferscope.probe.voice import warn
@@ -138,8 +139,13 @@ class Probe:
         at_ns: int | None = None,
         attributes: dict[str, str] | None = None,
         parent: str = "",
+        prompt_parts: Parts = (),
     ) -> RequestIndex:
-        """Note that a front end received a request; the first event of its life."""
+        """Note that a front end received a request; the first event of its life.
+
+        `prompt_parts` are names and numbers of tokens in the order of the prompt, where the client
+        says so (`probe.parts`).
+        """
         return self._events.enter(
             RECEIVED,
             request_id,
@@ -148,13 +154,21 @@ class Probe:
             trace=trace,
             attributes=attributes,
             parent=parent,
+            prompt_parts=prompt_parts,
         )
 
     def tokenised(
-        self, index: RequestIndex, prompt_tokens: int, *, at_ns: int | None = None
+        self,
+        index: RequestIndex,
+        prompt_tokens: int,
+        *,
+        at_ns: int | None = None,
+        prompt_parts: Parts = (),
     ) -> None:
-        """Note that the prompt is tokens now."""
-        self._events.note(index, TOKENISED, at_ns, prompt_tokens=prompt_tokens)
+        """Note that the prompt is tokens now, and its parts where the server knows them."""
+        self._events.note(
+            index, TOKENISED, at_ns, prompt_tokens=prompt_tokens, prompt_parts=prompt_parts
+        )
 
     def queued(
         self,

@@ -1,0 +1,99 @@
+"""Which tokens of a prompt are whose, as clients and servers say it, made fit for a record.
+
+    X-InferScope-Parts: system=120,retrieved=3000,user=20
+
+Parts are told in the order of the prompt, by name and number of tokens; a name may come again. They
+are a claim and nothing depends on it being true: what they leave out of a prompt is `other`, what
+they say beyond its end is cut off, both by whoever reads the records. Names are short words of
+lower-case letters, so that no text of a prompt can travel as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from inferscope.probe.voice import warn
+from inferscope.records import OTHER_PART
+
+Parts: TypeAlias = tuple[tuple[str, int], ...]
+"""Names and tokens, in the order of the prompt."""
+
+HEADER = b"x-inferscope-parts"
+MOST_PARTS = 16
+"""That a header may name."""
+MOST_STRETCHES = 128
+"""That a record may hold: a server tells a long chat turn by turn."""
+_MOST_HEADER_BYTES = 1024
+_MOST_NAME_LETTERS = 32
+_MOST_DIGITS = 9
+_MOST_TOKENS = 0xFFFFFFFF
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz_")
+
+
+def read_header(content: bytes) -> Parts | None:
+    """Return the parts that a header tells; None for one that cannot be read."""
+    items = content.split(b",")
+    if len(content) > _MOST_HEADER_BYTES or len(items) > MOST_PARTS:
+        return None
+    parts = []
+    for item in items:
+        name, _, count = item.partition(b"=")
+        count = count.strip()
+        if not count.isdigit() or len(count) > _MOST_DIGITS:
+            return None
+        parts.append((name.strip().decode("latin-1"), int(count)))
+    return bounded(parts)
+
+
+class Labels:
+    """Reads the headers of one front end's requests.
+
+    Attributes:
+        num_unreadable: the first of them is said; their requests go on without parts.
+    """
+
+    def __init__(self) -> None:
+        self.num_unreadable = 0
+
+    def read(self, content: bytes) -> Parts:
+        """Return the parts that a header tells, none where it cannot be read."""
+        parts = read_header(content)
+        if parts is None:
+            self.num_unreadable += 1
+            if self.num_unreadable == 1:  # and not what stands in it: nobody knows what that is
+                warn(
+                    "an X-InferScope-Parts header cannot be read; it is ignored, and further ones "
+                    "without a word. Write system=120,user=20: at most %d parts, tokens of each.",
+                    MOST_PARTS,
+                )
+            return ()
+        return parts
+
+
+def bounded(parts: Iterable[tuple[str, int]]) -> Parts:
+    """Return parts as a record may hold them.
+
+    Names that are none become `other`, neighbours of one name are joined, parts without tokens left
+    out; of too many the first and the last are kept, and what lies between them is `other`.
+    """
+    told: list[tuple[str, int]] = []
+    for name, count in parts:
+        named = name if is_name(name) else OTHER_PART
+        tokens = min(max(0, int(count)), _MOST_TOKENS)
+        if told and told[-1][0] == named:
+            told[-1] = (named, min(told[-1][1] + tokens, _MOST_TOKENS))
+        elif tokens:
+            told.append((named, tokens))
+    if len(told) > MOST_STRETCHES:
+        first, *between = told[: 2 - MOST_STRETCHES]
+        between_tokens = min(sum(tokens for _, tokens in between), _MOST_TOKENS)
+        told = [first, (OTHER_PART, between_tokens), *told[2 - MOST_STRETCHES :]]
+    return tuple(told)
+
+
+def is_name(name: object) -> bool:
+    """Tell whether a part may be called so."""
+    return (
+        isinstance(name, str) and 0 < len(name) <= _MOST_NAME_LETTERS and _LETTERS.issuperset(name)
+    )
