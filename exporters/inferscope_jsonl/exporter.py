@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import IO, Any
 
 import msgspec
+from msgspec import structs
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.records import PHASES, RECOMPUTED
@@ -122,6 +123,12 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "fit": request.fit_id,
         "error": None,
     }
+    parts = {
+        "method": "modelled",
+        "source": "compute_ns and prefill_own, by the modelled cost of each position",
+        "fit": request.fit_id,
+        "error": None,
+    }
     return {
         "kind": "request",
         "engine": request.engine_id,
@@ -141,6 +148,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "preemptions": request.num_preemptions,
         "ledger_ns": request.ledger_ns,
         "ttft_ledger_ns": request.ttft_ledger_ns,
+        "prompt_parts": [structs.asdict(part) for part in request.parts] or None,
         "tbt_ns": request.tbt_ns,
         "tokens_per_event": list(request.tokens_per_event),
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
@@ -153,6 +161,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "flops": flops,
             "ledger_ns": ledger,
             "ttft_ledger_ns": ledger,
+            "prompt_parts": parts,
             "tbt_ns": times,
         },
     }

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.parts import PromptCost
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import Rows
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.shape import FlopRates
+from inferscope.records import RECOMPUTED
 
 Ints = NDArray[np.int64]
 
@@ -96,6 +98,8 @@ class Bookings:
         if num_prefill:
             of_ranks_ns = [sum(map(shares.item, rows.prefills)) for shares in split.shares_ns]
             prefill_ns = sum(of_ranks_ns)
+            if table.num_labelled:
+                self._book_parts(rows, contexts, split)
             amounts["prefill_tokens"] += prefill_tokens
             amounts["prefill_ns"] += prefill_ns
             amounts["mixed_steps"] += num_prefill < len(slots)
@@ -131,6 +135,31 @@ class Bookings:
         if self.rates is not None:
             flops = self.rates.of_slices(rows.tokens, contexts, rows.sampled)
             _add(table.work.flops, cells, flops, is_once=is_once)
+
+    def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+        """Divide the chunks of labelled prompts over their parts."""
+        by_slot, chunks = self._lives.table.by_slot, rows.team.chunks
+        for at in rows.prefills:
+            request = by_slot[rows.slots.item(at)]
+            if request is None or not request.told_parts:
+                continue
+            cost = request.prompt_cost
+            if cost is None:
+                cost = PromptCost(request.told_parts, request.prompt_tokens or 0)
+                request.prompt_cost = cost
+            tokens, context = rows.tokens.item(at), contexts.item(at)
+            member = at if rows.member_of_row is None else rows.member_of_row.item(at)
+            again = rows.recomputed is not None and rows.flags.item(at) & RECOMPUTED > 0
+            cost.add(
+                tokens,
+                context,
+                share_ns=sum(shares_ns.item(at) for shares_ns in split.shares_ns),
+                own_ns=split.delay.own_ns.item(member),
+                pair_share=split.pair_shares[chunks.index(member)] if member in chunks else 0.0,
+                is_recomputed=again,
+            )
+            if self.rates is not None:
+                cost.count(tokens, context, rows.sampled.item(at), self.rates)
 
     def hand_on(
         self,

@@ -327,6 +327,8 @@ class EngineFold:
         if event.attributes:
             request.attributes |= event.attributes
         request.trace = event.trace or request.trace
+        if event.prompt_parts:
+            self.lives.table.label(request, event.prompt_parts)
         action = _TRANSITIONS.get(event.kind)
         if action is not None:
             self._timeline.push(event.at_ns, self.lives.change, action, request, event, ring.slots)

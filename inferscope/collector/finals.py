@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.parts import PromptPart
+
 Ints = NDArray[np.int64]
 
 
@@ -81,6 +83,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     clock: str
     preempted_ns: tuple[tuple[int, int], ...] = ()
     """From when until when it was out of the running batch; as many as `num_preemptions`."""
+    parts: tuple[PromptPart, ...] = ()
+    """Of its prompt, where client or server said whose tokens are whose."""
 
     @property
     def is_in_one_piece(self) -> bool:

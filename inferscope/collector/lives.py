@@ -13,6 +13,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.parts import PromptCost, PromptPart
 from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Sink
 from inferscope.collector.recent import Recent
@@ -31,6 +32,7 @@ _ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
+_PREFILL_OWN = CAUSES.index("prefill_own")
 _EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
 
 
@@ -296,6 +298,7 @@ class Lives:
                 (since_ns, delivered_ns if until_ns is None else until_ns)
                 for since_ns, until_ns in request.preempted_ns
             ),
+            parts=self.parts_of(request),
         )
         self.num_finished += 1
         self.finished.append(final)
@@ -309,11 +312,28 @@ class Lives:
             f"{prefill_ns} {decode_ns}".encode()
             + row.tobytes()
             + times.tobytes()
+            + (str(final.parts).encode() if final.parts else b"")
         )
         self._ends.note(request.request_id, delivered_ns)
         table.remove(request)
         for sink in self._sinks:
             sink.request(final)
+
+    def parts_of(self, request: Request) -> tuple[PromptPart, ...]:
+        """Return what the parts of a prompt have cost so far; none where nobody named them."""
+        if not request.told_parts:
+            return ()
+        cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
+        if cost.prompt_tokens != request.prompt_tokens:
+            return ()  # its length came late, or never
+        (prefill_ns, _), _ = self.table.work.of(request.slot)
+        row = request.ttft_row if request.first_edge_ns else None
+        return cost.parts(
+            prefill_ns,
+            cached_tokens=request.cached_tokens,
+            ttft_own_ns=None if row is None else row.item(_PREFILL_OWN),
+            has_flops=self.has_shape,
+        )
 
 
 Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]

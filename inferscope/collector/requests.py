@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import NOBODY, Ledger
+from inferscope.attribution.parts import PromptCost
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.tokens import Tokens
 from inferscope.collector.work import Work
@@ -50,6 +51,10 @@ class Request(msgspec.Struct, eq=False):
     """Part of its life was not seen: its ledger has holes."""
     is_first_unknown: bool = False
     """Its first token may be among what was not seen."""
+    told_parts: tuple[tuple[str, int], ...] = ()
+    """Of the prompt: names and tokens, as client or server said."""
+    prompt_cost: PromptCost | None = None
+    """Of these parts, from the first chunk on."""
     ttft_row: Ints | None = None
     tbt_p99: tuple[int, float] | None = None
     """Number of events it was computed from, nanoseconds."""
@@ -88,6 +93,7 @@ class RequestTable:
         has_front_end: [slots], a front end is seen, so its times count.
         in_prefill: [slots], its last step computed prompt tokens.
         is_shared: [slots], it shared a step with another request.
+        num_labelled: requests whose prompts have parts.
     """
 
     def __init__(self, num_slots: int = 256) -> None:
@@ -99,6 +105,7 @@ class RequestTable:
         self.has_front_end: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.in_prefill: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
+        self.num_labelled = 0
         self._free = deque(range(NOBODY + 1, num_slots))
         """The one that is free for longest goes first: late words on its last owner hit nobody."""
 
@@ -138,6 +145,7 @@ class RequestTable:
         for slots, index in request.bindings:
             slots.drop(index)
         slot = request.slot
+        self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
         self.work.end(slot)
         self.ledger.free(slot)
@@ -145,6 +153,17 @@ class RequestTable:
         if self.by_id.get(request.request_id) is request:
             del self.by_id[request.request_id]
         self._free.append(slot)
+
+    def label(self, request: Request, parts: tuple[tuple[str, int], ...]) -> None:
+        """Take what is said of the parts of a prompt; the last word before its first chunk counts.
+
+        Args:
+            request: whose prompt it is.
+            parts: names and tokens, at least one.
+        """
+        if request.prompt_cost is None:
+            self.num_labelled += not request.told_parts
+            request.told_parts = parts
 
     def holds(self, request: Request) -> bool:
         """Tell whether a request is not final yet."""

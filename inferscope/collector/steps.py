@@ -20,6 +20,7 @@ from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
 from inferscope.cost.batch import Batch, Line
 from inferscope.cost.book import CostBook
+from inferscope.cost.model import StepModel
 from inferscope.records import StepSlices, StepSpan
 
 Ints = NDArray[np.int64]
@@ -97,6 +98,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """For each rank, [rows]."""
     padding_ns: list[int]
     unattributed_ns: list[int]
+    pair_shares: list[float]
+    """[chunks], how much of each one's modelled cost goes by pairs of query and key."""
     residual: float
     fit_id: str
     slots: Ints
@@ -220,7 +223,23 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
         mode.observe(batch, measured_ns=run.longest_ns, modelled_ns=modelled_ns)
-    return SplitStep(shares, paddings, unattributed, ratio - 1.0, model.fit_id, rows.members, delay)
+    return SplitStep(
+        shares,
+        paddings,
+        unattributed,
+        _pair_shares(model, batch, parts),
+        ratio - 1.0,
+        model.fit_id,
+        rows.members,
+        delay,
+    )
+
+
+def _pair_shares(model: StepModel, batch: Batch, parts: Line) -> list[float]:
+    return [
+        min(1.0, model.pair_ns * pairs / part) if part > 0 else 0.0
+        for pairs, part in zip(batch.chunk_pairs, parts.chunks, strict=True)
+    ]
 
 
 def _shares_ns(rows: Rows, batch: Batch, parts: Line, modelled_ns: float, busy_ns: int) -> Ints:

@@ -274,6 +274,17 @@ class Ring:
         self.emitted([row[0] for row in rows])
 
 
+def assert_parts_close(final: FinalRequest) -> None:
+    """Hold the parts of a prompt, where it has any, against what they are parts of."""
+    if not final.parts:
+        return
+    assert sum(part.compute_ns for part in final.parts) == final.prefill_ns
+    assert sum(part.tokens for part in final.parts) == final.prompt_tokens
+    assert min(part.compute_ns for part in final.parts) >= 0
+    delays = [part.ttft_ns for part in final.parts if part.ttft_ns is not None]
+    assert not delays or sum(delays) == final.ttft_ledger_ns.get("prefill_own", 0)
+
+
 def assert_all_closes(collector: Collector, finals: Finals) -> None:
     """Hold every final number against the laws of the contract."""
     compute: dict[tuple[str, str, bool], int] = {}
@@ -297,6 +308,7 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
         if final.first_token_ns is not None:
             ttft_ns = final.first_token_ns - final.arrived_ns
             assert sum(final.ttft_ledger_ns.values()) == ttft_ns, final
+        assert_parts_close(final)
         if names.count((final.engine_id, final.request_id)) == 1:
             key = (final.engine_id, final.request_id)
             assert final.prefill_ns == compute.get((*key, True), 0)

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes
+from tests.collector.scripts import (
+    MS,
+    START_NS,
+    Ring,
+    Script,
+    assert_all_closes,
+    assert_parts_close,
+)
 
 US = 1_000
 _NEVER = 10**9
@@ -28,6 +35,7 @@ class _Life:
     leaves: int = _NEVER
     """When its client goes away."""
     computed: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
     tokens: int = 0
     state: str = "waiting"
     told_until: int = 0
@@ -77,12 +85,16 @@ class _Engine:
     def _arrive(self, life: _Life) -> None:
         rng, core, front = self.rng, self.core, self.front
         name, at_us = f"r{life.index}", life.arrives
+        if rng.random() < 0.5:
+            kinds = rng.sample(["system", "retrieved", "history", "user"], k=rng.randint(1, 4))
+            life.parts = tuple((kind, rng.randint(1, 6)) for kind in kinds)
+        told = {} if front is not None and rng.random() < 0.7 else {"prompt_parts": life.parts}
         if front is not None:
             told_us = max(0, at_us - self.early_us)
-            self.later(told_us, lambda: _skip(front.received(name)))
+            self.later(told_us, lambda: _skip(front.received(name, prompt_parts=life.parts)))
             if rng.random() < 0.3:
                 life.leaves = at_us + rng.randrange(60_000)
-        self.later(at_us, lambda: _skip(core.queued(name)))
+        self.later(at_us, lambda: _skip(core.queued(name, **told)))
         if rng.random() < 0.25:
             self._end(life, at_us + rng.randrange(1, 50_000), "client_cancel")
 
@@ -172,6 +184,8 @@ def test_every_ledger_closes_and_every_nanosecond_is_conserved(seed: int) -> Non
     )
     assert collector.num_unjoined == 0
     assert not any(final.joined_late for final in finals.requests)
+    labelled = {f"r{life.index}" for life in engine.lives if life.parts}
+    assert {final.request_id for final in finals.requests if final.parts} == labelled
     assert_all_closes(collector, finals)
 
 
@@ -195,6 +209,7 @@ def test_laws_hold_for_records_that_come_late_or_not_at_all(seed: int) -> None:
     for final in finals.requests:
         assert min([0, *final.ledger_ns.values()]) == 0
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert_parts_close(final)
         assert min([0, *final.ttft_ledger_ns.values()]) == 0
         if final.ttft_ledger_ns and final.first_token_ns is not None:
             ttft_ns = final.first_token_ns - final.arrived_ns
