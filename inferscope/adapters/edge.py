@@ -19,6 +19,9 @@ Any ASGI server is watched alike; an adapter makes an `Edge` with the front end'
 
 The id given to `join` must be the one that the core's ring uses in `Probe.queued`.
 
+A client may say which tokens of its prompt are whose, in `X-InferScope-Parts` (`probe.parts`): that
+goes into the record of the receipt, for engines that see none but the tokens.
+
 A POST that ends with 400 or more without a join was refused: it is recorded with its status.
 Everything else that is never joined (health probes, metrics, lists of models) is no request.
 """
@@ -34,6 +37,7 @@ from typing import Any
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.receipt import received_ns, stamp_receipts
 from inferscope.probe import Probe
+from inferscope.probe.parts import HEADER, Labels, Parts
 from inferscope.records import RequestIndex
 
 Message = MutableMapping[str, Any]
@@ -53,6 +57,7 @@ class Exchange:
         path: of the request.
         external_id: as the client named it, in `X-Request-Id`.
         trace: its `traceparent`.
+        parts: of its prompt, as the client says.
         status: of the answer, 0 before it began.
         index_by_id: the engine's requests that belong to it.
         waiting: their tokens that are produced and not yet written.
@@ -64,6 +69,7 @@ class Exchange:
         "external_id",
         "has_ended",
         "index_by_id",
+        "parts",
         "path",
         "received_ns",
         "status",
@@ -71,16 +77,19 @@ class Exchange:
         "waiting",
     )
 
-    def __init__(self, scope: Message) -> None:
+    def __init__(self, scope: Message, labels: Labels) -> None:
         self.received_ns = received_ns(scope)
         self.path: str = scope["path"]
         self.external_id: str | None = None
         self.trace = ""
+        self.parts: Parts = ()
         for name, content in scope["headers"]:
             if name == b"x-request-id":
                 self.external_id = content.decode("latin-1")
             elif name == b"traceparent":
                 self.trace = content.decode("latin-1")
+            elif name == HEADER:
+                self.parts = labels.read(content)
         self.status = 0
         self.index_by_id: dict[str, RequestIndex] = {}
         self.waiting: dict[RequestIndex, int] = {}
@@ -121,7 +130,11 @@ class _Sending:
 
 
 class Edge:
-    """Tells the front end's probe when requests come in over HTTP and when answers have left."""
+    """Tells the front end's probe when requests come in over HTTP and when answers have left.
+
+    Attributes:
+        labels: what clients say of the parts of their prompts.
+    """
 
     def __init__(self, probe: Probe, patches: Patches) -> None:
         """Take the front end's probe, and the adapter's patches, which guard our hooks too."""
@@ -130,6 +143,7 @@ class Edge:
         self._by_id: dict[str, Exchange] = {}
         self._stamps_receipts = False
         self._numbers = itertools.count(1)
+        self.labels = Labels()
 
     def watch(self, app_class: Any) -> bool:
         """Watch all applications of a class (Starlette, which FastAPI is one of)."""
@@ -163,6 +177,7 @@ class Edge:
             at_ns=exchange.received_ns,
             attributes={"endpoint": exchange.path},
             parent=parent,
+            prompt_parts=exchange.parts,
         )
         exchange.index_by_id[request_id] = index
         self._by_id[request_id] = exchange
@@ -195,7 +210,7 @@ class Edge:
             if not self._stamps_receipts:  # not before the server has chosen its protocol
                 self._stamps_receipts = True
                 patches.run(stamp_receipts, patches)
-            exchange = patches.run(_begin, scope)
+            exchange = patches.run(_begin, scope, self.labels)
             if exchange is None:
                 return await original(app, scope, receive, send)
             token = _exchange.set(exchange)
@@ -283,11 +298,11 @@ class Edge:
         self._probe.last_byte(index)
 
 
-def _begin(scope: Message) -> Exchange | None:
+def _begin(scope: Message, labels: Labels) -> Exchange | None:
     """Return the exchange of a request that may reach the engine: those are POSTs."""
     if scope["method"] != "POST":
         return None
-    exchange = scope[_MARK] = Exchange(scope)
+    exchange = scope[_MARK] = Exchange(scope, labels)
     return exchange
 
 

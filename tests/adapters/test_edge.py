@@ -100,6 +100,30 @@ def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
     assert watched.tokens() == [(0, 2)] * 3
 
 
+def test_a_client_may_say_which_tokens_of_its_prompt_are_whose(watched: Watched) -> None:
+    watched.post("/stream?n=1", **{"X-InferScope-Parts": "system=2, Retrieved=2,user=1"})
+    watched.post("/twins?n=2", **{"x-inferscope-parts": "user=5"})
+    told = [event.prompt_parts for event in watched.events() if event.request_id]
+    assert told == [(("system", 2), ("other", 2), ("user", 1)), (("user", 5),), (("user", 5),)]
+
+
+def test_parts_that_cannot_be_read_are_said_once_and_the_request_goes_on(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    canary = "a-word-of-the-prompt"
+    for _ in range(3):
+        told = watched.post("/twins?n=1", **{"X-InferScope-Parts": f"{canary}=many"})
+        assert told[0] == 200
+    assert [event.prompt_parts for event in watched.events() if event.request_id] == [()] * 6
+    said = [record.getMessage() for record in caplog.records if "Parts" in record.getMessage()]
+    assert len(said) == 1
+    assert canary not in said[0]
+    assert watched.front.edge is not None
+    assert watched.front.edge.labels.num_unreadable == 3
+    assert watched.probe.path is not None
+    assert canary.encode() not in watched.probe.path.read_bytes()
+
+
 def test_without_a_name_of_the_clients_the_engines_is_kept(watched: Watched) -> None:
     watched.post("/plain?n=7")
     assert watched.events()[0].external_id == "ours"
