@@ -6,9 +6,11 @@ character is whole, so that what it emits can be written to a client as it is.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import tokenizers
 
@@ -19,6 +21,10 @@ _REPLACEMENT = "\ufffd"
 # The most that can still become text: a decoder with byte fallback shows a whole run of bytes as
 # broken while its last character is, and a run seen here is one character and part of the next.
 _MAX_BROKEN = 7
+
+
+Sections: TypeAlias = tuple[tuple[str, int], ...]
+"""Of a text, or of its tokens: names, and how much of it each has, in order."""
 
 
 class Tokenizer(Protocol):
@@ -34,8 +40,37 @@ class Tokenizer(Protocol):
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's tokens."""
 
+    def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the text's tokens, and how many of them begin before each cut.
+
+        Args:
+            text: to encode.
+            cuts: positions in it, in characters.
+        """
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the tokens' text without special tokens; broken characters become U+FFFD."""
+
+
+def encode_sections(
+    tokenizer: Tokenizer, text: str, sections: Sections
+) -> tuple[list[int], Sections]:
+    """Return a text's tokens, and how many of them each section has; they sum to all.
+
+    A token belongs to the section that it begins in.
+
+    Args:
+        tokenizer: of the model.
+        text: to encode, as a whole: sections are tokenised together as the model reads them.
+        sections: of the text, in characters, all of it.
+    """
+    ends = list(accumulate(length for _, length in sections))
+    ids, counts = tokenizer.encode_cut(text, ends[:-1])
+    edges = [0, *counts, len(ids)]
+    names = [name for name, _ in sections]
+    return ids, tuple(
+        (name, until - since) for name, (since, until) in zip(names, pairwise(edges), strict=True)
+    )
 
 
 class FileTokenizer:
@@ -69,8 +104,21 @@ class FileTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's tokens."""
         # As a batch: only that lets other threads run meanwhile, which is a second for a megabyte.
-        batch = self._inner.encode_batch(list(texts), add_special_tokens=False)
-        return [encoded.ids for encoded in batch]
+        return [encoded.ids for encoded in self._encoded(texts)]
+
+    def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the text's tokens, and how many of them begin before each cut."""
+        (encoded,) = self._encoded([text])
+        ids: list[int] = encoded.ids
+
+        def begin(token: int) -> int:
+            chars = encoded.token_to_chars(token)
+            return 0 if chars is None else int(chars[0])
+
+        return ids, [bisect_left(range(len(ids)), cut, key=begin) for cut in cuts]
+
+    def _encoded(self, texts: Sequence[str]) -> Any:
+        return self._inner.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the tokens' text without special tokens; broken characters become U+FFFD."""
@@ -91,6 +139,10 @@ class ByteTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's UTF-8 bytes."""
         return [self.encode(text) for text in texts]
+
+    def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the text's UTF-8 bytes, and how many of them stand before each cut."""
+        return self.encode(text), [len(text[:cut].encode()) for cut in cuts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the bytes as text, ids beyond a byte folded into one."""

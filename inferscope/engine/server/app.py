@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,8 +23,10 @@ from inferscope.engine.server.chat import Template
 from inferscope.engine.server.connection import Connection
 from inferscope.engine.server.errors import ApiError, Left, bad_field
 from inferscope.engine.server.exchange import Exchange, Front, Origin
+from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
+from inferscope.probe.parts import HEADER, Labels
 
 MOST_BODY_BYTES = 8 << 20
 _MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
@@ -60,11 +63,11 @@ class Service:
 
 def build_app(service: Service) -> ASGIApp:
     """Return the application."""
-    plain = _Plain(service)
+    plain, labels = _Plain(service), Labels()
     app = Starlette(
         routes=[
-            Route("/v1/completions", _Generation(service, "completion"), methods=["POST"]),
-            Route("/v1/chat/completions", _Generation(service, "chat"), methods=["POST"]),
+            Route("/v1/completions", _Generation(service, "completion", labels), methods=["POST"]),
+            Route("/v1/chat/completions", _Generation(service, "chat", labels), methods=["POST"]),
             Route("/v1/models", plain.models),
             Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),
@@ -92,15 +95,16 @@ class _Edge:
 class _Generation:
     """An endpoint that generates text."""
 
-    def __init__(self, service: Service, kind: Kind) -> None:
+    def __init__(self, service: Service, kind: Kind, labels: Labels) -> None:
         self._service = service
         self._kind = kind
+        self._labels = labels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         answer = Answer(self._kind, service.served_name)
         line: Connection = scope["state"]["connection"]
-        given = _given_name(scope)
+        given, told = _given_name(scope), _header(scope, HEADER)
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
         origin = Origin(
             arrived_ns=scope["arrived_ns"],
@@ -108,6 +112,7 @@ class _Generation:
             trace=(_header(scope, b"traceparent") or b"").decode("latin-1"),
             endpoint=scope["path"],
             line=line,
+            parts=() if told is None else self._labels.read(told),
         )
         ask, error = None, None
         try:
@@ -146,8 +151,13 @@ class _Generation:
         chat = protocol.parse(body, protocol.ChatRequest)
         protocol.check_neutral(body)
         service.check_model(chat.model)
-        prompt = service.template(chat.messages, chat.chat_template_kwargs or {})
-        return protocol.chat_ask(chat, prompt, max_model_tokens=service.front.max_model_tokens)
+        messages, told = chat.messages, chat.chat_template_kwargs or {}
+        prompt = service.template(messages, told)
+        write = partial(service.template, told=told, begins_answer=False)
+        sections = sections_of(messages, prompt, write) if service.front.probe.on else ()
+        return protocol.chat_ask(
+            chat, prompt, max_model_tokens=service.front.max_model_tokens, sections=sections
+        )
 
 
 class _Plain:

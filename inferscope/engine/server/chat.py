@@ -13,9 +13,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from inferscope.engine import shapes
 from inferscope.engine.names import BUILTIN, model_folder
@@ -25,8 +25,14 @@ from inferscope.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
-Template: TypeAlias = Callable[[list[Message], Mapping[str, Any]], str]
-"""From messages, and what the request tells the template, to a prompt."""
+
+class Template(Protocol):
+    """From messages, and what the request tells the template, to a prompt."""
+
+    def __call__(
+        self, messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True
+    ) -> str:
+        """Return the prompt, or without the beginning of an answer what has been said."""
 
 
 def load_template(model: str) -> Template:
@@ -48,10 +54,10 @@ def load_template(model: str) -> Template:
     return _compiled(source, settings, origin=model)
 
 
-def plain(messages: list[Message], told: Mapping[str, Any]) -> str:
+def plain(messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True) -> str:
     """Write each message as a line, and begin the assistant's."""
     lines = [f"{message.role}: {text_of(message)}\n" for message in messages]
-    return "".join([*lines, "assistant:"])
+    return "".join([*lines, "assistant:"] if begins_answer else lines)
 
 
 def text_of(message: Message) -> str:
@@ -106,10 +112,13 @@ def _compiled(source: str, settings: Mapping[str, Any], *, origin: str) -> Templ
         if name in ("bos_token", "eos_token", "pad_token", "unk_token") and value is not None
     }
 
-    def render(messages: list[Message], told: Mapping[str, Any]) -> str:
+    def render(
+        messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True
+    ) -> str:
         turns = [{"role": message.role, "content": text_of(message)} for message in messages]
         try:
-            return write({**tokens, **told, "messages": turns, "add_generation_prompt": True})
+            asked = {"messages": turns, "add_generation_prompt": begins_answer}
+            return write({**tokens, **told, **asked})
         # A template is a program: on a chat it was not made for, it fails in any way at all.
         except Exception as error:
             raise ApiError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from inferscope.engine.conversation import Conversation, Delivery
@@ -19,8 +20,9 @@ from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.wire import Refused
 from inferscope.engine.server.written import Written
-from inferscope.engine.tokenizer import Tokenizer
+from inferscope.engine.tokenizer import Tokenizer, encode_sections
 from inferscope.probe import Probe
+from inferscope.probe.parts import Parts
 
 _LONG_PROMPT_CHARS = 20_000
 """From here on tokenising takes milliseconds, which other clients would wait."""
@@ -70,6 +72,7 @@ class Origin:
         trace: the `traceparent` that came with it.
         endpoint: its path.
         line: its connection.
+        parts: of its prompt, in tokens, as the client says.
     """
 
     arrived_ns: int
@@ -77,6 +80,7 @@ class Origin:
     trace: str
     endpoint: str
     line: Line
+    parts: Parts = ()
 
 
 class Choice:
@@ -178,13 +182,13 @@ class Exchange:
         Raises:
             ApiError: a prompt can never be served.
         """
-        prompts = await self._tokens(ask.prompts)
+        prompts, parts = await self._tokens(ask)
         for prompt in prompts:
             self._check(prompt)
         for choice in self.choices:
             prompt = prompts[choice.number // ask.num_each]
             choice.num_prompt = len(prompt)
-            self._front.probe.tokenised(choice.talk.index, len(prompt))
+            self._front.probe.tokenised(choice.talk.index, len(prompt), prompt_parts=parts)
         for choice in self.choices:
             self._front.link.submit(
                 choice.request_id,
@@ -249,8 +253,11 @@ class Exchange:
             probe.last_byte(choice.talk.index)
         self._front.exchanges.discard(self)
 
-    async def _tokens(self, prompts: list[str | list[int]]) -> list[list[int]]:
-        """Return prompts as tokens; a request's are all texts, or all tokens."""
+    async def _tokens(self, ask: Ask) -> tuple[list[list[int]], Parts]:
+        """Return prompts as tokens, and their parts; a request's are all texts, or all tokens."""
+        prompts = ask.prompts
+        # What the client says of one prompt cannot be true of several.
+        parts = self._origin.parts if len(prompts) == 1 else ()
         most_chars = self._front.max_model_tokens * _MOST_TOKEN_CHARS
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
@@ -261,10 +268,16 @@ class Exchange:
                     "have. Shorten it."
                 )
         if not texts:
-            return [prompt for prompt in prompts if isinstance(prompt, list)]
-        if sum(map(len, texts)) < _LONG_PROMPT_CHARS:
-            return self._front.tokenizer.encode_all(texts)
-        return await asyncio.to_thread(self._front.tokenizer.encode_all, texts)
+            return [prompt for prompt in prompts if isinstance(prompt, list)], parts
+        tokenizer = self._front.tokenizer
+        is_long = sum(map(len, texts)) >= _LONG_PROMPT_CHARS
+        if ask.sections and not parts:
+            encode = partial(encode_sections, tokenizer, texts[0], ask.sections)
+            tokens, parts = await asyncio.to_thread(encode) if is_long else encode()
+            return [tokens], parts
+        if is_long:
+            return await asyncio.to_thread(tokenizer.encode_all, texts), parts
+        return tokenizer.encode_all(texts), parts
 
     def _check(self, prompt: list[int]) -> None:
         """Refuse here what the engine would refuse, before it is sent there `n` times."""

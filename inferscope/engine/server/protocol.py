@@ -14,6 +14,7 @@ import msgspec
 
 from inferscope.engine.request import BadRequest, Sampling
 from inferscope.engine.server.errors import ApiError, bad_field
+from inferscope.engine.tokenizer import Sections
 
 MOST_CHOICES = 256
 """Texts that one HTTP request may ask for."""
@@ -94,6 +95,8 @@ class Part(msgspec.Struct):
 
     type: str
     text: str | None = None
+    part: Any = None
+    """Whose it is of the prompt: a name for the records (`server.parts`), nothing to the model."""
 
 
 class Message(msgspec.Struct):
@@ -103,6 +106,8 @@ class Message(msgspec.Struct):
     content: str | list[Part] | None = None
     tool_calls: Any = None
     function_call: Any = None
+    part: Any = None
+    """As a text part's, for all of it."""
 
 
 class ChatRequest(_Generation, kw_only=True):
@@ -137,6 +142,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         stops: strings that end an answer.
         has_usage: a stream ends with the numbers of tokens.
         has_running_usage: each of its chunks has them.
+        sections: of the one prompt of a chat, names and characters; they cover it.
     """
 
     prompts: list[str | list[int]]
@@ -146,6 +152,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     is_stream: bool
     has_usage: bool
     has_running_usage: bool
+    sections: Sections = ()
 
 
 _Body = TypeVar("_Body")
@@ -216,13 +223,20 @@ def completion_ask(request: CompletionRequest) -> Ask:
     return _ask(request, prompts, _or(request.max_tokens, _DEFAULT_MAX_TOKENS))
 
 
-def chat_ask(request: ChatRequest, prompt: str, *, max_model_tokens: int) -> Ask:
+def chat_ask(
+    request: ChatRequest, prompt: str, *, max_model_tokens: int, sections: Sections = ()
+) -> Ask:
     """Turn a chat request, rendered, into what the engine is asked."""
     limit = _or(request.max_completion_tokens, _or(request.max_tokens, max_model_tokens))
-    return _ask(request, [prompt], limit)
+    return _ask(request, [prompt], limit, sections)
 
 
-def _ask(request: _Generation, prompts: list[str | list[int]], max_tokens: int) -> Ask:
+def _ask(
+    request: _Generation,
+    prompts: list[str | list[int]],
+    max_tokens: int,
+    sections: Sections = (),
+) -> Ask:
     num_each = _or(request.n, 1)
     most_each = MOST_CHOICES // len(prompts)
     if not 1 <= num_each <= most_each:
@@ -247,6 +261,7 @@ def _ask(request: _Generation, prompts: list[str | list[int]], max_tokens: int) 
         is_stream=bool(request.stream),
         has_usage=bool(options.include_usage),
         has_running_usage=has_running_usage and bool(options.include_usage),
+        sections=sections,
     )
 
 
