@@ -45,7 +45,10 @@ class _InProcessClient:
         self._front_end = front_end
 
     async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
-        async for delivery in self._front_end.ask(ask.prompt, _sampling(ask), external_id=ask.name):
+        answer = self._front_end.ask(
+            ask.prompt, _sampling(ask), external_id=ask.name, sections=ask.sections
+        )
+        async for delivery in answer:
             if delivery.num_tokens:
                 yield Delivery(time.monotonic_ns(), delivery.num_tokens)
 

@@ -70,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
         most_open=_room_for(options.most_open),
         duration_s=seconds_of(options),
         counts_words=has_lengths(options) and options.tokens_per_word is None,
+        tokens_per_word=options.tokens_per_word,
+        has_parts=options.parts,
         out=options.out,
         asks=lambda counted: asks_of(options, counted),
     )

@@ -72,6 +72,11 @@ def add_requests(what: argparse._ArgumentGroup) -> None:
         help="of requests that begin with it (default: 0.5)",
     )
     what.add_argument(
+        "--parts",
+        action="store_true",
+        help="say in X-InferScope-Parts that the prefix is the system's and the rest the user's",
+    )
+    what.add_argument(
         "--tokens-per-word",
         type=above_zero,
         metavar="N",
@@ -173,6 +178,8 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(
             f"--prefix-share is {options.prefix_share:g} of nothing. Give --shared-prefix TOKENS."
         )
+    if options.parts and options.shared_prefix is None:
+        raise BadInput("--parts has one part to tell of. Give --shared-prefix TOKENS.")
     if not has_lengths(options):
         for name in ("shared_prefix", "tokens_per_word"):
             if getattr(options, name) is not None:

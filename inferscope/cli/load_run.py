@@ -32,6 +32,8 @@ class Run:
 
     Attributes:
         counts_words: whether the server's tokenizer decides how many words a prompt has.
+        tokens_per_word: what decides it otherwise, where it matters.
+        has_parts: requests say what is what in their prompts.
         out: the file for each request's times.
         asks: returns the load, given the tokenizer's answer if it was asked.
     """
@@ -47,6 +49,8 @@ class Run:
     most_open: int
     duration_s: float | None
     counts_words: bool
+    tokens_per_word: float | None
+    has_parts: bool
     out: Path | None
     asks: Callable[[Counted | None], Iterator[Ask]]
 
@@ -75,6 +79,7 @@ async def drive(run: Run) -> Outcome:
         words = None
         if run.counts_words:
             words = await count_words(session, run.url, model=model, endpoint=run.endpoint)
+        tokens_per_word = words.tokens_per_word if words else run.tokens_per_word
         client = HttpClient(
             session,
             HttpOptions(
@@ -86,6 +91,7 @@ async def drive(run: Run) -> Outcome:
                 is_counting=is_counting,
                 temperature=run.temperature,
                 sends_seed=run.sends_seed,
+                tokens_per_word=tokens_per_word if run.has_parts else None,
             ),
         )
         tally = Tally()

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from inferscope.engine.conversation import Conversation, Delivery
 from inferscope.engine.core import Engine, Output
 from inferscope.engine.request import Sampling
-from inferscope.engine.tokenizer import Tokenizer
+from inferscope.engine.tokenizer import Sections, Tokenizer, encode_sections
 from inferscope.probe import Probe
 
 
@@ -43,9 +43,20 @@ class FrontEnd:
         self._engine.close()
 
     async def ask(
-        self, prompt: str, sampling: Sampling, *, external_id: str | None = None
+        self,
+        prompt: str,
+        sampling: Sampling,
+        *,
+        external_id: str | None = None,
+        sections: Sections = (),
     ) -> AsyncIterator[Delivery]:
         """Serve one prompt; yield its text as it comes. Leaving the iteration early cancels it.
+
+        Args:
+            prompt: the text.
+            sampling: of the answer.
+            external_id: the client's name for it.
+            sections: of the prompt, all of it: what each is, for the records, and its characters.
 
         Raises:
             BadRequest: the engine refuses the prompt.
@@ -61,8 +72,12 @@ class FrontEnd:
         is_over = False
         try:
             try:
-                tokens = self._tokenizer.encode(prompt)
-                probe.tokenised(index, len(tokens))
+                parts: Sections = ()
+                if sections:
+                    tokens, parts = encode_sections(self._tokenizer, prompt, sections)
+                else:
+                    tokens = self._tokenizer.encode(prompt)
+                probe.tokenised(index, len(tokens), prompt_parts=parts)
                 self._engine.submit(
                     tokens, sampling, request_id=request_id, external_id=external_id
                 )

@@ -42,6 +42,8 @@ class HttpOptions:
         is_counting: asks for the number of tokens with every chunk.
         temperature: of the sampling; None leaves it to the server.
         sends_seed: whether requests carry their sampling seeds.
+        tokens_per_word: of prompts made of words; None where it is not to be said in
+            `X-InferScope-Parts` what is what in them.
     """
 
     url: str
@@ -52,6 +54,7 @@ class HttpOptions:
     is_counting: bool = False
     temperature: float | None = None
     sends_seed: bool = False
+    tokens_per_word: float | None = None
 
 
 def open_session(*, api_key: str | None = None) -> aiohttp.ClientSession:
@@ -91,6 +94,8 @@ class HttpClient:
         headers = {"Content-Type": "application/json", "X-Request-Id": ask.name}
         if ask.traceparent:
             headers["traceparent"] = ask.traceparent
+        if options.tokens_per_word is not None:
+            headers["X-InferScope-Parts"] = parts_of(ask, options.tokens_per_word)
         body = chunks.write_request(
             ask,
             model=options.model,
@@ -135,6 +140,16 @@ class HttpClient:
             raise Failed("not HTTP", "no status line or headers") from None
         except (msgspec.DecodeError, EndlessEvent) as error:
             raise Failed("garbage", type(error).__name__) from None
+
+
+def parts_of(ask: Ask, tokens_per_word: float) -> str:
+    """Return what is what in a prompt of words, as the header says it."""
+    parts, at = [], 0
+    for name, num_chars in ask.sections:
+        num_words = len(ask.prompt[at : at + num_chars].split())
+        parts.append(f"{name}={round(num_words * tokens_per_word)}")
+        at += num_chars
+    return ",".join(parts)
 
 
 class _Answer:

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 from inferscope.load.lengths import Lengths
 from inferscope.load.words import WordPrompts
-from inferscope.load.workload import Ask, KindPrompts, draw_kind
+from inferscope.load.workload import Ask, KindPrompts, Sections, draw_kind
 
-Composer: TypeAlias = Callable[[], tuple[str, str, int]]
-"""Returns kind, prompt and most tokens of the next request."""
+Composer: TypeAlias = Callable[[], tuple[str, str, int, Sections]]
+"""Returns kind, prompt, most tokens and the prompt's sections of the next request."""
 
 MIX = "mix"
 
@@ -31,7 +31,7 @@ def of_kind(seed: int, kind: str) -> Composer:
     kinds = stream(seed, "kinds")
     prompts = KindPrompts(stream(seed, "prompts"))
 
-    def compose() -> tuple[str, str, int]:
+    def compose() -> tuple[str, str, int, Sections]:
         drawn = draw_kind(kinds) if kind == MIX else kind
         return (drawn, *prompts.compose(drawn))
 
@@ -42,9 +42,10 @@ def of_lengths(seed: int, words: WordPrompts, *, prompt: Lengths, output: Length
     """Compose requests of given lengths."""
     lengths = stream(seed, "lengths")
 
-    def compose() -> tuple[str, str, int]:
+    def compose() -> tuple[str, str, int, Sections]:
         prompt_tokens, output_tokens = prompt.draw(lengths), output.draw(lengths)
-        return "lengths", words.prompt(prompt_tokens), output_tokens
+        text, sections = words.prompt(prompt_tokens)
+        return "lengths", text, output_tokens, sections
 
     return compose
 
@@ -60,10 +61,11 @@ def plan(
     """Yield what will be asked, in the order of time; names begin with the run's."""
     seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
     for number, at_s in enumerate(arrivals):
-        kind, prompt, max_tokens = compose()
+        kind, prompt, max_tokens, sections = compose()
         name = f"{run}-{number:06d}"
         traceparent = _traceparent(traces) if is_traced else ""
-        yield Ask(at_s, name, kind, prompt, max_tokens, seeds.getrandbits(31), traceparent)
+        sampling_seed = seeds.getrandbits(31)
+        yield Ask(at_s, name, kind, prompt, max_tokens, sampling_seed, traceparent, sections)
 
 
 def _traceparent(random: Random) -> str:

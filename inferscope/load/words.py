@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from random import Random
 
+from inferscope.load.workload import Sections
+
 _TEXT = """
 the and that have for not with you this but his from they say her she will one all would there
 their what out about who get which when make can like time just him know take people into year
@@ -66,8 +68,11 @@ class WordPrompts:
         prefix_random = Random(random.getrandbits(64))
         self._shared = prefix_random.choices(WORDS, k=self._num_words(shared_tokens))
 
-    def prompt(self, num_tokens: int) -> str:
-        """Return a prompt of about so many tokens, behind the shared prefix if it is its turn."""
+    def prompt(self, num_tokens: int) -> tuple[str, Sections]:
+        """Return a prompt of about so many tokens, and what is what in it.
+
+        If it is its turn it stands behind the shared prefix, which is the `system` of it.
+        """
         random = self._random
         shared = self._shared if random.random() < self._share else []
         num_words = max(1, self._num_words(num_tokens - self._template_tokens))
@@ -76,7 +81,11 @@ class WordPrompts:
         while len(words) < num_words:
             words += self._stream[start : start + num_words - len(words)]
             start = 0
-        return " ".join([*shared, *words])
+        text = " ".join([*shared, *words])
+        if not shared:
+            return text, (("user", len(text)),)
+        num_shared = sum(map(len, shared)) + len(shared)
+        return text, (("system", num_shared), ("user", len(text) - num_shared))
 
     def _num_words(self, num_tokens: int) -> int:
         return max(0, round(num_tokens / self.tokens_per_word))

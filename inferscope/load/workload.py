@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import inferscope
+
+Sections: TypeAlias = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Ask:
         max_tokens: of the answer.
         seed: of the sampling.
         traceparent: the W3C trace context to send along, if any.
+        sections: of the prompt, all of it: what each is, and how many characters.
     """
 
     at_s: float
@@ -41,6 +45,7 @@ class Ask:
     max_tokens: int
     seed: int
     traceparent: str = ""
+    sections: Sections = ()
 
 
 KINDS = ("chat", "rag", "agent")
@@ -61,19 +66,27 @@ class KindPrompts:
         self._system = self._excerpt(900)
         self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
 
-    def compose(self, kind: str) -> tuple[str, int]:
-        """Return a prompt of the kind and the most tokens of its answer."""
+    def compose(self, kind: str) -> tuple[str, int, Sections]:
+        """Return a prompt of the kind, the most tokens of its answer, and what is what in it."""
         draw = self._random
         if kind == "chat":
-            return self._excerpt(draw.randint(60, 400)), draw.randint(24, 112)
+            question = self._excerpt(draw.randint(60, 400))
+            return question, draw.randint(24, 112), (("user", len(question)),)
         if kind == "rag":
             documents = [self._excerpt(draw.randint(500, 900)) for _ in range(draw.randint(2, 4))]
-            return "\n\n".join([*documents, "# In short:\n"]), draw.randint(8, 40)
+            question = "# In short:\n"
+            prompt = "\n\n".join([*documents, question])
+            retrieved = len(prompt) - len(question)
+            sections = (("retrieved", retrieved), ("user", len(question)))
+            return prompt, draw.randint(8, 40), sections
         agent = draw.randrange(_AGENTS)
-        turn = self._agents[agent] + self._excerpt(draw.randint(80, 240))
+        before = self._agents[agent]
+        turn = before + self._excerpt(draw.randint(80, 240))
+        system, history = len(self._system), len(before) - len(self._system)
+        sections = (("system", system), ("history", history), ("user", len(turn) - len(before)))
         # The conversation starts anew before it outgrows the model.
         self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
-        return turn, draw.randint(16, 64)
+        return turn, draw.randint(16, 64), sections
 
     def _excerpt(self, num_characters: int) -> str:
         num_characters = max(8, round(num_characters * self._scale))
@@ -107,11 +120,12 @@ class Workload:
     def asks(self) -> Iterator[Ask]:
         """Yield asks for ever, in the order of their time."""
         for number, (at_s, kind, is_burst) in enumerate(self._arrivals()):
-            prompt, max_tokens = self._prompts.compose(kind)
+            prompt, max_tokens, sections = self._prompts.compose(kind)
             if is_burst:
                 max_tokens = self._random.randint(110, 180)
             seed = self._random.getrandbits(31)
-            yield Ask(at_s, f"{kind}-{number:04x}", kind, prompt, max_tokens, seed)
+            name = f"{kind}-{number:04x}"
+            yield Ask(at_s, name, kind, prompt, max_tokens, seed, sections=sections)
 
     def _arrivals(self) -> Iterator[tuple[float, str, bool]]:
         """Yield times, kinds, and whether it is a burst's; bursts are part of the mean rate."""

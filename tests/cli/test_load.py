@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
     done = load(
         engine, "--rate", "30", "--requests", "12", "--seed", "7", "--run-name", "seven",
         "--prompt-tokens", "60..90",
-        "--output-tokens", "3..8", "--shared-prefix", "40", "--traceparent", "--json",
+        "--output-tokens", "3..8", "--shared-prefix", "40", "--parts", "--traceparent",
+        "--json",
         "--out", str(out), rings=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -79,6 +81,9 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
     for row in lines:
         other = arrived[row["name"]]
         assert other["headers"]["traceparent"] == row["traceparent"]
+        told = re.fullmatch(r"(system=40,)?user=(\d+)", other["headers"]["x-inferscope-parts"])
+        assert told is not None
+        assert row["prompt_tokens"] == pytest.approx((40 if told[1] else 0) + int(told[2]), abs=30)
         assert other["body"]["ignore_eos"]
         assert "seed" not in other["body"]
         # The engine counts: full length, each token seen, prompts of about the length asked for.
@@ -186,6 +191,7 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
         (("127.0.0.1:9", "--kind", "chat", "--prompt-tokens", "3"), "lengths of its own"),
         (("127.0.0.1:9", "--prefix-share", "0.3"), "--shared-prefix"),
         (("127.0.0.1:9", "--shared-prefix", "30"), "--prompt-tokens"),
+        (("127.0.0.1:9", "--prompt-tokens", "30", "--parts"), "--shared-prefix"),
         (("127.0.0.1:9", "--prompt-tokens", "normal:x"), "'normal:x' is no token length"),
         (("127.0.0.1:9", "--requests", "1.5"), "'1.5' is not a whole number"),
         (("127.0.0.1:9", "--api-key-env", "NOT_SET_HERE"), "NOT_SET_HERE, which is not set"),

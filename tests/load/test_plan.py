@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.load.arrivals import bursts, poisson
+from inferscope.load.http import parts_of
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.plan import MIX, Composer, of_kind, of_lengths, plan, stream
 from inferscope.load.words import WORDS, WordPrompts
@@ -38,7 +39,10 @@ def test_the_same_seed_plans_the_same_load(seed: int, kind: str) -> None:
 
 def test_other_lengths_leave_arrivals_and_traces_where_they_were() -> None:
     def without_content(stream: list[Ask]) -> list[Ask]:
-        return [dataclasses.replace(ask, kind="", prompt="", max_tokens=0) for ask in stream]
+        return [
+            dataclasses.replace(ask, kind="", prompt="", max_tokens=0, sections=())
+            for ask in stream
+        ]
 
     some = without_content(asks(3, lengths(3)))
     assert some == without_content(asks(3, lengths(3, prompt="900", tokens_per_word=2.0)))
@@ -56,7 +60,7 @@ def test_the_tokenizer_decides_the_words_and_not_the_lengths() -> None:
 def test_a_prompt_has_the_tokens_asked_for_at_any_length() -> None:
     words = WordPrompts(stream(0, "prompts"), tokens_per_word=1.5, template_tokens=12)
     for num_tokens in (1, 7, 100, 1000, 50_000):
-        num_words = len(words.prompt(num_tokens).split())
+        num_words = len(words.prompt(num_tokens)[0].split())
         assert num_words == max(1, round((num_tokens - 12) / 1.5))
     assert len(WORDS) == len(set(WORDS)) == 243
 
@@ -69,6 +73,34 @@ def test_a_share_of_the_prompts_begins_alike_and_the_rest_with_nobody() -> None:
     own = [tuple(prompt[30:36]) for prompt in shared]
     own += [tuple(prompt[:6]) for prompt in prompts if prompt[:30] != longest[:30]]
     assert len(set(own)) == len(prompts)
+
+
+@pytest.mark.parametrize("kind", ["", *KINDS])
+def test_a_prompts_sections_cover_it_and_say_what_is_what(kind: str) -> None:
+    named = set()
+    for ask in asks(2, of_kind(2, kind) if kind else lengths(2), num=60):
+        assert sum(num_chars for _, num_chars in ask.sections) == len(ask.prompt)
+        named |= {name for name, num_chars in ask.sections if num_chars}
+        assert ask.sections[-1][0] == "user"
+    assert (
+        named
+        == {
+            "": {"system", "user"},
+            "chat": {"user"},
+            "rag": {"retrieved", "user"},
+            "agent": {"system", "history", "user"},
+        }[kind]
+    )
+
+
+def test_the_shared_prefix_is_the_systems() -> None:
+    stream = asks(1, lengths(1, prompt="40"), num=40)
+    begin = max((ask.prompt for ask in stream), key=len).split()[:30]
+    for ask in stream:
+        if ask.prompt.split()[:30] == begin:
+            assert parts_of(ask, 2.0) == "system=60,user=80"
+        else:
+            assert parts_of(ask, 2.0) == "user=80"
 
 
 def test_names_and_traces_are_unique_and_well_formed() -> None:
