@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 
 
@@ -125,3 +126,5 @@ class Facts:
     num_slow: int = 0
     """Steps that took longer than healthy ones of their make-up."""
     longest_gap: LongestGap | None = None
+    parts: tuple[PromptPart, ...] = ()
+    """Of its prompt, where client or server said whose tokens are whose."""

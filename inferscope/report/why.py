@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inferscope.attribution.parts import PromptPart
 from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.report.facts import Facts
 from inferscope.tui.plots import closed, count, duration, share
@@ -18,6 +19,7 @@ NS_PER_TENTH_MS = 100_000
 _ENOUGH = 0.8
 """Of a wait: causes that explain this much of it are what made it long."""
 _MOST_CAUSES = 3
+_MOST_PARTS = 4
 _OWN_WORK = ("prefill_own", "decode_own")
 
 
@@ -127,6 +129,7 @@ def _conclusions(facts: Facts) -> tuple[str, ...]:
         }
         if row.output_tokens > 1:
             said.append(f"What made the tokens after it slow: {_largest(after)}.")
+    said += _prompt(facts)
     gap = facts.longest_gap
     if gap is not None and row.tbt_mean_ns and gap.gap_ns > 2 * row.tbt_mean_ns:
         said.append(_longest_gap(facts))
@@ -149,6 +152,43 @@ def _largest(spent_ns: dict[str, int]) -> str:
     own_ns = sum(known.get(cause, 0) for cause in _OWN_WORK)
     verdict = "mostly its own work: " if own_ns > whole_ns / 2 else ""
     return f"{verdict}{', '.join(said)}"
+
+
+def _prompt(facts: Facts) -> list[str]:
+    """Say which parts of a prompt cost what, if it has several."""
+    whole_ns = sum(part.compute_ns for part in facts.parts)
+    if len(facts.parts) < 2 or not whole_ns:
+        return []
+    paying = sorted(
+        (part for part in facts.parts if part.compute_ns),
+        key=lambda part: (-part.compute_ns, part.name),
+    )
+    costs = [f"{share(part.compute_ns / whole_ns)} {_of_part(part)}" for part in paying]
+    if len(costs) > _MOST_PARTS:
+        costs[_MOST_PARTS:] = [f"the rest {many(len(costs) - _MOST_PARTS, 'other part')}"]
+    costs[0] = costs[0].replace(" ", " was ", 1)
+    free = [
+        part
+        for part in facts.parts
+        if 0 < part.tokens == part.cached_tokens and not part.compute_ns
+    ]
+    said = f"Of its prompt's compute, {', '.join(costs)}"
+    said += f"; {', '.join(map(_of_part, free))} came from the cache." if free else "."
+    first, ttft_ns = paying[0], facts.row.ttft_ns
+    if not ttft_ns or not first.ttft_ns:
+        return [said]
+    of_wait = share(first.ttft_ns / ttft_ns)
+    return [f"{said} Computing {first.name} was {of_wait} of the wait for the first token."]
+
+
+def _of_part(part: PromptPart) -> str:
+    tokens = f"{part.tokens:,} token{'' if part.tokens == 1 else 's'}" if part.tokens else ""
+    if 0 < part.cached_tokens < part.tokens:
+        tokens += f", {part.cached_tokens:,} of them cached"
+    if part.recomputed_tokens:
+        again = f"{part.recomputed_tokens:,} computed again"
+        tokens = f"{tokens}, {again}" if tokens else again
+    return f"{part.name} ({tokens})"
 
 
 def _longest_gap(facts: Facts) -> str:
@@ -189,6 +229,11 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
             "Modelled: how a step's time divides into own, co-batched, interference and slowdown"
             f" (cost model {fits or 'none'}; its steps took {100 * facts.residual:+.0f}% against it"
             " in the median)."
+        )
+    if len(facts.parts) > 1:
+        said.append(
+            "Modelled as well: how its prompt's compute divides over its parts (attention by pairs"
+            " of positions, all else by tokens)."
         )
     if row.joined_late and facts.row.ttft_ns is None and row.output_tokens:
         said.append("It was under way before the records begin, so its first token is not known.")

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from inferscope.attribution.parts import PromptPart
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import Collector
@@ -210,6 +211,7 @@ class Witness:
             slowest=into_life(max(slow, key=_excess_ns)) if slow else None,
             num_slow=len(slow),
             longest_gap=self._longest_gap(*self._tokens(engine), start_ns),
+            parts=self._parts(engine),
         )
 
     def _alive(self, collector: Collector) -> RequestRow | None:
@@ -226,6 +228,11 @@ class Witness:
         table = engine.lives.table
         slot = table.by_id[self._life.request_id].slot
         return table.tokens.events_of(slot)
+
+    def _parts(self, engine: EngineFold) -> tuple[PromptPart, ...]:
+        if self._final is not None:
+            return self._final.parts
+        return engine.lives.parts_of(engine.lives.table.by_id[self._life.request_id])
 
     def _waiting(self, row: RequestRow) -> Waiting | None:
         life = self._life

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 from inferscope.collector.source import RecordingSource
 from inferscope.records import CAUSES, Record
@@ -120,6 +121,31 @@ def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]
         assert gap.gap_ns >= (facts.row.tbt_p99_ns or 0) - 1
         assert gap.into_life_ns + gap.gap_ns <= facts.row.age_ns
         assert 2 <= gap.before_token <= facts.row.output_tokens
+
+
+def test_the_parts_of_a_prompt_are_told_with_what_they_cost(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    facts = next(facts for facts, _ in everyone if facts.row.ttft_ns)
+    ttft_ns = facts.row.ttft_ns
+    assert ttft_ns is not None
+    parts = (
+        PromptPart("system", 120, 120, 0, 0, 0, None),
+        PromptPart("history", 1, 0, 0, 38, 0, None),
+        PromptPart("retrieved", 3000, 1000, 40, 62, ttft_ns // 4, None),
+    )
+    assert not any("prompt's compute" in one for one in why(facts).conclusions)
+    told = " ".join(why(replace(facts, parts=parts)).conclusions)
+    assert (
+        "Of its prompt's compute, 62.0% was retrieved (3,000 tokens, 1,000 of them cached, 40"
+        " computed again), 38.0% history (1 token); system (120 tokens) came from the cache."
+        " Computing retrieved was 25.0% of the wait for the first token."
+    ) in told
+    many = tuple(PromptPart(f"p{'x' * at}", 5, 0, 0, 10, None, None) for at in range(9))
+    told = " ".join(why(replace(facts, parts=many)).conclusions)
+    assert "the rest 5 other parts." in told
+    assert any("over its parts" in one for one in why(replace(facts, parts=many)).caveats)
+    assert why(replace(facts, parts=parts[:1])) == why(facts), "all of it is said by the ledger"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
