@@ -115,8 +115,6 @@ FINISHES = (
 )
 """How a request can end. `engine_lost` is the reader's word: no engine lives to say it."""
 
-PROMPT_PARTS = ("system", "tools", "history", "retrieved", "user")
-"""What the parts of a prompt are called; a client may use words of its own."""
 OTHER_PART = "other"
 """Tokens of a prompt of which nobody said whose they are."""
 

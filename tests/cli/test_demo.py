@@ -47,6 +47,24 @@ def test_every_ledger_closes(demo: Run) -> None:
         assert not request["joined_late"]
 
 
+def test_the_parts_of_every_prompt_sum_to_what_its_prefill_cost(demo: Run) -> None:
+    names: dict[str, set[str]] = {"chat": set(), "rag": set(), "agent": set()}
+    for request in demo.of_kind("request"):
+        parts = request["prompt_parts"]
+        assert sum(part["tokens"] for part in parts) == request["prompt_tokens"]
+        assert sum(part["cached_tokens"] for part in parts) == request["cached_tokens"]
+        assert sum(part["compute_ns"] for part in parts) == request["compute_ns"]["prefill"]
+        own_ns = request["ttft_ledger_ns"].get("prefill_own", 0)
+        assert sum(part["ttft_ns"] for part in parts) == own_ns
+        flops = request["by_phase"]["prefill"]["flops"]
+        assert sum(part["flops"] for part in parts) == flops
+        kind = request["external_id"].partition("-")[0]
+        names[kind] |= {part["name"] for part in parts} - {"output"}
+    assert names["chat"] == {"user"}
+    assert names["rag"] == {"retrieved", "user"}
+    assert {"system", "user"} <= names["agent"] <= {"system", "history", "user"}
+
+
 def test_a_requests_compute_is_the_sum_of_its_shares(demo: Run) -> None:
     spent: dict[tuple[str, bool], int] = {}
     for step in demo.of_kind("step"):

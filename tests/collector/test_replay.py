@@ -51,7 +51,9 @@ async def _serve(front_end: FrontEnd) -> None:
         await asyncio.sleep(0.05 * number)
         sampling = Sampling(max_tokens=4 + number % 9, temperature=0.5, seed=number)
         got = 0
-        async for _ in front_end.ask("word " * (3 + 7 * number % 40), sampling):
+        prompt = "word " * (3 + 7 * number % 40)
+        sections = (("system", 9), ("user", len(prompt) - 9)) if number % 2 else ()
+        async for _ in front_end.ask(prompt, sampling, sections=sections):
             got += 1
             if number % 7 == 6 and got == 2:
                 return  # the client leaves

@@ -9,7 +9,12 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.engine.tokenizer import ByteTokenizer, FileTokenizer, TextStream
+from inferscope.engine.tokenizer import (
+    ByteTokenizer,
+    FileTokenizer,
+    TextStream,
+    encode_sections,
+)
 from inferscope.errors import BadInput
 
 
@@ -44,6 +49,32 @@ def test_text_comes_back_from_a_file_tokenizer(file_tokenizer: FileTokenizer) ->
     ids = file_tokenizer.encode(text)
     assert file_tokenizer.decode(ids) == text
     assert max(ids) < file_tokenizer.num_tokens
+
+
+CUT = st.lists(
+    st.tuples(st.sampled_from("abc"), st.text("the fox\u00e9\u72ac", max_size=9)), min_size=1
+)
+
+
+@given(pieces=CUT)
+def test_sections_are_counted_in_the_tokens_of_the_whole(
+    file_tokenizer: FileTokenizer, pieces: list[tuple[str, str]]
+) -> None:
+    text = "".join(piece for _, piece in pieces)
+    sections = tuple((name, len(piece)) for name, piece in pieces)
+    ids, counted = encode_sections(ByteTokenizer(), text, sections)
+    assert ids == list(text.encode())
+    assert counted == tuple((name, len(piece.encode())) for name, piece in pieces)
+    ids, counted = encode_sections(file_tokenizer, text, sections)
+    assert ids == file_tokenizer.encode(text)
+    assert [name for name, _ in counted] == [name for name, _ in pieces]
+    assert sum(num for _, num in counted) == len(ids)
+    at = begin = 0
+    for (_, num), (_, piece) in zip(counted, pieces, strict=True):
+        at, begin = at + num, begin + len(piece)
+        # What is decoded of the tokens before a cut reaches it, without the last one it does not.
+        assert len(file_tokenizer.decode(ids[:at])) >= begin
+        assert not num or len(file_tokenizer.decode(ids[: at - 1]).rstrip("\ufffd")) < begin
 
 
 @given(text=TEXT, width=st.integers(1, 3))
