@@ -3,7 +3,8 @@
 A request's share is what it adds to the step, averaged over every order in which the batch could
 have been put together: the only rule that an ablation of the batch measures directly. The model
 T(S) = f(N) + g(M) + Σ own_i is linear in its parts, and so is the Shapley value: own_i stays with
-its request, g is shared by sampled rows, and only f(N) needs work.
+its request but for padding (see `padding`), g is shared by sampled rows (exact where nobody samples
+more than one, or g is linear), and only f(N) needs work.
 
 For f, players are alike when they bring the same number of tokens. D players bring one token each
 (the decodes), the others (prefill chunks) are few:
@@ -26,6 +27,7 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.padding import padding
 from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
 
@@ -48,19 +50,49 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
         nanoseconds by request, summing to the model's T(S) (to rounding; with seven or more chunks
         too, where single parts are approximate).
     """
-    shared = batch.team.shared
+    team = batch.team
+    shared = team.shared
     if shared is None or shared[0] is not model.key:
-        shared = batch.team.shared = (model.key, _shared(model, batch.team))
+        shared = team.shared = (model.key, _shared(model, team))
     line, chunks = shared[1], own.chunks
     if chunks:
         chunks = list(map(add, chunks, line.chunks))
+    if model.padded_ns and team.num_single > 1:
+        level = model.padded_ns * _padding_beyond_own(batch) + line.level
+        return Line(model.single_ns + model.padded_ns, level, chunks)
     return Line(own.slope, own.level + line.level, chunks)
+
+
+def _padding_beyond_own(batch: Batch) -> Floats:
+    """Return what each request with one token pays for padding, beyond its own visible tokens.
+
+    It depends on how much longer one is than another, which from step to step stays the same.
+
+    Returns:
+        [requests], in tokens; 0 for chunks.
+    """
+    team, context = batch.team, batch.context
+    if team.chunks:
+        singles = np.delete(np.arange(len(context)), team.chunks)
+        of_singles = context[singles]
+        relative = of_singles - of_singles[0]
+    else:
+        relative = context - context[0]
+    key = relative.tobytes()
+    if team.padded is None or team.padded[0] != key:
+        visible = relative - np.minimum.reduce(relative)
+        beyond = padding(visible.astype(np.float64)) - visible
+        if team.chunks:
+            of_singles_ns, beyond = beyond, np.zeros(len(context))
+            beyond[singles] = of_singles_ns
+        team.padded = (key, beyond)
+    return team.padded[1]
 
 
 def _shared(model: StepModel, team: Team) -> Line:
     """Return each request's part of f and g."""
     per_row = model.g(team.num_rows) / team.num_rows if team.num_rows else 0.0
-    of_chunks, of_single = _split_f(model, team.chunk_tokens, team.num_single)
+    of_chunks, of_single = split_f(model, team.chunk_tokens, team.num_single)
     chunks = [part + per_row * rows for part, rows in zip(of_chunks, team.chunk_rows, strict=True)]
     if team.rows is None:
         return Line(0.0, of_single + per_row, chunks)
@@ -69,27 +101,48 @@ def _shared(model: StepModel, team: Team) -> Line:
     return Line(0.0, levels, chunks)
 
 
-def _split_f(model: StepModel, chunks: list[int], num_single: int) -> tuple[list[float], float]:
-    """Split f(N) over the chunks and, equally, over the single tokens."""
+def split_f(
+    model: StepModel, chunks: list[int], num_single: int, *, num_before: int = 0
+) -> tuple[list[float], float]:
+    """Split f(N) over chunks and, equally, over single tokens.
+
+    Args:
+        model: whose f.
+        chunks: tokens of each.
+        num_single: requests with one token.
+        num_before: tokens of others, who are there whoever else is: what is split is what these
+            add to them.
+    """
     total = sum(chunks) + num_single
-    whole = model.f(total)
+    whole = model.f(num_before + total) - (model.f(num_before) if num_before else 0.0)
     if not chunks:
-        return [], whole / num_single
+        return [], whole / num_single if num_single else 0.0
     if num_single == 0 and len(chunks) == 1:
         return [whole], 0.0
-    if len(chunks) > _FEW or total >= len(model.f_ns):
-        return _split_by_quadrature(model, chunks, num_single, whole)
-    if len(chunks) == 1:
-        parts = [_one_chunk(model.f_sum, chunks[0], num_single)]
+    f_ns = model.f_ns
+    is_inside = num_before + total < len(f_ns)
+    if not is_inside:
+        f_ns = _extended(f_ns, num_before + total)
+    if len(chunks) > _FEW:
+        return _split_by_quadrature(f_ns[num_before:], chunks, num_single, whole)
+    if len(chunks) == 1 and is_inside:
+        parts = [_one_chunk(model.f_sum, chunks[0], num_single, num_before)]
     else:
-        parts = _few_chunks(model.f_ns, chunks, num_single)
+        parts = _few_chunks(f_ns[num_before:], chunks, num_single)
     rest = whole - sum(parts)
     return parts, max(0.0, rest / num_single) if num_single else 0.0
 
 
-def _one_chunk(f_sum: Floats, chunk: int, num_single: int) -> float:
+def _extended(table: Floats, last: int) -> Floats:
+    """Continue a table up to a position by its last slope, as `StepModel.f` does."""
+    more = np.arange(1, last - len(table) + 2) * (table[-1] - table[-2])
+    return np.concatenate([table, table[-1] + more])
+
+
+def _one_chunk(f_sum: Floats, chunk: int, num_single: int, before: int) -> float:
     alone = num_single + 1
-    part: float = (f_sum.item(chunk + alone) - f_sum.item(chunk) - f_sum.item(alone)) / alone
+    with_it = f_sum.item(before + chunk + alone) - f_sum.item(before + chunk)
+    part: float = (with_it - (f_sum.item(before + alone) - f_sum.item(before))) / alone
     return max(0.0, part)
 
 
@@ -142,28 +195,38 @@ _QUADRATURE = np.repeat(_WEIGHTS / 2, 3) * np.tile(_SPREAD_WEIGHTS, 6)
 
 
 def _split_by_quadrature(
-    model: StepModel, chunks: list[int], num_single: int, whole: float
+    f_ns: Floats, chunks: list[int], num_single: int, whole: float
 ) -> tuple[list[float], float]:
     """Approximate many chunks: everyone else is present with probability t, their sum normal.
 
     The cost of running at all (f's jump at 0) falls to all alike; the rest is integrated over t by
     6-point Gauss-Legendre, over the normal sum by 3-point Gauss-Hermite, then scaled to f(N).
+
+    Args:
+        f_ns: from whom is there before on; its first entry is taken off from all.
+        chunks: tokens of each.
+        num_single: requests with one token.
+        whole: what the parts must sum to.
     """
     sizes = np.array([*chunks, 1] if num_single else chunks, dtype=np.float64)
     counts = np.ones(len(sizes))
     if num_single:
         counts[-1] = num_single
-    jump = max(0.0, 2 * model.f(1) - model.f(2))
+    jump = max(0.0, float(2 * f_ns[1] - f_ns[2] - f_ns[0]))
     totals = sizes * counts
     rest = totals.sum() - sizes
     deviation = np.sqrt(np.maximum((sizes * totals).sum() - sizes**2, 0.0))
     present = np.clip(_T * rest + _DEVIATION * deviation, 0.0, rest)
-    grid = np.arange(len(model.f_ns), dtype=np.float64)
-    smooth = model.f_ns - jump
+    grid = np.arange(len(f_ns), dtype=np.float64)
+    smooth = f_ns - (f_ns[0] + jump)
     smooth[0] = 0.0
     added = np.interp(present + sizes, grid, smooth) - np.interp(present, grid, smooth)
     parts = _QUADRATURE @ added + jump / (len(chunks) + num_single)
-    parts *= whole / float(parts @ counts)
+    weight = float(parts @ counts)
+    if weight > 0:
+        parts *= whole / weight
+    else:
+        parts[:] = whole / (len(chunks) + num_single)
     if num_single:
         return parts[:-1].tolist(), float(parts[-1])
     return parts.tolist(), 0.0

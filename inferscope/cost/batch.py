@@ -38,6 +38,7 @@ class Team:
         rows: [requests], sampled; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
+        padded: likewise of its padding, and the contexts for which it holds.
         alone: what `attribution.counterfactual` has.
     """
 
@@ -50,6 +51,7 @@ class Team:
         "num_rows",
         "num_single",
         "num_tokens",
+        "padded",
         "rows",
         "shared",
         "tokens",
@@ -69,6 +71,7 @@ class Team:
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
         self.shared: tuple[object, Line] | None = None
+        self.padded: tuple[bytes, Floats] | None = None
         self.alone: tuple[object, Line] | None = None
 
     @classmethod
@@ -90,7 +93,7 @@ class Team:
         team.num_single = num - len(chunks)
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.shared = team.alone = None
+        team.rows = team.features = team.shared = team.padded = team.alone = None
         return team
 
     def rows_of(self, at: int) -> int:

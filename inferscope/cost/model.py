@@ -61,8 +61,11 @@ class StepModel:
         object.__setattr__(self, "f_sum", f_sum)
 
     def own(self, batch: Batch) -> Line:
-        """Return each slice's attention."""
-        # Padding to the longest slice is paid by what each makes visible: the longest is its cause.
+        """Return each slice's attention.
+
+        Padding to the longest slice is divided by what each makes visible, which is right in sum;
+        who pays for it is for the split to say (see `attribution.padding`).
+        """
         per_visible = self.single_ns
         if self.padded_ns and batch.single_visible:
             longest = batch.team.num_single * batch.longest_single

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,95 +12,31 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from inferscope.attribution.split import fair, round_ns, to_whole_ns
-from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
-from inferscope.cost.peaks import peaks_of
-from inferscope.records import Shape
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import MAX_TOKENS, StepModel
+from tests.attribution.games import (
+    H200,
+    MODELS,
+    N,
+    any_model,
+    attention_ns,
+    batch_of,
+    batches,
+    model_of,
+    sampled_of,
+    shapley,
+    step_ns,
+)
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
-MIXTRAL = Shape(32, 4096, 32, 8, 128, 14336, 32000, 16, 16, 16, False, 8, 2)
-N = np.arange(MAX_TOKENS + 1, dtype=np.float64)
-
-
-def model_of(f: Floats, g: Floats | None = None, *, single_ns: float = 0.0) -> StepModel:
-    return StepModel("test", "fit", f, np.zeros_like(N) if g is None else g, single_ns, 0, 0, 0, 0)
-
-
-def staircase() -> StepModel:
-    """As with padded CUDA graphs: nothing smooth about it."""
-    f = 2e5 + 40_000.0 * np.ceil(N / 24)
-    f[0] = 0.0
-    return model_of(f, 700.0 * N)
-
-
-H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
-MODELS = {
-    "dense": H200,
-    "experts": roofline(MIXTRAL, peaks_of("NVIDIA H200")),
-    "staircase": staircase(),
-    "unknown shape": roofline(None, peaks_of("")),
-}
-
-
-def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batch:
-    return Batch(Team(np.array(tokens), np.array(sampled)), np.array(contexts))
-
-
-def sampled_of(batch: Batch) -> Ints:
-    return np.array([batch.team.rows_of(at) for at in range(len(batch.context))])
 
 
 def split(model: StepModel, batch: Batch) -> Floats:
     return fair(model, batch, model.own(batch)).values(batch)
 
 
-def own_ns(model: StepModel, batch: Batch) -> Floats:
-    return model.own(batch).values(batch)
-
-
-def without_attention(model: StepModel, batch: Batch) -> Floats:
-    return fair(model, batch, Line(0.0, 0.0, [0.0] * len(batch.team.chunks))).values(batch)
-
-
-def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
-    """Return T of these members alone."""
-    own = own_ns(model, batch)
-    tokens = sum(int(batch.team.tokens[m]) for m in members)
-    rows = sum(batch.team.rows_of(m) for m in members)
-    return model.f(tokens) + model.g(rows) + sum(float(own[m]) for m in members)
-
-
-def brute_force(cost: Callable[[tuple[int, ...]], float], num: int) -> Floats:
-    """Return the Shapley value from its definition, over all subsets."""
-    value = {
-        s: cost(s) for size in range(num + 1) for s in itertools.combinations(range(num), size)
-    }
-    parts = np.zeros(num)
-    for coalition, before in value.items():
-        weight = 1 / (num * math.comb(num - 1, len(coalition))) if len(coalition) < num else 0.0
-        for member in set(range(num)) - set(coalition):
-            parts[member] += weight * (value[tuple(sorted((*coalition, member)))] - before)
-    return parts
-
-
-@st.composite
-def batches(
-    draw: st.DrawFn, *, chunks: tuple[int, int] = (0, 4), singles: tuple[int, int] = (0, 8)
-) -> Batch:
-    num_chunks = draw(st.integers(*chunks))
-    num_singles = draw(st.integers(max(singles[0], int(num_chunks == 0)), singles[1]))
-    sizes = draw(st.lists(st.integers(2, 2048), min_size=num_chunks, max_size=num_chunks))
-    tokens = draw(st.permutations([*sizes, *[1] * num_singles]))
-    num = len(tokens)
-    contexts = draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
-    sampled = draw(st.lists(st.integers(0, 1), min_size=num, max_size=num))
-    return batch_of(tokens, contexts, sampled)
-
-
-any_model = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+def without_attention(model: StepModel) -> StepModel:
+    return replace(model, single_ns=0.0, padded_ns=0.0, chunk_ns=0.0, pair_ns=0.0, context_ns=0.0)
 
 
 @settings(max_examples=120, deadline=None)
@@ -123,7 +58,7 @@ def test_up_to_six_chunks_get_the_shapley_value_of_the_definition(
     num_chunks = data.draw(st.integers(0, 6))
     batch = data.draw(batches(chunks=(num_chunks, num_chunks), singles=(0, 9 - num_chunks)))
     num = len(batch.context)
-    exact = brute_force(lambda members: step_ns(model, batch, members), num)
+    exact = shapley(partial(step_ns, model, batch), num)
     error = np.abs(split(model, batch) - exact)
     assert error.max() <= 1e-9 * step_ns(model, batch, tuple(range(num)))
 
@@ -137,7 +72,7 @@ def test_more_chunks_than_that_are_split_within_a_few_percent() -> None:
         num_chunks = int(draw.integers(7, 10))
         sizes = np.exp(draw.uniform(3.5, 7, num_chunks)).astype(int).tolist()
         batch = batch_of([*sizes, *[1] * (9 - num_chunks)], [0] * 9, [1] * 9)
-        exact = brute_force(partial(step_ns, H200, batch), 9)
+        exact = shapley(partial(step_ns, H200, batch), 9)
         error = np.abs(split(H200, batch) - exact)
         of_share += (error / exact).tolist()
         of_step += (error / exact.sum()).tolist()
@@ -175,17 +110,23 @@ def test_requests_alike_pay_alike(
 def test_who_adds_nothing_to_any_batch_pays_nothing_but_its_own(batch: Batch) -> None:
     """A flat f and g without cost: only attention is left, and it stays where it is."""
     model = model_of(np.zeros_like(N), single_ns=3.0)
-    np.testing.assert_allclose(split(model, batch), own_ns(model, batch), rtol=1e-12, atol=1e-9)
+    own = [attention_ns(model, batch, at) for at in range(len(batch.context))]
+    np.testing.assert_allclose(split(model, batch), own, rtol=1e-12, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["dense", "staircase"]), batches(chunks=(0, 4)))
-def test_shares_of_summed_costs_are_sums_of_shares(name: str, batch: Batch) -> None:
-    model = MODELS[name]
-    only_f = model_of(model.f_ns)
-    only_g = model_of(np.zeros_like(N), model.g_ns)
-    parts = without_attention(only_f, batch) + without_attention(only_g, batch)
-    parts += own_ns(model, batch)
+@given(any_model, batches(chunks=(0, 4)))
+def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: Batch) -> None:
+    """Of f, of g, of attention, of padding, each alone."""
+    none = np.zeros_like(N)
+    bare = without_attention(model)
+    costs = [
+        replace(bare, g_ns=none),
+        replace(bare, f_ns=none),
+        replace(model, f_ns=none, g_ns=none, padded_ns=0.0),
+        replace(bare, f_ns=none, g_ns=none, padded_ns=model.padded_ns),
+    ]
+    parts = np.sum([split(cost, batch) for cost in costs], axis=0)
     np.testing.assert_allclose(split(model, batch), parts, rtol=1e-9, atol=1e-3)
 
 
@@ -197,7 +138,8 @@ def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, mor
     tokens = batch.team.tokens.copy()
     tokens[chunk] += more
     longer = Batch(Team(tokens, sampled_of(batch)), batch.context)
-    before, after = without_attention(model, batch), without_attention(model, longer)
+    bare = without_attention(model)
+    before, after = split(bare, batch), split(bare, longer)
     assert after[chunk] >= before[chunk] - 1e-9 * before.sum()
 
 
@@ -206,6 +148,22 @@ def test_a_step_beyond_the_model_s_table_is_split_too() -> None:
     parts = split(H200, batch)
     assert float(parts.sum()) == pytest.approx(step_ns(H200, batch, (0, 1, 2)), rel=1e-9)
     assert parts[0] > parts[1] > parts[2] > 0
+    exact = shapley(partial(step_ns, H200, batch), 3)
+    np.testing.assert_allclose(parts, exact, rtol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_who_pads_whom_is_told_anew_when_contexts_change(data: st.DataObject) -> None:
+    """What a team has worked out holds while its contexts grow together, and no longer."""
+    batch = data.draw(batches(chunks=(0, 2)))
+    model, team, num = MODELS["padded"], batch.team, len(batch.context)
+    grown = data.draw(st.integers(1, 50))
+    others = data.draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
+    for context in (batch.context, batch.context + grown, np.array(others), batch.context):
+        kept = Batch(team, context)
+        fresh = Batch(Team(team.tokens, sampled_of(batch)), context)
+        assert split(model, kept).tolist() == split(model, fresh).tolist()
 
 
 def test_batches_of_a_thousand_requests_are_split_exactly() -> None:

@@ -1,0 +1,67 @@
+"""Who pays for padding: decode attention that runs, for everybody, as far as the longest context.
+
+An engine that pads computes n requests of one token each as if all of them were as long as the
+longest: the cost of a coalition S is |S| · max over S of what is visible. Everybody pays for being
+there, the long ones for what they do to the others. Cut by lengths, it is a sum of games "|S| if
+anybody in S is as long as this", each with a value in closed form, so the Shapley value takes one
+sort. With m of n requests as long as a level, that level's height is paid
+
+    m/(m + 1)                     by each shorter one: the chance that a longer one came before it
+    n/m - (n - m)/(m + 1)         by each of the m
+
+Divided by what each makes visible instead, the short ones pay far too little: of 64 requests evenly
+from 300 to 3,000 tokens, the shortest a fifth of its part, and 18 % of the padded attention goes to
+the wrong request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def padding(visible: Floats) -> Floats:
+    """Return the Shapley value of |S| · max visible: [requests], summing to n · max.
+
+    Args:
+        visible: tokens, [requests], at least one request.
+    """
+    num = len(visible)
+    order = visible.argsort(kind="stable")
+    longer = np.arange(num, 0, -1)
+    """How many are at least as long as the one at each place."""
+    heights = np.diff(visible[order], prepend=0.0)
+    by_shorter = heights * (longer / (longer + 1))
+    by_longer = heights * (num / longer - (num - longer) / (longer + 1))
+    paid = np.cumsum(by_longer)
+    paid[:-1] += by_shorter[:0:-1].cumsum()[::-1]
+    values = np.empty(num)
+    values[order] = paid
+    return values
+
+
+def airport(heights: Floats) -> Floats:
+    """Return the Shapley value of max height: each level is shared by those who reach it.
+
+    Args:
+        heights: [players], none negative, at least one player.
+    """
+    order = heights.argsort(kind="stable")
+    levels = np.diff(heights[order], prepend=0.0)
+    values = np.empty(len(heights))
+    values[order] = np.cumsum(levels / np.arange(len(heights), 0, -1))
+    return values
+
+
+def padding_after(visible: Floats, *, num_before: int, longest_before: float) -> Floats:
+    """Return the Shapley value of what a group adds to the padding of others who are all there.
+
+    Args:
+        visible: of the group, [requests], at least one request.
+        num_before: the others.
+        longest_before: the most that one of them makes visible.
+    """
+    reached = np.maximum(visible, longest_before)
+    return padding(reached) + num_before * airport(reached - longest_before)

@@ -1,0 +1,169 @@
+"""Steps as cooperative games, as plainly as their definitions: what every coalition would take.
+
+Nothing here shares code with the split but the cost model's tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Cost = Callable[[tuple[int, ...]], float]
+"""Of the members of a coalition."""
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
+MIXTRAL = Shape(32, 4096, 32, 8, 128, 14336, 32000, 16, 16, 16, False, 8, 2)
+N = np.arange(MAX_TOKENS + 1, dtype=np.float64)
+
+
+def model_of(f: Floats, g: Floats | None = None, *, single_ns: float = 0.0) -> StepModel:
+    return StepModel("test", "fit", f, np.zeros_like(N) if g is None else g, single_ns, 0, 0, 0, 0)
+
+
+def staircase() -> StepModel:
+    """As with padded CUDA graphs: nothing smooth about it."""
+    f = 2e5 + 40_000.0 * np.ceil(N / 24)
+    f[0] = 0.0
+    return model_of(f, 700.0 * N)
+
+
+def concave() -> StepModel:
+    """Every token is cheaper than the one before."""
+    f = 3e5 + 9e4 * np.sqrt(N)
+    f[0] = 0.0
+    return StepModel("test", "fit", f, 500.0 * N, 40.0, 0.0, 8e3, 2.0, 11.0)
+
+
+def padded() -> StepModel:
+    """As of an engine that pads decode attention to the longest context."""
+    return replace(concave(), padded_ns=95.0)
+
+
+H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
+MODELS = {
+    "dense": H200,
+    "experts": roofline(MIXTRAL, peaks_of("NVIDIA H200")),
+    "staircase": staircase(),
+    "concave": concave(),
+    "padded": padded(),
+    "unknown shape": roofline(None, peaks_of("")),
+}
+any_model = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+
+
+def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batch:
+    return Batch(Team(np.array(tokens), np.array(sampled)), np.array(contexts))
+
+
+def sampled_of(batch: Batch) -> Ints:
+    return np.array([batch.team.rows_of(at) for at in range(len(batch.context))])
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn, *, chunks: tuple[int, int] = (0, 4), singles: tuple[int, int] = (0, 8)
+) -> Batch:
+    num_chunks = draw(st.integers(*chunks))
+    num_singles = draw(st.integers(max(singles[0], int(num_chunks == 0)), singles[1]))
+    sizes = draw(st.lists(st.integers(2, 2048), min_size=num_chunks, max_size=num_chunks))
+    tokens = draw(st.permutations([*sizes, *[1] * num_singles]))
+    num = len(tokens)
+    contexts = draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
+    sampled = draw(st.lists(st.integers(0, 1), min_size=num, max_size=num))
+    return batch_of(tokens, contexts, sampled)
+
+
+# --- what coalitions cost ---------------------------------------------------------------------
+
+
+def attention_ns(model: StepModel, batch: Batch, member: int) -> float:
+    """Return a request's attention, padding left out."""
+    tokens, context = batch.team.tokens.item(member), batch.context.item(member)
+    if tokens == 1:
+        return model.single_ns * (context + 1)
+    pairs = sum(context + each for each in range(1, tokens + 1))
+    return model.chunk_ns + model.pair_ns * pairs + model.context_ns * (context + tokens)
+
+
+def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
+    """Return T of these members alone."""
+    tokens = sum(batch.team.tokens.item(m) for m in members)
+    rows = sum(batch.team.rows_of(m) for m in members)
+    singles = [batch.context.item(m) + 1 for m in members if batch.team.tokens[m] == 1]
+    return (
+        model.f(tokens)
+        + model.g(rows)
+        + sum(attention_ns(model, batch, m) for m in members)
+        + model.padded_ns * len(singles) * max(singles, default=0)
+    )
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def subsets(members: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [
+        chosen for num in range(len(members) + 1) for chosen in itertools.combinations(members, num)
+    ]
+
+
+def shapley(cost: Cost, num: int) -> Floats:
+    """Return the Shapley value from its definition, over all subsets."""
+    everybody = tuple(range(num))
+    value = {coalition: cost(coalition) for coalition in subsets(everybody)}
+    parts = np.zeros(num)
+    for coalition, before in value.items():
+        weight = 1 / (num * math.comb(num - 1, len(coalition))) if len(coalition) < num else 0.0
+        for member in set(everybody) - set(coalition):
+            parts[member] += weight * (value[tuple(sorted((*coalition, member)))] - before)
+    return parts
+
+
+def owen(cost: Cost, unions: list[tuple[int, ...]]) -> Floats:
+    """Return the Owen value from its definition: over sets of other unions, and within the own."""
+    parts = np.zeros(sum(map(len, unions)))
+    value: dict[frozenset[int], float] = {}
+
+    def kept(*members: int) -> float:
+        coalition = frozenset(members)
+        if coalition not in value:
+            value[coalition] = cost(members)
+        return value[coalition]
+
+    for union in unions:
+        others = [other for other in unions if other is not union]
+        for chosen in subsets(tuple(range(len(others)))):
+            whole = tuple(member for at in chosen for member in others[at])
+            weight = 1 / (len(unions) * math.comb(len(unions) - 1, len(chosen)))
+            for member in union:
+                rest = tuple(other for other in union if other != member)
+                for inside in subsets(rest):
+                    here = weight / (len(union) * math.comb(len(rest), len(inside)))
+                    before = (*whole, *inside)
+                    parts[member] += here * (kept(*before, member) - kept(*before))
+    return parts
+
+
+def owen_by_orders(cost: Cost, unions: list[tuple[int, ...]]) -> Floats:
+    """Return it once more: marginal costs over all orders in which unions stay together."""
+    parts, num_orders = np.zeros(sum(map(len, unions))), 0
+    for of_unions in itertools.permutations(unions):
+        for orders in itertools.product(*(itertools.permutations(union) for union in of_unions)):
+            order = tuple(itertools.chain.from_iterable(orders))
+            num_orders += 1
+            for at, member in enumerate(order):
+                parts[member] += cost(order[: at + 1]) - cost(order[:at])
+    return parts / num_orders
