@@ -197,6 +197,8 @@ class Bookings:
                 padding_ns=split.padding_ns[at],
                 unattributed_ns=split.unattributed_ns[at],
                 model_residual=split.residual,
+                is_dummy=run.is_dummy,
+                components=split.components,
             )
             for sink in self._sinks:
                 sink.step(final)

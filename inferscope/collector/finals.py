@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptPart
+from inferscope.attribution.rules import Components
 
 Ints = NDArray[np.int64]
 
@@ -44,6 +45,15 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     unattributed_ns: int
     model_residual: float
     """Measured over modelled time, less one."""
+    is_dummy: bool = False
+    """It kept a data-parallel rank in step with the others, and computed nothing for anybody."""
+    components: Components | None = None
+    """What it was split with, for other rules than `fair`; None where it was of no request."""
+
+    @property
+    def busy_ns(self) -> int:
+        """Return what the shares sum to."""
+        return self.measured_ns - self.padding_ns - self.unattributed_ns
 
 
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):

@@ -222,4 +222,5 @@ def _split_among_none(run: Execution) -> SplitStep:
         fit_id="",
         slots=none,
         delay=Delay(none, None, [], 0, 0, 0, 0),
+        components=None,
     )

@@ -15,7 +15,6 @@ from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
 from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 _FEW = 4
@@ -181,14 +180,6 @@ class Rows:
         first = np.full(len(self.members), np.iinfo(np.int64).max)
         np.minimum.at(first, self.member_of_row, contexts)
         return Batch(self.team, first)
-
-    def by_row(self, parts: Floats) -> Floats:
-        """Divide the requests' parts over their rows, by tokens."""
-        if self.member_of_row is None:
-            return parts
-        per_token = parts / self.team.tokens
-        divided: Floats = per_token[self.member_of_row] * self.tokens
-        return divided
 
     def _by_member(self, values: NDArray[np.generic]) -> Ints:
         if self.member_of_row is None:

@@ -7,15 +7,14 @@ are computed once, with the fit then in force, and never revised.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay, explain
-from inferscope.attribution.split import NOTHING_NS, fair, round_ns, to_whole_ns
+from inferscope.attribution.rules import Components, scaled_ns
+from inferscope.attribution.split import fair
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
 from inferscope.cost.batch import Batch, Line
@@ -105,6 +104,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     slots: Ints
     """[requests]."""
     delay: Delay
+    components: Components | None
+    """What it was divided with; None where it was of no request."""
 
 
 def rank_span(
@@ -193,6 +194,9 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
     own = model.own(batch)
     parts = fair(model, batch, own)
     modelled_ns = parts.total(batch)
+    components = Components(
+        model, batch, own, rows.member_prefills, rows.tokens, rows.member_of_row
+    )
 
     shares: list[Ints] = []
     paddings: list[int] = []
@@ -204,7 +208,7 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
             extra = model.f(span.padded_tokens) - model.f(num_tokens)
             padding_ns = round(rank.measured_ns * extra / (modelled_ns + extra))
         busy_ns = 0 if span.dummy else rank.measured_ns - padding_ns
-        shares.append(_shares_ns(rows, batch, parts, modelled_ns, busy_ns))
+        shares.append(scaled_ns(parts, components, modelled_ns=modelled_ns, busy_ns=busy_ns))
         paddings.append(0 if span.dummy else padding_ns)
         unattributed.append(rank.measured_ns if span.dummy else 0)
 
@@ -232,6 +236,7 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         model.fit_id,
         rows.members,
         delay,
+        components,
     )
 
 
@@ -240,11 +245,3 @@ def _pair_shares(model: StepModel, batch: Batch, parts: Line) -> list[float]:
         min(1.0, model.pair_ns * pairs / part) if part > 0 else 0.0
         for pairs, part in zip(batch.chunk_pairs, parts.chunks, strict=True)
     ]
-
-
-def _shares_ns(rows: Rows, batch: Batch, parts: Line, modelled_ns: float, busy_ns: int) -> Ints:
-    """Scale the modelled parts to one rank's time: whole nanoseconds, by row."""
-    if not NOTHING_NS < modelled_ns < math.inf:
-        return to_whole_ns(np.ones(len(rows.slots)), busy_ns)
-    exact = rows.by_row(parts.values(batch, busy_ns / modelled_ns))
-    return round_ns(exact, busy_ns)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferscope.attribution.rules import RULES, shares_ns
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.merge import Item, Merger
@@ -292,6 +293,7 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
         parts = step.shares_ns.tolist()
         assert sum(parts) + step.padding_ns + step.unattributed_ns == step.measured_ns
         assert min([0, *parts]) == 0
+        assert_other_rules_divide_the_same_time(step)
         for request_id, phase, ns in zip(step.request_ids, step.phases, parts, strict=True):
             key = (step.engine_id, request_id, bool(phase == PREFILL))
             compute[key] = compute.get(key, 0) + ns
@@ -316,3 +318,18 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
     for device in collector.devices():
         assert sum(device.seconds_by_ns.values()) == device.wall_ns
         assert min(device.seconds_by_ns.values()) >= 0
+
+
+def assert_other_rules_divide_the_same_time(step: FinalStep) -> None:
+    """Hold the views over a step's components to its shares, long after it was split."""
+    of = step.components
+    if of is None:
+        assert not len(step.request_ids)
+        assert step.busy_ns == 0
+        return
+    assert shares_ns("fair", of, step.busy_ns).tolist() == step.shares_ns.tolist()
+    for rule in RULES:
+        divided = shares_ns(rule, of, step.busy_ns).tolist()
+        assert len(divided) == len(step.request_ids)
+        assert sum(divided) == step.busy_ns
+        assert min([0, *divided]) == 0
