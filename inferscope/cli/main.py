@@ -20,6 +20,7 @@ COMMANDS = {
     "record": "write what an engine does into a file",
     "replay": "show a recording or rings at the pace at which they were made",
     "why": "one request: where its time went, in sentences",
+    "shares": "divide the device's time by request, tenant, phase or model",
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",

@@ -1,0 +1,265 @@
+"""Who used the device: every step's time, divided by a rule, summed by request, tenant and so on.
+
+A `Tally` is a sink of the fold; when the fold is done it gives the table. Its rows, and beside them
+padding, idle steps and what is of nobody, sum to the steps' measured time in whole nanoseconds,
+whatever the rule. The two columns that are no division, `standalone` and `marginal`, sum to
+nothing: what a request would have taken alone, less its share, is what batching saved it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.rules import column_ns, shares_ns
+from inferscope.collector.engine import EngineFold
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.fold import Collector
+from inferscope.records import PREFILL
+
+Ints = NDArray[np.int64]
+By = Literal["request", "tenant", "phase", "model"]
+
+_Key = tuple[str, str]
+"""Engine and request."""
+_PREFILL, _DECODE = range(2)
+_TENANT = "tenant"
+_FIRST_ROOM = 256
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What a row used of the device, in one phase or both."""
+
+    share_ns: int
+    standalone_ns: int
+    """Modelled, on the scale of what was measured; likewise the next."""
+    marginal_ns: int
+    tokens: int
+
+    @property
+    def discount_ns(self) -> int:
+        """Return what batching saved."""
+        return self.standalone_ns - self.share_ns
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.share_ns + other.share_ns,
+            self.standalone_ns + other.standalone_ns,
+            self.marginal_ns + other.marginal_ns,
+            self.tokens + other.tokens,
+        )
+
+
+NO_AMOUNTS = Amounts(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class ShareRow:
+    """One request, tenant, phase or model."""
+
+    name: str | None
+    """None where the records do not say which."""
+    engine: str | None
+    """Of a request; None for what several engines may have in common."""
+    external_id: str | None
+    prefill: Amounts
+    decode: Amounts
+
+    @property
+    def whole(self) -> Amounts:
+        """Return both phases."""
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The table, and how it came about."""
+
+    rule: str
+    by: By
+    rows: tuple[ShareRow, ...]
+    """Largest first."""
+    padding_ns: int
+    """Tokens computed for nobody, to fill up a shape."""
+    idle_ns: int
+    """Steps of nothing, to keep a data-parallel rank with the others."""
+    unattributed_ns: int
+    """Steps of no request that is known."""
+    measured_ns: int
+    """All steps; the rows and the three above sum to it."""
+    alone_ns: int
+    """Of the rows, from steps of one request: measured, not apportioned."""
+    num_steps: int
+    """On each rank."""
+    num_unjoined: int
+    """Steps whose records contradict each other or never came together: in no row."""
+    clocks: tuple[str, ...]
+    """device, host: whose clock timed the steps."""
+    source_shares: dict[str, float]
+    """Of the time, by where the cost model's coefficients came from."""
+    residuals: tuple[float, float, float] | None
+    """Measured over modelled time, less one: 10th percentile, median, 90th; None without steps."""
+
+
+class Tally:
+    """Sums the shares of all steps by a rule, by request and phase."""
+
+    def __init__(self, rule: str) -> None:
+        """Start empty; `rule` is one of `attribution.rules.RULES`."""
+        self._rule = rule
+        self._index: dict[_Key, int] = {}
+        self._cells = np.zeros((_FIRST_ROOM, 2, 4), dtype=np.int64)
+        """[requests, phases, amounts]."""
+        self._names: dict[_Key, tuple[str | None, str | None]] = {}
+        """External id and tenant."""
+        self._team: tuple[str, tuple[str, ...]] = ("", ())
+        self._at: Ints = np.zeros(0, dtype=np.int64)
+        """Where the team's requests are."""
+        self._padding_ns = self._idle_ns = self._unattributed_ns = self._measured_ns = 0
+        self._alone_ns = 0
+        self._clocks: set[str] = set()
+        self._by_source: defaultdict[str, int] = defaultdict(int)
+        self._residuals = array("d")
+        self._num_steps = 0
+
+    # --- a sink ---------------------------------------------------------------------------------
+
+    def step(self, step: FinalStep) -> None:
+        """Add a rank's step."""
+        self._num_steps += 1
+        self._measured_ns += step.measured_ns
+        self._padding_ns += step.padding_ns
+        self._clocks.add(step.clock)
+        if step.is_dummy:
+            self._idle_ns += step.unattributed_ns
+        else:
+            self._unattributed_ns += step.unattributed_ns
+        of, busy_ns = step.components, step.busy_ns
+        if of is None or not busy_ns:
+            return
+        divided_ns = step.shares_ns if self._rule == "fair" else shares_ns(self._rule, of, busy_ns)
+        columns = [
+            divided_ns,
+            column_ns("standalone", of, busy_ns),
+            column_ns("marginal", of, busy_ns),
+            step.tokens,
+        ]
+        is_decode = (step.phases != PREFILL).astype(np.int64)
+        np.add.at(self._cells, (self._places(step), is_decode), np.stack(columns, axis=1))
+        if len(of.batch.context) == 1:
+            self._alone_ns += busy_ns
+        self._by_source[of.model.source] += busy_ns
+        self._residuals.append(step.model_residual)
+
+    def request(self, request: FinalRequest) -> None:
+        """Note what a request is called and whose it is."""
+        self._note((request.engine_id, request.request_id), request.external_id, request.attributes)
+
+    def _note(self, key: _Key, external_id: str | None, attributes: Mapping[str, str]) -> None:
+        if external_id is not None or _TENANT in attributes:
+            self._names[key] = (external_id, attributes.get(_TENANT))
+
+    def _places(self, step: FinalStep) -> Ints:
+        team = (step.engine_id, step.request_ids)
+        if team != self._team:
+            self._team = team
+            index = self._index
+            places = [
+                index.setdefault((step.engine_id, request_id), len(index))
+                for request_id in step.request_ids
+            ]
+            self._at = np.array(places, dtype=np.int64)
+            if len(index) > len(self._cells):
+                more = np.zeros((len(index), *self._cells.shape[1:]), dtype=np.int64)
+                self._cells = np.concatenate([self._cells, more])
+        return self._at
+
+    # --- the table ------------------------------------------------------------------------------
+
+    def table(self, by: By, collector: Collector) -> Shares:
+        """Return what was summed up.
+
+        Args:
+            by: what to sum over.
+            collector: the fold, which knows the requests that are not final yet, and the models.
+        """
+        for engine in collector.engines.values():
+            for alive in engine.lives.table.alive():
+                key = (engine.engine_id, alive.request_id)
+                self._note(key, alive.external_id, alive.attributes)
+        return Shares(
+            rule=self._rule,
+            by=by,
+            rows=tuple(sorted(self._rows(by, collector.engines), key=_largest_first)),
+            padding_ns=self._padding_ns,
+            idle_ns=self._idle_ns,
+            unattributed_ns=self._unattributed_ns,
+            measured_ns=self._measured_ns,
+            alone_ns=self._alone_ns,
+            num_steps=self._num_steps,
+            num_unjoined=collector.num_unjoined,
+            clocks=tuple(sorted(self._clocks)),
+            source_shares=_normalised(self._by_source),
+            residuals=_spread(self._residuals),
+        )
+
+    def _rows(self, by: By, engines: Mapping[str, EngineFold]) -> list[ShareRow]:
+        cells = self._cells[: len(self._index)]
+        if by == "phase":
+            sums = cells.sum(axis=0)
+            prefill, decode = Amounts(*sums[_PREFILL].tolist()), Amounts(*sums[_DECODE].tolist())
+            return [
+                ShareRow("prefill", None, None, prefill, NO_AMOUNTS),
+                ShareRow("decode", None, None, NO_AMOUNTS, decode),
+            ]
+        if by == "request":
+            return [
+                ShareRow(key[1], key[0], self._names.get(key, (None,))[0], *_amounts(cells[at]))
+                for key, at in self._index.items()
+            ]
+        if by == "tenant":
+            return self._grouped(lambda key: self._names.get(key, (None, None))[1])
+        served = {name: _served(engine) for name, engine in engines.items()}
+        return self._grouped(lambda key: served.get(key[0]))
+
+    def _grouped(self, name_of: Callable[[_Key], str | None]) -> list[ShareRow]:
+        groups: defaultdict[str | None, list[int]] = defaultdict(list)
+        for key, at in self._index.items():
+            groups[name_of(key)].append(at)
+        return [
+            ShareRow(name, None, None, *_amounts(self._cells[places].sum(axis=0)))
+            for name, places in groups.items()
+        ]
+
+
+def _amounts(cells: Ints) -> tuple[Amounts, Amounts]:
+    prefill, decode = cells.tolist()
+    return Amounts(*prefill), Amounts(*decode)
+
+
+def _served(engine: EngineFold) -> str | None:
+    info = engine.info
+    return (info.served_name or info.model or None) if info is not None else None
+
+
+def _largest_first(row: ShareRow) -> tuple[int, str, str]:
+    return -row.whole.share_ns, row.name or "", row.engine or ""
+
+
+def _normalised(amounts: Mapping[str, int]) -> dict[str, float]:
+    whole = sum(amounts.values())
+    return {name: amount / whole for name, amount in sorted(amounts.items())} if whole else {}
+
+
+def _spread(values: array[float]) -> tuple[float, float, float] | None:
+    if not values:
+        return None
+    low, middle, high = np.quantile(np.frombuffer(values), (0.1, 0.5, 0.9)).tolist()
+    return low, middle, high

@@ -1,0 +1,181 @@
+"""A table of shares as text and as JSON; both say what is measured, apportioned and modelled."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import msgspec
+
+from inferscope.report.shares import NO_AMOUNTS, Amounts, ShareRow, Shares
+from inferscope.tui.plots import fit_name, milliseconds, plain, share, to_ascii
+
+_NAME, _MS = 26, 12
+_MEANINGS = {
+    "fair": "Shapley value: what each adds to a step, averaged over all orders",
+    "phase": "Owen value: prefill and decode each come as one",
+    "token": "Aumann-Shapley: one price per token, cutting requests in two changes nothing",
+}
+_NOBODY = {
+    "request": "(not known)",
+    "tenant": "(no tenant)",
+    "model": "(model not told)",
+    "phase": "",
+}
+_HEADS = ("prefill ms", "decode ms", "total ms", "of all", "alone ms", "marginal ms", "discount")
+
+
+def to_text(shares: Shares, *, most: int | None, width: int = 100, ascii: bool = False) -> str:
+    """Write a table as text.
+
+    Args:
+        shares: what to write.
+        most: rows; those beyond are summed in one. None for all.
+        width: of the sentences.
+        ascii: use ASCII characters only.
+    """
+    first = f"by {shares.by}"
+    lines = [
+        f"{milliseconds(shares.measured_ns, width=12)} ms of steps, divided by the rule"
+        f" `{shares.rule}` ({_MEANINGS[shares.rule]})",
+        "",
+        _line(first, _HEADS),
+    ]
+    shown = shares.rows if most is None else shares.rows[:most]
+    hidden = shares.rows[len(shown) :]
+    lines += [_row(_name(row, shares.by), row.prefill, row.decode, shares) for row in shown]
+    if hidden:
+        prefill, decode = _sum(hidden)
+        lines.append(_row(f"{len(hidden)} smaller ones", prefill, decode, shares))
+    lines += [
+        _rest("padding", shares.padding_ns, shares),
+        _rest("idle (dummy steps)", shares.idle_ns, shares),
+        _rest("unattributed", shares.unattributed_ns, shares),
+        _rest("sum = measured", shares.measured_ns, shares),
+        "",
+    ]
+    for sentence in _caveats(shares):
+        lines += textwrap.wrap(sentence, width, break_on_hyphens=False)
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def to_json(shares: Shares) -> bytes:
+    """Write a table as JSON, in whole nanoseconds, all of its rows."""
+    clock = " and ".join(shares.clocks) or "no"
+    modelled = {"method": "modelled", "source": f"cost model, scaled to the {clock} clock"}
+    return msgspec.json.encode(
+        {
+            "rule": shares.rule,
+            "by": shares.by,
+            "rows": [_json_row(row, shares) for row in shares.rows],
+            "padding_ns": shares.padding_ns,
+            "idle_ns": shares.idle_ns,
+            "unattributed_ns": shares.unattributed_ns,
+            "measured_ns": shares.measured_ns,
+            "alone_ns": shares.alone_ns,
+            "steps": shares.num_steps,
+            "unjoined": shares.num_unjoined,
+            "model": {
+                "source_shares": shares.source_shares,
+                "residual_p10_p50_p90": shares.residuals,
+            },
+            "provenance": {
+                "measured_ns": {"method": "measured", "source": f"{clock} clock"},
+                "share_ns": {"method": "apportioned", "source": f"rule {shares.rule}"},
+                "standalone_ns": modelled,
+                "marginal_ns": modelled,
+            },
+        }
+    )
+
+
+def _json_row(row: ShareRow, shares: Shares) -> dict[str, Any]:
+    whole = row.whole
+    told: dict[str, Any] = {"name": row.name}
+    if shares.by == "request":
+        told |= {"engine": row.engine, "external_id": row.external_id}
+    told |= {
+        "share_ns": whole.share_ns,
+        "share": whole.share_ns / shares.measured_ns if shares.measured_ns else None,
+        "standalone_ns": whole.standalone_ns,
+        "marginal_ns": whole.marginal_ns,
+        "tokens": whole.tokens,
+    }
+    return told | {"prefill": row.prefill, "decode": row.decode}
+
+
+def _row(name: str, prefill: Amounts, decode: Amounts, shares: Shares) -> str:
+    whole = prefill + decode
+    discount = whole.discount_ns / whole.standalone_ns if whole.standalone_ns else None
+    return _line(
+        name,
+        (
+            _ms(prefill.share_ns if prefill.tokens else None),
+            _ms(decode.share_ns if decode.tokens else None),
+            _ms(whole.share_ns),
+            _of_all(whole.share_ns, shares),
+            _ms(whole.standalone_ns),
+            _ms(whole.marginal_ns),
+            share(discount),
+        ),
+    )
+
+
+def _rest(name: str, ns: int, shares: Shares) -> str:
+    return _line(name, ("", "", _ms(ns), _of_all(ns, shares)))
+
+
+def _line(name: str, cells: tuple[str, ...]) -> str:
+    return fit_name(plain(name), _NAME) + "".join(f"{cell:>{_MS}}" for cell in cells)
+
+
+def _of_all(ns: int, shares: Shares) -> str:
+    return share(ns / shares.measured_ns if shares.measured_ns else None)
+
+
+def _ms(value_ns: int | None) -> str:
+    return milliseconds(value_ns, width=_MS - 1)
+
+
+def _name(row: ShareRow, by: str) -> str:
+    if row.name is None or row.name == "?":
+        return _NOBODY[by]
+    return row.name if row.external_id is None else f"{row.external_id} ({row.name})"
+
+
+def _sum(rows: tuple[ShareRow, ...]) -> tuple[Amounts, Amounts]:
+    prefill = decode = NO_AMOUNTS
+    for row in rows:
+        prefill, decode = prefill + row.prefill, decode + row.decode
+    return prefill, decode
+
+
+def _caveats(shares: Shares) -> list[str]:
+    clock = " and ".join(shares.clocks) or "no"
+    rows_ns = sum(row.whole.share_ns for row in shares.rows)
+    alone = share(shares.alone_ns / rows_ns if rows_ns else None)
+    said = [
+        f"Measured: the time of {shares.num_steps:,} steps ({clock} clock). Apportioned: prefill,"
+        f" decode and total, but for {alone} of it, which is of requests alone in their step."
+        " In whole nanoseconds the rows sum to what was measured.",
+        "Modelled, and not meant to sum up: alone (the step with nobody else), marginal (what the"
+        " step would have saved without it). Discount: what batching saves, (alone - total) /"
+        " alone.",
+    ]
+    if shares.residuals is not None:
+        low, middle, high = shares.residuals
+        sources = ", ".join(
+            f"{name} for {share(part)} of the time" for name, part in shares.source_shares.items()
+        )
+        said.append(
+            f"Cost model: {sources}; steps took {100 * middle:+.0f}% against it in the median,"
+            f" four of five between {100 * low:+.0f}% and {100 * high:+.0f}%."
+        )
+    if shares.num_unjoined:
+        said.append(
+            f"{shares.num_unjoined} steps could not be matched with their requests: in no row, nor"
+            " in the sum."
+        )
+    said.append("Idle time between steps belongs to no request and is not in here.")
+    return said

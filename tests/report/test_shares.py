@@ -1,0 +1,179 @@
+"""The table of shares sums to the measured time, whatever the rule and whatever it is summed by."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from inferscope.attribution.rules import RULES
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.fold import Collector
+from inferscope.collector.source import RecordingSource
+from inferscope.report.shares import By, Shares, Tally
+from inferscope.report.shares_text import to_json, to_text
+from tests.collector.scripts import MS, Script
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
+BYS: tuple[By, ...] = get_args(By)
+
+
+class Kept:
+    """A sink that keeps what the table is made of."""
+
+    def __init__(self) -> None:
+        self.steps: list[FinalStep] = []
+        self.requests: list[FinalRequest] = []
+
+    def step(self, step: FinalStep) -> None:
+        self.steps.append(step)
+
+    def request(self, request: FinalRequest) -> None:
+        self.requests.append(request)
+
+
+def told(script: Script, rule: str) -> tuple[Tally, Kept, Collector]:
+    """Fold a script into a tally."""
+    tally, kept = Tally(rule), Kept()
+    collector = Collector(tally, kept)
+    for item in script.items(until_ms=900):
+        collector.fold(item.ring, item.record)
+    return tally, kept, collector
+
+
+def two_tenants() -> Script:
+    """Steps of two tenants and of nobody's, one of them padded, one a dummy; one goes on."""
+    script = Script()
+    core = script.ring()
+    a = core.queued("a", attributes={"tenant": "north"}, external_id="chat-a")
+    b = core.queued("b", attributes={"tenant": "south"})
+    c = core.queued("c", attributes={"tenant": "north"})
+    d = core.queued("d")
+    for index in (a, b, c, d):
+        core.admitted(index)
+    core.step(0, [(a, 700, 0)], start_ms=1, end_ms=21)
+    core.step(1, [(a, 1, 700), (b, 300, 0), (c, 200, 100)], start_ms=30, end_ms=60)
+    script.at(70)
+    core.span(2, 62, 70, dummy=True)
+    script.at(90)
+    core.span(3, 72, 90, padded_tokens=64)
+    core.slices(3, [(a, 1, 701), (b, 1, 300), (c, 1, 300), (d, 8, 0)])
+    core.emitted([a, b, c])
+    for index in (a, b):
+        core.finished(index)
+    core.health()
+    return script
+
+
+def assert_sums(table: Shares) -> None:
+    rows_ns = sum(row.whole.share_ns for row in table.rows)
+    beside_ns = table.padding_ns + table.idle_ns + table.unattributed_ns
+    assert rows_ns + beside_ns == table.measured_ns
+    assert all(row.prefill.share_ns >= 0 and row.decode.share_ns >= 0 for row in table.rows)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("by", BYS)
+def test_rows_and_what_is_of_nobody_sum_to_the_measured_time(rule: str, by: By) -> None:
+    tally, kept, collector = told(two_tenants(), rule)
+    table = tally.table(by, collector)
+    assert_sums(table)
+    assert table.measured_ns == sum(step.measured_ns for step in kept.steps) == 76 * MS
+    assert table.idle_ns == 8 * MS
+    assert table.padding_ns == kept.steps[3].padding_ns > 0
+    assert table.unattributed_ns == 0
+    assert table.alone_ns == 20 * MS
+
+
+def test_tenants_are_summed_those_still_under_way_too() -> None:
+    tally, kept, collector = told(two_tenants(), "fair")
+    table = tally.table("tenant", collector)
+    sums = Counter[str | None]()
+    tenants = {"a": "north", "b": "south", "c": "north", "d": None}
+    for step in kept.steps:
+        for request_id, ns in zip(step.request_ids, step.shares_ns.tolist(), strict=True):
+            sums[tenants[request_id]] += ns
+    assert {request.request_id for request in kept.requests} == {"a", "b"}  # c, d go on
+    assert {row.name: row.whole.share_ns for row in table.rows} == sums
+    shares = [row.whole.share_ns for row in table.rows]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_requests_keep_their_names_and_phases_their_tokens() -> None:
+    tally, _, collector = told(two_tenants(), "fair")
+    rows = {row.name: row for row in tally.table("request", collector).rows}
+    assert rows["a"].external_id == "chat-a"
+    assert rows["a"].engine == "engine"
+    assert (rows["a"].prefill.tokens, rows["a"].decode.tokens) == (700, 2)
+    assert (rows["d"].prefill.tokens, rows["d"].decode.tokens) == (8, 0)
+    prefill, decode = sorted(
+        tally.table("phase", collector).rows, key=lambda row: row.name or "", reverse=True
+    )
+    assert (prefill.name, prefill.whole.tokens) == ("prefill", 1208)
+    assert (decode.name, decode.whole.tokens) == ("decode", 4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_recorded_run_is_divided_as_its_requests_say(rule: str) -> None:
+    tally, kept = Tally(rule), Kept()
+    source = RecordingSource(SAMPLE, sinks=(tally, kept))
+    source.advance()
+    source.close()
+    table = tally.table("request", source.collector)
+    assert_sums(table)
+    assert table.measured_ns == sum(step.measured_ns for step in kept.steps)
+    if rule == "fair":
+        rows = {row.name: row for row in table.rows}
+        for request in kept.requests:
+            row = rows[request.request_id]
+            assert (row.prefill.share_ns, row.decode.share_ns) == (
+                request.prefill_ns,
+                request.decode_ns,
+            )
+
+
+def test_a_request_that_shared_no_step_has_no_discount() -> None:
+    script = Script()
+    core = script.ring()
+    one, two = core.queued("a"), core.queued("b")
+    core.admitted(one)
+    core.step(0, [(one, 100, 0)], start_ms=1, end_ms=9)
+    core.finished(one)
+    core.admitted(two)
+    core.step(1, [(two, 50, 0)], start_ms=10, end_ms=19)
+    core.health()
+    tally, _, collector = told(script, "fair")
+    for row in tally.table("request", collector).rows:
+        assert abs(row.whole.discount_ns) <= 1
+        assert abs(row.whole.share_ns - row.whole.marginal_ns) <= 1
+
+
+def test_text_says_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> None:
+    tally, _, collector = told(two_tenants(), "token")
+    table = tally.table("request", collector)
+    text = to_text(table, most=2)
+    assert "`token` (Aumann-Shapley" in text
+    assert "Modelled" in text
+    assert "Apportioned" in text
+    assert "chat-a (a)" in text
+    assert "2 smaller ones" in text
+    assert "idle (dummy steps)" in text
+    assert to_text(table, most=None, ascii=True).isascii()
+    assert len(to_text(table, most=None).splitlines()) == len(text.splitlines()) + 1
+
+
+def test_json_holds_all_rows_in_whole_nanoseconds() -> None:
+    tally, _, collector = told(two_tenants(), "phase")
+    table = tally.table("request", collector)
+    read = json.loads(to_json(table))
+    assert read["rule"] == "phase"
+    assert read["provenance"]["share_ns"] == {"method": "apportioned", "source": "rule phase"}
+    assert read["provenance"]["standalone_ns"]["method"] == "modelled"
+    beside_ns = read["padding_ns"] + read["idle_ns"] + read["unattributed_ns"]
+    assert sum(row["share_ns"] for row in read["rows"]) + beside_ns == read["measured_ns"]
+    for row in read["rows"]:
+        for amount in ("share_ns", "standalone_ns", "marginal_ns", "tokens"):
+            assert row[amount] == row["prefill"][amount] + row["decode"][amount]
