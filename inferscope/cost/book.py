@@ -6,6 +6,10 @@ percentile is what a healthy step takes, the median less one is the residual tha
 Only a model that has learned from this engine can call a step slow. By the roofline, whole kinds of
 steps take several times what they should; booked as slowness and kept from the fit, they would
 never be learned.
+
+Two things look alike, a machine that has become slow and work that the model does not know. What
+tells them apart is whether such work was there when the model was learned. If it was, slow steps
+are neither learned nor taken for healthy, however long it lasts; if not, they are learned at once.
 """
 
 from __future__ import annotations
@@ -22,7 +26,11 @@ _RATIOS = 256
 _RATIOS_AGAIN = 16
 _ENOUGH_RATIOS = 8
 _SLOW = 1.5
-"""Steps above this multiple of a healthy step do not enter the fit."""
+"""Steps above this multiple of a healthy step do not enter the fit, if their kind is known: of
+what was healthy when the model was learned, for a slow machine's first steps raise the ratio."""
+_DRIFT = 1.2
+"""How far the ratio of healthy steps may rise from what it was when the model was learned. Beyond,
+it is the machine that has changed."""
 
 
 class Mode:
@@ -45,7 +53,8 @@ class Mode:
         """The last ones; the oldest is written over first."""
         self._num_ratios = 0
         self._num_seen = 0
-        self._has_learned = False
+        self._learned_ratio: float | None = None
+        """Of healthy steps, when the model was learned; None for one that was not."""
 
     def observe(self, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
         """Learn from a step that was not cold.
@@ -61,9 +70,11 @@ class Mode:
         self._num_seen += 1
         if self._num_seen % _RATIOS_AGAIN == 0 or self._num_seen == _ENOUGH_RATIOS:
             self._weigh()
-        if self.healthy_ratio is not None and ratio > _SLOW * self.healthy_ratio:
+        row, learned = features(batch), self._learned_ratio
+        is_slow = learned is not None and ratio > _SLOW * learned
+        if is_slow and self._fit.knows(row):
             return
-        if measured_ns > 0 and self._fit.observe(features(batch), measured_ns):
+        if measured_ns > 0 and self._fit.observe(row, measured_ns):
             model = self._fit.solve()
             if model is not None:
                 self._take(model)
@@ -71,10 +82,12 @@ class Mode:
     def _take(self, model: StepModel) -> None:
         """Put a model in force that was fitted to the last steps."""
         self.model = model
-        self._has_learned = True
         ratios = self._fit.ratios(_RATIOS)
         self._num_ratios = len(ratios)
         self._ratios[: len(ratios)] = ratios
+        healthy_at = len(ratios) // 5
+        self.healthy_ratio = np.partition(ratios, healthy_at).item(healthy_at)
+        self._learned_ratio = self.healthy_ratio
         self._weigh()
 
     def _weigh(self) -> None:
@@ -83,8 +96,9 @@ class Mode:
         ordered = self._ratios[:num].copy()
         ordered.partition((healthy_at, median_at))
         self.residual = ordered.item(median_at) - 1.0
-        if self._has_learned:
-            self.healthy_ratio = ordered.item(healthy_at)
+        learned, healthy = self._learned_ratio, ordered.item(healthy_at)
+        if learned is not None:
+            self.healthy_ratio = healthy if healthy <= _DRIFT * learned else learned
 
 
 class CostBook:

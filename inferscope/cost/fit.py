@@ -10,6 +10,8 @@ co-tenant's bad second is not learned as normal.
 
 from __future__ import annotations
 
+from operator import le
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +38,8 @@ _HUBER = 0.1
 _ROUNDS = 4
 _ROUNDS_AGAIN = 2
 """Of weighing by residuals, where the last fit's are at hand: they are mostly the new one's."""
+_KNOWN = 2.0
+"""A line is trusted this far beyond what it was fitted to: contexts grow from step to step."""
 _PRIOR_WEIGHT = 1e-3
 _RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
 """The weight of an observation, by the number of those since."""
@@ -70,6 +74,8 @@ class OnlineFit:
         self._times = np.zeros(REMEMBERED_STEPS)
         self._seen = 0
         self._coefficients: Floats | None = None
+        self._most = [0.0] * _NUM_FEATURES
+        """Of each feature, what a step may have that is of a known kind."""
         self._design = np.zeros_like(self._rows)
         self._weighted = np.zeros_like(self._rows)
         self._table = np.empty_like(_NUM_TOKENS)
@@ -81,6 +87,10 @@ class OnlineFit:
         self._rows[at], self._times[at] = row, measured_ns
         self._seen += 1
         return self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
+
+    def knows(self, row: tuple[float, ...]) -> bool:
+        """Tell whether a step is of a kind that was learned from: then its time is no guess."""
+        return all(map(le, row, self._most))
 
     def solve(self) -> StepModel | None:
         """Fit what is remembered; None if the observations do not carry a model."""
@@ -110,6 +120,8 @@ class OnlineFit:
         if not solution.any():
             return None
         self._coefficients = solution / scale
+        known = _KNOWN * self._rows[:num].max(axis=0)
+        self._most = list(map(max, self._most, known.tolist()))
         return self._model(self._coefficients)
 
     def ratios(self, num: int) -> Floats:

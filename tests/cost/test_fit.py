@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inferscope.attribution.split import fair
 from inferscope.cost.batch import Batch, Team
-from inferscope.cost.book import CostBook
+from inferscope.cost.book import CostBook, Mode
 from inferscope.cost.fit import OnlineFit, _non_negative, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
@@ -91,6 +91,44 @@ def test_a_co_tenant_s_bad_second_is_not_learned() -> None:
     assert mode.model.source == "fit"
     assert mode.healthy_ratio == pytest.approx(1.0, abs=0.05)
     assert median_error(mode.model, truth, batches[-400:]) < 0.05
+
+
+def observe(mode: Mode, batch: Batch, measured_ns: int) -> None:
+    mode.observe(batch, measured_ns=measured_ns, modelled_ns=modelled_ns(mode.model, batch))
+
+
+@pytest.mark.parametrize("times", [1.6, 3.0])
+def test_a_machine_that_stays_slow_is_not_learned_and_may_recover(times: float) -> None:
+    """For longer than the fit and the ratios remember; then it is as fast as before."""
+    truth = Truth(random.Random(4), noise=0.05)
+    mode = CostBook().mode("eager")
+    before, slow, after = (list(traffic(random.Random(seed), 3000)) for seed in (4, 5, 6))
+    for batch in before:
+        observe(mode, batch, truth.step_ns(batch))
+    for batch in slow:
+        observe(mode, batch, round(times * truth.step_ns(batch)))
+    assert mode.healthy_ratio == pytest.approx(1.0, abs=0.15)
+    truth.noise = 0.0
+    assert median_error(mode.model, truth, slow[-400:]) < 0.05
+    assert mode.residual is not None
+    assert mode.residual > times - 1.2
+    for batch in after:
+        observe(mode, batch, truth.step_ns(batch))
+    assert mode.residual == pytest.approx(0.0, abs=0.05)
+
+
+def test_work_of_a_kind_that_was_never_seen_is_learned_however_slow_it_looks() -> None:
+    """One request decodes alone; then come prompts, which the model takes for many decodes."""
+    mode = CostBook().mode("eager")
+    decode, prefill = batch_of([1], [50]), batch_of([512], [0])
+    for _ in range(300):
+        observe(mode, decode, 2_000_000)
+    assert modelled_ns(mode.model, prefill) < 20_000_000
+    for _ in range(600):
+        observe(mode, prefill, 90_000_000)
+        observe(mode, decode, 2_000_000)
+    assert modelled_ns(mode.model, prefill) == pytest.approx(90_000_000, rel=0.05)
+    assert modelled_ns(mode.model, decode) == pytest.approx(2_000_000, rel=0.05)
 
 
 def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
