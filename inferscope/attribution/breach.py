@@ -18,15 +18,12 @@ cause that took too little is ruled out, and none is proved sufficient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 
+from inferscope.attribution.spent import Explained, Metric, Spent, spent
 from inferscope.records import CAUSES
-
-Metric = Literal["ttft", "tbt", "tpot", "e2e", "delivered"]
-METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e", "delivered")
 
 OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
 """What a request takes by itself, on an empty healthy machine."""
@@ -36,64 +33,10 @@ _LIKE = 2
 """Lengths within this factor of each other are alike."""
 
 
-class Explained(Protocol):
-    """A finished request with its ledger: `collector.finals.FinalRequest` is one."""
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Return the prompt's length."""
-
-    @property
-    def output_tokens(self) -> int:
-        """Return the answer's length."""
-
-    @property
-    def arrived_ns(self) -> int:
-        """Return when its life begins."""
-
-    @property
-    def first_token_ns(self) -> int | None:
-        """Return when its first token came."""
-
-    @property
-    def last_token_ns(self) -> int | None:
-        """Return when its last token came."""
-
-    @property
-    def delivered_ns(self) -> int:
-        """Return when its life ends."""
-
-    @property
-    def finish(self) -> str:
-        """Return how it ended."""
-
-    @property
-    def joined_late(self) -> bool:
-        """Tell whether its ledger has holes."""
-
-    @property
-    def is_in_one_piece(self) -> bool:
-        """Tell whether all its tokens came at once, with the body."""
-
-    @property
-    def ledger_ns(self) -> dict[str, int]:
-        """Return the causes of its life; they sum to it."""
-
-    @property
-    def ttft_ledger_ns(self) -> dict[str, int]:
-        """Return the causes of its time to first token; they sum to it."""
-
-    @property
-    def tbt_ns(self) -> list[int]:
-        """Return the gaps between its emission events."""
-
-
 class Objective(msgspec.Struct, frozen=True):
     """What a request has to meet."""
 
     metric: Metric
-    """ttft, or each gap (tbt), or their mean by token (tpot), or up to the last token (e2e), or up
-    to the last byte (delivered)."""
     limit_ns: int
 
 
@@ -139,14 +82,6 @@ class Breach(msgspec.Struct, frozen=True):
         return any(cause in OWN_WORK for cause in self.minimal_set)
 
 
-class _Spent(msgspec.Struct, frozen=True):
-    """One request's time under one metric."""
-
-    whole_ns: int
-    num_gaps: int
-    by_cause: dict[str, int]
-
-
 def breaches(
     request: Explained, objectives: Iterable[Objective], peers: Sequence[Explained] = ()
 ) -> tuple[Breach, ...]:
@@ -174,46 +109,46 @@ def top_cause(
 
 def is_met(request: Explained, objective: Objective) -> bool | None:
     """Tell whether a request met an objective; None where it does not have what it is about."""
-    spent = _spent(request, objective.metric)
-    return None if spent is None else not _over_ns(request, objective, spent)
+    took = spent(request, objective.metric)
+    return None if took is None else not _over_ns(request, objective, took)
 
 
 # --- one objective --------------------------------------------------------------------------------
 
 
 def _breach(request: Explained, objective: Objective, peers: Sequence[Explained]) -> Breach | None:
-    spent = _spent(request, objective.metric)
-    if spent is None:
+    took = spent(request, objective.metric)
+    if took is None:
         return None
-    over_ns = _over_ns(request, objective, spent)
+    over_ns = _over_ns(request, objective, took)
     if over_ns <= 0:
         return None
-    like = [spent_by for peer in peers if (spent_by := _of_peer(peer, request, objective))]
-    typical_ns = _typical_ns(like, spent.num_gaps) if len(like) >= _FEWEST_PEERS else None
-    causes = _ranked(spent, over_ns, typical_ns, is_one_span=objective.metric != "tbt")
+    like = [known for peer in peers if (known := _of_peer(peer, request, objective))]
+    typical_ns = _typical_ns(like, took.num_gaps) if len(like) >= _FEWEST_PEERS else None
+    causes = _ranked(took, over_ns, typical_ns, is_one_span=objective.metric != "tbt")
     is_tbt = objective.metric == "tbt"
     return Breach(
         metric=objective.metric,
         limit_ns=objective.limit_ns,
-        actual_ns=max(request.tbt_ns) if is_tbt else round(spent.whole_ns / spent.num_gaps),
+        actual_ns=max(request.tbt_ns) if is_tbt else round(took.whole_ns / took.num_gaps),
         over_ns=over_ns,
-        num_gaps=spent.num_gaps,
+        num_gaps=took.num_gaps,
         causes=causes,
-        top=_top(causes, unseen_ns=spent.whole_ns - sum(spent.by_cause.values())),
-        minimal_set=() if is_tbt else _minimal_set(spent.by_cause, over_ns),
+        top=_top(causes, unseen_ns=took.whole_ns - sum(took.by_cause.values())),
+        minimal_set=() if is_tbt else _minimal_set(took.by_cause, over_ns),
         num_peers=len(like) if typical_ns is not None else 0,
     )
 
 
-def _over_ns(request: Explained, objective: Objective, spent: _Spent) -> int:
+def _over_ns(request: Explained, objective: Objective, took: Spent) -> int:
     """Return what is beyond the limit, over all gaps; 0 for nothing."""
     if objective.metric == "tbt":
         return sum(max(0, gap_ns - objective.limit_ns) for gap_ns in request.tbt_ns)
-    return max(0, spent.whole_ns - spent.num_gaps * objective.limit_ns)
+    return max(0, took.whole_ns - took.num_gaps * objective.limit_ns)
 
 
 def _ranked(
-    spent: _Spent, over_ns: int, typical_ns: Mapping[str, int] | None, *, is_one_span: bool
+    took: Spent, over_ns: int, typical_ns: Mapping[str, int] | None, *, is_one_span: bool
 ) -> tuple[BreachCause, ...]:
     causes = [
         BreachCause(
@@ -222,7 +157,7 @@ def _ranked(
             (is_one_span or None) if ns >= over_ns else False,
             None if typical_ns is None else typical_ns.get(cause, 0),
         )
-        for cause, ns in spent.by_cause.items()
+        for cause, ns in took.by_cause.items()
     ]
 
     def rank(one: BreachCause) -> tuple[bool, int, str]:
@@ -264,7 +199,7 @@ def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
 # --- peers ----------------------------------------------------------------------------------------
 
 
-def _of_peer(peer: Explained, request: Explained, objective: Objective) -> _Spent | None:
+def _of_peer(peer: Explained, request: Explained, objective: Objective) -> Spent | None:
     """Return what a peer spent, if it is like the request and met the objective."""
     if peer.joined_late or peer.finish != request.finish:
         return None
@@ -274,8 +209,8 @@ def _of_peer(peer: Explained, request: Explained, objective: Objective) -> _Spen
         peer.output_tokens, request.output_tokens
     ):
         return None
-    spent = _spent(peer, objective.metric)
-    return spent if spent is not None and not _over_ns(peer, objective, spent) else None
+    took = spent(peer, objective.metric)
+    return took if took is not None and not _over_ns(peer, objective, took) else None
 
 
 def _are_alike(one: int | None, other: int | None) -> bool:
@@ -284,57 +219,10 @@ def _are_alike(one: int | None, other: int | None) -> bool:
     return one <= _LIKE * other and other <= _LIKE * one
 
 
-def _typical_ns(like: list[_Spent], num_gaps: int) -> dict[str, int]:
+def _typical_ns(like: list[Spent], num_gaps: int) -> dict[str, int]:
     """Return the median of each cause, for a request with so many gaps."""
     rows = np.array(
-        [[spent.by_cause.get(cause, 0) / spent.num_gaps for cause in CAUSES] for spent in like]
+        [[peer.by_cause.get(cause, 0) / peer.num_gaps for cause in CAUSES] for peer in like]
     )
     typical = np.rint(np.median(rows, axis=0) * num_gaps).astype(np.int64).tolist()
     return dict(zip(CAUSES, typical, strict=True))
-
-
-# --- what a metric is about -----------------------------------------------------------------------
-
-
-def _spent(request: Explained, metric: Metric) -> _Spent | None:
-    """Return the time that a metric is about; None where the request has none such."""
-    first_ns, last_ns = request.first_token_ns, request.last_token_ns
-    arrived_ns, ledger_ns = request.arrived_ns, request.ledger_ns
-    life_ns = request.delivered_ns - arrived_ns
-    if metric == "delivered":
-        return _Spent(life_ns, 1, ledger_ns)
-    if request.is_in_one_piece and metric != "e2e":
-        return None
-    if first_ns is None or last_ns is None:
-        # Late by its whole life at least. Where it joined late, its first token was not seen.
-        is_known = metric == "ttft" and last_ns is None and not request.joined_late
-        return _Spent(life_ns, 1, ledger_ns) if is_known else None
-    if metric == "ttft":
-        return _Spent(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
-    up_to_last = _without_tail(ledger_ns, request.delivered_ns - last_ns)
-    if metric == "e2e":
-        return _Spent(last_ns - arrived_ns, 1, up_to_last)
-    num_gaps = len(request.tbt_ns) if metric == "tbt" else request.output_tokens - 1
-    if num_gaps < 1:
-        return None
-    before = request.ttft_ledger_ns
-    after = {
-        cause: ns - before.get(cause, 0)
-        for cause, ns in up_to_last.items()
-        if ns > before.get(cause, 0)
-    }
-    return _Spent(last_ns - first_ns, num_gaps, after)
-
-
-def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
-    """Return a ledger without what lies behind the last token: its delivery, then its output.
-
-    Of one that was aborted, up to a step may lie behind it as well; that stays.
-    """
-    left = dict(ledger_ns)
-    for cause in ("delivery", "output", "engine_lost"):
-        cut_ns = min(tail_ns, left.get(cause, 0))
-        tail_ns -= cut_ns
-        if cut_ns:
-            left[cause] -= cut_ns
-    return {cause: ns for cause, ns in left.items() if ns}

@@ -8,16 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from inferscope.attribution.breach import (
-    METRICS,
     OWN_WORK,
     Breach,
-    Explained,
-    Metric,
     Objective,
     breaches,
     is_met,
     top_cause,
 )
+from inferscope.attribution.spent import METRICS, Explained, Metric
 from inferscope.records import CAUSES
 
 MS = 1_000_000

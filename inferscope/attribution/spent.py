@@ -1,0 +1,121 @@
+"""What of a request's life a latency metric is about, by cause.
+
+Every metric is a stretch of the request's life, so the ledger divides it. Only time between tokens
+is several stretches; of those the ledger knows the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+Metric = Literal["ttft", "tbt", "tpot", "e2e", "delivered"]
+"""Up to the first token; each gap between tokens; their mean by token; up to the last token; up to
+the last byte."""
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e", "delivered")
+
+
+class Explained(Protocol):
+    """A finished request with its ledger: `collector.finals.FinalRequest` is one."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Return the prompt's length."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the answer's length."""
+
+    @property
+    def arrived_ns(self) -> int:
+        """Return when its life begins."""
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """Return when its first token came."""
+
+    @property
+    def last_token_ns(self) -> int | None:
+        """Return when its last token came."""
+
+    @property
+    def delivered_ns(self) -> int:
+        """Return when its life ends."""
+
+    @property
+    def finish(self) -> str:
+        """Return how it ended."""
+
+    @property
+    def joined_late(self) -> bool:
+        """Tell whether its ledger has holes."""
+
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Tell whether all its tokens came at once, with the body."""
+
+    @property
+    def ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its life; they sum to it."""
+
+    @property
+    def ttft_ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its time to first token; they sum to it."""
+
+    @property
+    def tbt_ns(self) -> list[int]:
+        """Return the gaps between its emission events."""
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """One request's time under one metric."""
+
+    whole_ns: int
+    num_gaps: int
+    by_cause: dict[str, int]
+
+
+def spent(request: Explained, metric: Metric) -> Spent | None:
+    """Return the time that a metric is about; None where the request has none such."""
+    first_ns, last_ns = request.first_token_ns, request.last_token_ns
+    arrived_ns, ledger_ns = request.arrived_ns, request.ledger_ns
+    life_ns = request.delivered_ns - arrived_ns
+    if metric == "delivered":
+        return Spent(life_ns, 1, ledger_ns)
+    if request.is_in_one_piece and metric != "e2e":
+        return None
+    if first_ns is None or last_ns is None:
+        # Late by its whole life at least. Where it joined late, its first token was not seen.
+        is_known = metric == "ttft" and last_ns is None and not request.joined_late
+        return Spent(life_ns, 1, ledger_ns) if is_known else None
+    if metric == "ttft":
+        return Spent(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
+    up_to_last = _without_tail(ledger_ns, request.delivered_ns - last_ns)
+    if metric == "e2e":
+        return Spent(last_ns - arrived_ns, 1, up_to_last)
+    num_gaps = len(request.tbt_ns) if metric == "tbt" else request.output_tokens - 1
+    if num_gaps < 1:
+        return None
+    before = request.ttft_ledger_ns
+    after = {
+        cause: ns - before.get(cause, 0)
+        for cause, ns in up_to_last.items()
+        if ns > before.get(cause, 0)
+    }
+    return Spent(last_ns - first_ns, num_gaps, after)
+
+
+def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
+    """Return a ledger without what lies behind the last token: its delivery, then its output.
+
+    Of one that was aborted, up to a step may lie behind it as well; that stays.
+    """
+    left = dict(ledger_ns)
+    for cause in ("delivery", "output", "engine_lost"):
+        cut_ns = min(tail_ns, left.get(cause, 0))
+        tail_ns -= cut_ns
+        if cut_ns:
+            left[cause] -= cut_ns
+    return {cause: ns for cause, ns in left.items() if ns}
