@@ -117,6 +117,8 @@ FINISHES = (
 
 OTHER_PART = "other"
 """Tokens of a prompt of which nobody said whose they are."""
+PREFIX_TOKENS = (64, 256, 1024)
+"""Lengths at which the beginning of a prompt is compared with others'."""
 
 Binding = Literal["none", "slots", "blocks", "budget"]
 """What kept the scheduler from admitting one more request."""
@@ -313,7 +315,10 @@ class RequestEvent(Record, frozen=True, gc=False, array_like=True):
     prompt_parts: tuple[tuple[str, int], ...] = ()
     """Names and numbers of tokens, in the order of the prompt, as the client or the server says."""
     reasoning_tokens: int | None = None
+    """Of the answer, where the engine tells them apart."""
     adapter: str = ""
+    prefix_digests: tuple[int, ...] = ()
+    """Of the prompt's first PREFIX_TOKENS, for as many as it is long; equal where those are."""
 
 
 class Live(Record, frozen=True, gc=False, array_like=True):

@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": "show a recording or rings at the pace at which they were made",
     "why": "one request: where its time went, in sentences",
     "shares": "divide the device's time by request, tenant, phase or model",
+    "findings": "one run: which of the classic mistakes it shows, and what to try",
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",

@@ -199,6 +199,7 @@ class Bookings:
                 model_residual=split.residual,
                 is_dummy=run.is_dummy,
                 components=split.components,
+                delay=split.delay if ids else None,
             )
             for sink in self._sinks:
                 sink.step(final)

@@ -326,6 +326,8 @@ class EngineFold:
             request.prompt_tokens = event.prompt_tokens
         if event.attributes:
             request.attributes |= event.attributes
+        if event.reasoning_tokens is not None:
+            request.reasoning_tokens = event.reasoning_tokens
         request.trace = event.trace or request.trace
         if event.prompt_parts:
             self.lives.table.label(request, event.prompt_parts)

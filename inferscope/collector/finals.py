@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
 
@@ -55,6 +56,9 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
         """Return what the shares sum to."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
 
+    delay: Delay | None = None
+    """What its requests waited for, over all ranks; None where it was of no request."""
+
 
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, explained. Times are host nanoseconds."""
@@ -95,6 +99,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """From when until when it was out of the running batch; as many as `num_preemptions`."""
     parts: tuple[PromptPart, ...] = ()
     """Of its prompt, where client or server said whose tokens are whose."""
+    reasoning_tokens: int | None = None
+    """Of its output; None where the engine does not tell."""
 
     @property
     def is_in_one_piece(self) -> bool:

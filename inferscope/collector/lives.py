@@ -299,6 +299,7 @@ class Lives:
                 for since_ns, until_ns in request.preempted_ns
             ),
             parts=self.parts_of(request),
+            reasoning_tokens=request.reasoning_tokens,
         )
         self.num_finished += 1
         self.finished.append(final)

@@ -47,6 +47,7 @@ class Request(msgspec.Struct, eq=False):
     num_preemptions: int = 0
     preempted_ns: list[tuple[int, int | None]] = []
     """From when until when; the last one's end is None until it is resumed."""
+    reasoning_tokens: int | None = None
     joined_late: bool = False
     """Part of its life was not seen: its ledger has holes."""
     is_first_unknown: bool = False

@@ -276,6 +276,7 @@ class Engine:
             external_id=submission.external_id,
             parent=submission.parent,
             at_ns=submission.arrived_ns,
+            prompt=submission.prompt,
         )
         own_stops = () if sampling.ignore_eos else config.eos_token_ids
         seed = self.options.seed + self._num_enqueued if sampling.seed is None else sampling.seed

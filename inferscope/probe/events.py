@@ -6,12 +6,15 @@ keyframe of switching on again would not know who is in flight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferscope.probe.columns import attributes as bounded
 from inferscope.probe.columns import name, text
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
 from inferscope.probe.parts import Parts
 from inferscope.probe.parts import bounded as bounded_parts
+from inferscope.probe.prefixes import PrefixDigests
 from inferscope.records import WAITING, RequestEvent, RequestIndex
 
 NO_REQUEST = RequestIndex(0xFFFFFFFF)
@@ -25,6 +28,7 @@ class RequestEvents:
         self._log = log
         self._life = life
         self._now = log.clock.monotonic_ns
+        self._prefixes = PrefixDigests()
 
     def enter(
         self,
@@ -38,6 +42,7 @@ class RequestEvents:
         trace: str = "",
         attributes: dict[str, str] | None = None,
         prompt_parts: Parts = (),
+        prompt: Sequence[int] = (),
     ) -> RequestIndex:
         """Write the first event of a request's life in this ring, and give it its index."""
         if not self._life.on:
@@ -63,6 +68,7 @@ class RequestEvents:
                         text(trace),
                         bounded(attributes),
                         bounded_parts(prompt_parts) if prompt_parts else (),
+                        prefix_digests=self._prefixes.of(prompt) if prompt else (),
                     )
                 )
             log.cost_ns += self._now() - t_ns
@@ -83,6 +89,7 @@ class RequestEvents:
         reason: str = "",
         prompt_parts: Parts = (),
         leaves: bool = False,
+        reasoning_tokens: int | None = None,
     ) -> None:
         """Write a later event of a request's life; `state` is what it is in from now on."""
         if index == NO_REQUEST:
@@ -109,6 +116,7 @@ class RequestEvents:
                         cached_tokens,
                         text(reason),
                         prompt_parts=bounded_parts(prompt_parts) if prompt_parts else (),
+                        reasoning_tokens=reasoning_tokens,
                     )
                 )
             log.cost_ns += self._now() - t_ns

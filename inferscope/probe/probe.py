@@ -179,8 +179,13 @@ class Probe:
         at_ns: int | None = None,
         parent: str = "",
         trace: str = "",
+        prompt: Sequence[int] = (),
     ) -> RequestIndex:
-        """Note that a request enters the engine's queue."""
+        """Note that a request enters the engine's queue.
+
+        Of `prompt`, the tokens themselves, only digests of its beginning are written, so that a
+        reader sees which prompts begin alike (`probe.prefixes`).
+        """
         return self._events.enter(
             QUEUED,
             request_id,
@@ -189,6 +194,7 @@ class Probe:
             external_id=external_id,
             parent=parent,
             trace=trace,
+            prompt=prompt,
         )
 
     def admitted(
@@ -217,9 +223,18 @@ class Probe:
         """Note that a front end has written the last byte; it is through with the request."""
         self._events.note(index, LAST_BYTE, at_ns, leaves=True)
 
-    def finished(self, index: RequestIndex, reason: str, *, at_ns: int | None = None) -> None:
+    def finished(
+        self,
+        index: RequestIndex,
+        reason: str,
+        *,
+        at_ns: int | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> None:
         """Note that the engine is through with a request; `reason` is one of `FINISHES`."""
-        self._events.note(index, FINISHED, at_ns, reason=reason, leaves=True)
+        self._events.note(
+            index, FINISHED, at_ns, reason=reason, leaves=True, reasoning_tokens=reasoning_tokens
+        )
 
     # --- steps --------------------------------------------------------------------------------
 

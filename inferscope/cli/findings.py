@@ -1,0 +1,74 @@
+"""Say which of the classic mistakes a run shows, with its numbers and what to try.
+
+SOURCE is a recording, a ring, a folder of rings, a pid or an engine's id; without one, the only
+engine that runs here. Of a living engine, what its rings hold is judged. Each finding names what
+was measured and what a model says, and what would have been without it, to first order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+
+from inferscope.cli.targets import engine_of, path_of, rings_of
+from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.errors import NotFound
+from inferscope.findings import Watch, findings
+from inferscope.report.findings import findings_json, findings_text
+
+_WIDTH = 100
+_PATIENCE_S = 600.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="FILE|DIR|PID|ID",
+        help="a recording, ring or folder, or an engine (default: the only one running)",
+    )
+    how = parser.add_argument_group("output")
+    how.add_argument("--json", action="store_true", help="print the findings as JSON")
+    how.add_argument("--ascii", action="store_true", help="write plain characters")
+    parser.epilog = """examples:
+  inferscope findings demo.isr
+  inferscope findings 41233 --json | jq '.[].findings[].id'
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Judge the run."""
+    watch = Watch()
+    source = _open(options.source, watch)
+    try:
+        catch_up(source, patience_s=_PATIENCE_S)
+    finally:
+        source.close()
+    if isinstance(source, RecordingSource):
+        for note in source.notes():
+            sys.stderr.write(f"inferscope: {options.source}: {note}\n")
+    found = findings(watch)
+    if not found:
+        raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
+    if options.json:
+        sys.stdout.write(findings_json(found).decode() + "\n")
+        return 0
+    width = shutil.get_terminal_size((_WIDTH, 40)).columns
+    sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))
+    return 0
+
+
+def _open(target: str | None, watch: Watch) -> RingSource | RecordingSource:
+    """Open what is meant.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it cannot be read.
+    """
+    path = path_of(target)
+    if path is not None:
+        return open_source(path, sinks=(watch,), listen=watch.listen)
+    engine = engine_of(target)
+    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)

@@ -1,0 +1,242 @@
+"""Findings on which latency is bad: the wrong one is easily tuned."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.watch import Run
+from inferscope.findings.words import duration, percent, times
+
+_COMPUTING = frozenset(
+    {"prefill_own", "prefill_co_batched", "decode_own", "decode_co_batched", "encode", "draft"}
+)
+"""Causes that are the work itself. All others are waiting."""
+_MOSTLY_WAITING = 0.5
+_FAR_MORE = 3.0
+"""Waiting on one side, over waiting on the other: below it neither is *the* problem."""
+_MATTERS = 0.15
+"""Of all answers' time; less is felt by nobody."""
+
+_STARVED = 0.2
+"""Of the time between tokens. A batch that is half prefills by time costs each decode that much."""
+_STARVED_TAIL = 1.5
+
+_BOUND = 0.5
+"""Of the plans that left requests waiting."""
+_LONG_QUEUE = 0.2
+_SHORT_QUEUE = 0.05
+_PAYS = 1.3
+"""Time of the decodes one by one over time together: from here on a larger batch is throughput."""
+_PAYS_NOT = 1.1
+_LARGE_BATCH = 8
+_ROOM = 0.9
+"""Of the KV blocks in use, up to which more requests fit."""
+
+
+def late_first_tokens(run: Run) -> Finding | None:
+    """Tell that the first token is late and those after it are not: TBT was not the problem."""
+    before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
+    return _one_sided(run, before, after, is_first=True)
+
+
+def late_later_tokens(run: Run) -> Finding | None:
+    """Tell that the tokens after the first are late and it is not: TTFT was not the problem."""
+    before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
+    return _one_sided(run, after, before, is_first=False)
+
+
+def _waiting(by_cause: Counter[str]) -> Counter[str]:
+    return Counter({cause: ns for cause, ns in by_cause.items() if cause not in _COMPUTING})
+
+
+def _one_sided(
+    run: Run, waits: Counter[str], others: Counter[str], *, is_first: bool
+) -> Finding | None:
+    requests = run.requests
+    sides = (requests.before_ns, requests.after_ns)
+    this, other = sides if is_first else reversed(sides)
+    this_ns, other_ns = this.total(), other.total()
+    waited_ns, others_ns = waits.total(), others.total()
+    if not this_ns or not other_ns or waited_ns < _MOSTLY_WAITING * this_ns:
+        return None
+    lost_share = waited_ns / (this_ns + other_ns)
+    if waited_ns < _FAR_MORE * others_ns or lost_share < _MATTERS:
+        return None
+    ttft, tbt = requests.ttft, requests.tbt
+    (cause, cause_ns), *_ = waits.most_common(1)
+    figures = (
+        Number("ttft_p50_ns", round(ttft.quantile_ns(0.50) or 0), "measured"),
+        Number("ttft_p95_ns", round(ttft.quantile_ns(0.95) or 0), "measured"),
+        Number("tbt_p50_ns", round(tbt.quantile_ns(0.50) or 0), "measured"),
+        Number("tbt_p99_ns", round(tbt.quantile_ns(0.99) or 0), "measured"),
+        Number("waiting_share_before_first_token", _share(requests.before_ns), "modelled"),
+        Number("waiting_share_after_first_token", _share(requests.after_ns), "modelled"),
+        Number("largest_wait", cause, "measured"),
+        Number("largest_wait_share", cause_ns / this_ns, "modelled"),
+    )
+    waited, of_others = percent(waited_ns / this_ns), percent(others_ns / other_ns)
+    largest = f"mostly `{cause}` ({percent(cause_ns / this_ns)})"
+    if is_first:
+        return Finding(
+            id="late_first_tokens",
+            title="The first token is late, the tokens after it are not",
+            lost_share=lost_share,
+            sentences=(
+                f"{waited} of the time to the first token (p95 {_p(ttft.quantile_ns(0.95))}) is "
+                f"waiting, {largest}; of the time between tokens (p99 "
+                f"{_p(tbt.quantile_ns(0.99))}) it is {of_others}.",
+            ),
+            evidence=figures,
+            advice=(
+                "Work on admission, not on decoding: more slots or KV blocks, a larger token "
+                "budget, another replica. Faster decode steps would hardly be felt."
+            ),
+            counterfactual=_unqueued(run),
+        )
+    return Finding(
+        id="late_later_tokens",
+        title="The tokens after the first are late, the first one is not",
+        lost_share=lost_share,
+        sentences=(
+            f"{waited} of the time between tokens (p99 {_p(tbt.quantile_ns(0.99))}) is waiting, "
+            f"{largest}; of the time to the first token (p95 {_p(ttft.quantile_ns(0.95))}) it is "
+            f"{of_others}.",
+        ),
+        evidence=figures,
+        advice=(
+            "Work on what comes between decode steps, not on admission: the cause named above. "
+            "A shorter queue would hardly be felt."
+        ),
+    )
+
+
+def _share(by_cause: Counter[str]) -> float:
+    return _waiting(by_cause).total() / by_cause.total()
+
+
+def starved_decodes(run: Run) -> Finding | None:
+    """Tell that others' prompts hold up the tokens of those who decode."""
+    requests, steps = run.requests, run.steps
+    whole_ns = requests.after_ns.total()
+    waited_ns = requests.after_ns["decode_interference"]
+    actual_ns = requests.tbt.quantile_ns(0.99)
+    without_ns = requests.tbt_without_prefills.quantile_ns(0.99)
+    if not whole_ns or actual_ns is None or without_ns is None or not steps.num_mixed:
+        return None
+    if waited_ns < _STARVED * whole_ns or actual_ns < _STARVED_TAIL * without_ns:
+        return None
+    chunk = steps.mixed_prefill_tokens / steps.num_mixed
+    return Finding(
+        id="starved_decodes",
+        title="Prefills starve decodes",
+        lost_share=requests.share_of_life("decode_interference"),
+        sentences=(
+            f"{percent(waited_ns / whole_ns)} of the time between tokens is others' prompts being "
+            f"computed in the same steps: {percent(steps.num_mixed / steps.num_decoding)} of the "
+            f"steps that decode also prefill, {chunk:.0f} tokens on average.",
+        ),
+        evidence=(
+            Number("decode_interference_share", waited_ns / whole_ns, "modelled"),
+            Number("mixed_steps_share", steps.num_mixed / steps.num_decoding, "measured"),
+            Number("prefill_tokens_per_mixed_step", chunk, "measured"),
+            Number("tbt_p99_ns", round(actual_ns), "measured"),
+            Number("tbt_p99_without_prefills_ns", round(without_ns), "modelled"),
+        ),
+        advice=(
+            "Lower the token budget of a step so that prompts come in smaller chunks (TTFT rises), "
+            "or prefill on other workers (disaggregation)."
+        ),
+        counterfactual=Counterfactual(
+            f"Without others' prefills, TBT p99 would be {duration(without_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "tbt_p99",
+            actual_ns,
+            without_ns,
+        ),
+    )
+
+
+def small_batch_with_queue(run: Run) -> Finding | None:
+    """Tell that requests queue for slots while a larger batch would cost little."""
+    requests, steps, plans = run.requests, run.steps, run.plans
+    queued = requests.share_of_life("queue")
+    if queued < _LONG_QUEUE or plans.bound_share("slots") < _BOUND or not steps.decode_together_ns:
+        return None
+    pays = steps.decode_alone_ns / steps.decode_together_ns
+    if pays < _PAYS or (plans.peak_blocks_share or 0.0) > _ROOM:
+        return None
+    running = plans.running_with_queue / plans.num_with_queue
+    peak = plans.peak_blocks_share
+    room = "" if peak is None else f"; at most {percent(peak)} of the KV blocks were in use"
+    return Finding(
+        id="small_batch_with_queue",
+        title="Tuned for latency, short of throughput: requests queue beside a small batch",
+        lost_share=queued,
+        sentences=(
+            f"{percent(queued)} of the time is queueing, and in "
+            f"{percent(plans.bound_share('slots'))} of the plans that left requests waiting it was "
+            f"for want of a slot, with {running:.1f} running.",
+            f"Decoding together takes {times(pays)} less than one by one, so more of them would "
+            f"raise throughput{room}.",
+        ),
+        evidence=(
+            Number("queue_share", queued, "measured"),
+            Number("plans_bound_by_slots_share", plans.bound_share("slots"), "measured"),
+            Number("running_while_others_wait", running, "measured"),
+            Number("decode_batching_factor", pays, "modelled"),
+        ),
+        advice="Raise the number of requests that may run at once (max_num_seqs, max_running).",
+        counterfactual=_unqueued(run),
+    )
+
+
+def large_batch_for_nothing(run: Run) -> Finding | None:
+    """Tell that decodes wait for each other in a batch that makes nothing cheaper."""
+    requests, steps = run.requests, run.steps
+    whole_ns, waited_ns = requests.after_ns.total(), requests.after_ns["decode_co_batched"]
+    if not whole_ns or not steps.num_decoding or not steps.decode_together_ns:
+        return None
+    batch = steps.decodes / steps.num_decoding
+    pays = steps.decode_alone_ns / steps.decode_together_ns
+    if batch < _LARGE_BATCH or pays > _PAYS_NOT or waited_ns < _MOSTLY_WAITING * whole_ns:
+        return None
+    if requests.share_of_life("queue") > _SHORT_QUEUE:
+        return None
+    return Finding(
+        id="large_batch_for_nothing",
+        title="Tuned for throughput that the device does not have: decodes wait for each other",
+        lost_share=requests.share_of_life("decode_co_batched"),
+        sentences=(
+            f"{batch:.0f} requests decode together on average, and that takes as long as one by "
+            f"one ({times(pays)} less); {percent(waited_ns / whole_ns)} of the time between tokens "
+            "is waiting for the others of the batch.",
+        ),
+        evidence=(
+            Number("decodes_per_step", batch, "measured"),
+            Number("decode_batching_factor", pays, "modelled"),
+            Number("decode_co_batched_share", waited_ns / whole_ns, "modelled"),
+        ),
+        advice=(
+            "Let fewer requests run at once: throughput stays, tokens come faster, and the rest "
+            "waits in the queue instead of in the batch."
+        ),
+    )
+
+
+def _unqueued(run: Run) -> Counterfactual | None:
+    actual_ns = run.requests.e2e.quantile_ns(0.95)
+    without_ns = run.requests.e2e_unqueued.quantile_ns(0.95)
+    if actual_ns is None or without_ns is None:
+        return None
+    return Counterfactual(
+        f"Without the queue, E2E p95 would be {duration(without_ns)} instead of "
+        f"{duration(actual_ns)}, had the steps stayed as they were.",
+        "e2e_p95",
+        actual_ns,
+        without_ns,
+    )
+
+
+def _p(ns: float | None) -> str:
+    return "-" if ns is None else duration(ns)

@@ -1,0 +1,134 @@
+"""Findings on time that computes nothing a client asked for: host, first uses, reasoning."""
+
+from __future__ import annotations
+
+from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.watch import Run
+from inferscope.findings.words import duration, percent
+
+_HOST_BOUND = 0.2
+"""Of the time between tokens. An engine that schedules ahead of its device stays below 5 %."""
+_COLD = 0.02
+"""Of all answers' time: a warmed-up server has none."""
+_COLD_TAIL = 1.5
+_COLD_REQUESTS = 0.01
+_REASONING = 0.5
+"""Of the output tokens."""
+
+
+def host_bound_decode(run: Run) -> Finding | None:
+    """Tell that the device waits for the host between decode steps."""
+    requests = run.requests
+    whole_ns, gap_ns = requests.after_ns.total(), requests.after_ns["cpu_gap"]
+    num_tokens = requests.num_tokens_after
+    if not num_tokens or gap_ns < _HOST_BOUND * whole_ns:
+        return None
+    actual_ns, without_ns = whole_ns / num_tokens, (whole_ns - gap_ns) / num_tokens
+    return Finding(
+        id="host_bound_decode",
+        title="Decoding is bound by the host, not by the device",
+        lost_share=requests.share_of_life("cpu_gap"),
+        sentences=(
+            f"{percent(gap_ns / whole_ns)} of the time between tokens the device waits for the "
+            f"scheduler and the host, {duration(gap_ns / num_tokens)} for each token.",
+        ),
+        evidence=(
+            Number("cpu_gap_share_between_tokens", gap_ns / whole_ns, "measured"),
+            Number("cpu_gap_per_token_ns", round(gap_ns / num_tokens), "measured"),
+            Number("tpot_mean_ns", round(actual_ns), "measured"),
+        ),
+        advice=(
+            "Overlap scheduling with execution, use CUDA graphs, give the engine's process a core "
+            "of its own, and move tokenising and logging out of it. A faster device would not help."
+        ),
+        counterfactual=Counterfactual(
+            f"Without the host's gaps, the mean TPOT would be {duration(without_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "tpot_mean",
+            actual_ns,
+            without_ns,
+            "measured",
+        ),
+    )
+
+
+def cold_starts(run: Run) -> Finding | None:
+    """Tell that requests paid for first uses of shapes, captures and compilation."""
+    requests = run.requests
+    lost = requests.share_of_life("cold_start")
+    actual_ns, warm_ns = requests.ttft.quantile_ns(0.99), requests.ttft_warm.quantile_ns(0.99)
+    if actual_ns is None or warm_ns is None:
+        return None
+    has_tail = (
+        requests.num_cold >= _COLD_REQUESTS * requests.num and actual_ns >= _COLD_TAIL * warm_ns
+    )
+    if lost < _COLD and not has_tail:
+        return None
+    return Finding(
+        id="cold_starts",
+        title="Requests pay for cold starts",
+        lost_share=lost,
+        sentences=(
+            f"{run.steps.num_cold} of {run.steps.num} steps were the first of their shape; what "
+            f"they took beyond warm ones is {percent(lost)} of the time, and "
+            f"{requests.num_cold} of {requests.num} requests waited for it before their first "
+            "token.",
+        ),
+        evidence=(
+            Number("cold_steps", run.steps.num_cold, "measured"),
+            Number("cold_start_share", lost, "modelled"),
+            Number("requests_with_cold_ttft", requests.num_cold, "measured"),
+            Number("ttft_p99_ns", round(actual_ns), "measured"),
+        ),
+        advice=(
+            "Warm the server up before it takes traffic: one request of each batch size and prompt "
+            "length that occurs; capture graphs and compile at start."
+        ),
+        counterfactual=Counterfactual(
+            f"On a warm server, TTFT p99 would be {duration(warm_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "ttft_p99",
+            actual_ns,
+            warm_ns,
+        ),
+    )
+
+
+def mostly_reasoning(run: Run) -> Finding | None:
+    """Tell that most tokens are reasoning; silent where the engine does not tell them apart."""
+    requests = run.requests
+    reasoned, whole = requests.reasoning_tokens, requests.output_tokens_of_reasoners
+    if not whole or reasoned < _REASONING * whole:
+        return None
+    share = reasoned / whole
+    tpot_ns = requests.after_ns.total() / requests.num_tokens_after
+    per_request = reasoned / requests.num_reasoners
+    actual_ns = requests.e2e.mean_ns or 0.0
+    without_ns = max(0.0, actual_ns - per_request * tpot_ns)
+    return Finding(
+        id="mostly_reasoning",
+        title="Most of what is generated is reasoning",
+        lost_share=min(1.0, (actual_ns - without_ns) / actual_ns) if actual_ns else 0.0,
+        sentences=(
+            f"{percent(share)} of the output tokens are reasoning, {per_request:.0f} for each of "
+            f"{requests.num_reasoners} requests; a client waits {duration(per_request * tpot_ns)} "
+            "for them after the first token before the answer begins.",
+        ),
+        evidence=(
+            Number("reasoning_tokens", reasoned, "measured"),
+            Number("output_tokens", whole, "measured"),
+            Number("tpot_mean_ns", round(tpot_ns), "measured"),
+        ),
+        advice=(
+            "Lower the reasoning effort or cap its tokens where answers do not need it. TTFT says "
+            "little here: watch the time to the first token of the answer (TTFOT)."
+        ),
+        counterfactual=Counterfactual(
+            f"Without reasoning, the mean E2E would be {duration(without_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "e2e_mean",
+            actual_ns,
+            without_ns,
+            "measured",
+        ),
+    )

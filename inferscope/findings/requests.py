@@ -1,0 +1,137 @@
+"""Sums over the requests of a run: what they waited for, and how it would have been without.
+
+Counterfactuals are first-order: a cause is taken off each request, or each gap between tokens, that
+it was in. What would have followed (a shorter queue, other batches) is left as it was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.spent import spent
+from inferscope.collector.finals import FinalRequest
+from inferscope.findings.durations import Durations
+
+Ints = NDArray[np.int64]
+
+_ANSWERS = ("stop", "length")
+LOST_TO_PREEMPTION = ("preempted", "recompute")
+QUEUED = ("queue", "queue_idle")
+
+
+class Requests:
+    """The finished requests of one engine.
+
+    Attributes:
+        num: of those seen from their beginning.
+        num_joined_late: of the others, which are counted nowhere else.
+        before_ns: their ledgers up to the first token, by cause; of answers that were streamed.
+        after_ns: the same from the first to the last token.
+        life_ns: the same up to the last token, of all answers.
+        ttft: of answers that were streamed; likewise tbt, by gap.
+        num_tokens_after: their tokens but the first ones.
+        num_preempted: requests that were.
+        num_cold: that had part in a cold step before their first token.
+    """
+
+    def __init__(self) -> None:
+        self.num = self.num_joined_late = 0
+        self.before_ns: Counter[str] = Counter()
+        self.after_ns: Counter[str] = Counter()
+        self.life_ns: Counter[str] = Counter()
+        self.ttft, self.tbt, self.e2e = Durations(), Durations(), Durations()
+        self.ttft_without_decodes, self.tbt_without_prefills = Durations(), Durations()
+        self.ttft_warm = Durations()
+        self.e2e_unqueued, self.e2e_unpreempted = Durations(), Durations()
+        self.num_tokens_after = 0
+        self.num_preempted = self.num_preemptions = self.num_cold = 0
+        self.prompt_tokens = self.cached_tokens = 0
+        self.reasoning_tokens = self.output_tokens_of_reasoners = self.num_reasoners = 0
+
+    def add(self, request: FinalRequest, prefills_ns: Ints) -> None:
+        """Take a request.
+
+        Args:
+            request: a finished one.
+            prefills_ns: [gaps between its tokens], what each waited for others' prefills.
+        """
+        if request.joined_late:
+            self.num_joined_late += 1
+            return
+        self.num += 1
+        self.num_preempted += request.num_preemptions > 0
+        self.num_preemptions += request.num_preemptions
+        self.prompt_tokens += request.prompt_tokens or 0
+        self.cached_tokens += request.cached_tokens
+        if request.reasoning_tokens is not None:
+            self.num_reasoners += 1
+            self.reasoning_tokens += request.reasoning_tokens
+            self.output_tokens_of_reasoners += request.output_tokens
+        self._add_life(request)
+        before, after = spent(request, "ttft"), spent(request, "tpot")
+        if before is not None and request.first_token_ns is not None:
+            took, ttft_ns = before.by_cause, before.whole_ns
+            self.before_ns.update(took)
+            self.ttft.add(ttft_ns)
+            self.ttft_without_decodes.add(ttft_ns - took.get("prefill_interference", 0))
+            self.ttft_warm.add(ttft_ns - took.get("cold_start", 0))
+            self.num_cold += "cold_start" in took
+        if after is not None:
+            self.after_ns.update(after.by_cause)
+            self.num_tokens_after += after.num_gaps
+            gaps_ns: Ints = np.diff(np.frombuffer(request.token_times_ns, dtype=np.int64))
+            self.tbt.add_all(gaps_ns)
+            self.tbt_without_prefills.add_all(gaps_ns - prefills_ns)
+
+    def _add_life(self, request: FinalRequest) -> None:
+        life = spent(request, "e2e") if request.finish in _ANSWERS else None
+        if life is None:
+            return
+        self.life_ns.update(life.by_cause)
+        self.e2e.add(life.whole_ns)
+        self.e2e_unqueued.add(life.whole_ns - _of(life.by_cause, QUEUED))
+        self.e2e_unpreempted.add(life.whole_ns - _of(life.by_cause, LOST_TO_PREEMPTION))
+
+    def share_of_life(self, *causes: str) -> float:
+        """Return how much of all answers' time went to some causes."""
+        whole_ns = self.life_ns.total()
+        return _of(self.life_ns, causes) / whole_ns if whole_ns else 0.0
+
+
+def _of(by_cause: dict[str, int], causes: tuple[str, ...]) -> int:
+    return sum(by_cause.get(cause, 0) for cause in causes)
+
+
+def by_gap(times_ns: array[int], ends_ns: Ints, waits_ns: Ints, *, at_most_ns: int) -> Ints:
+    """Give each wait inside a step to the gap between tokens that it made longer.
+
+    That is the gap in which the step ended: its token is what came late, whether it leaves at once
+    or while the next step runs already.
+
+    Args:
+        times_ns: of the emission events.
+        ends_ns: [steps], when each ended.
+        waits_ns: [steps], what the request waited for in each.
+        at_most_ns: what the ledger has booked of it between the tokens; where steps overlap, a wait
+            is not a delay in full.
+
+    Returns:
+        [gaps], none longer than its gap, in all at most `at_most_ns`.
+    """
+    times = np.frombuffer(times_ns, dtype=np.int64)
+    gaps_ns = np.diff(times)
+    waited_ns = np.zeros(len(gaps_ns), dtype=np.int64)
+    if not len(gaps_ns) or not len(ends_ns):
+        return waited_ns
+    token = np.searchsorted(times, ends_ns)
+    is_between = (token > 0) & (token < len(times))
+    np.add.at(waited_ns, token[is_between] - 1, waits_ns[is_between])
+    np.minimum(waited_ns, gaps_ns, out=waited_ns)
+    whole_ns = int(waited_ns.sum())
+    if whole_ns > at_most_ns:
+        waited_ns = np.floor(waited_ns * (at_most_ns / whole_ns)).astype(np.int64)
+    return waited_ns

@@ -1,0 +1,72 @@
+"""All rules over one engine's run: each a mistake that people make, silent on a healthy run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from inferscope.findings.disaggregation import Disaggregation, disaggregation
+from inferscope.findings.finding import Finding
+from inferscope.findings.latency import (
+    large_batch_for_nothing,
+    late_first_tokens,
+    late_later_tokens,
+    small_batch_with_queue,
+    starved_decodes,
+)
+from inferscope.findings.memory import short_of_kv, unused_prefixes
+from inferscope.findings.overhead import cold_starts, host_bound_decode, mostly_reasoning
+from inferscope.findings.watch import Run, Watch
+
+Rule = Callable[[Run], "Finding | None"]
+
+RULES: tuple[Rule, ...] = (
+    late_first_tokens,
+    late_later_tokens,
+    short_of_kv,
+    starved_decodes,
+    small_batch_with_queue,
+    large_batch_for_nothing,
+    mostly_reasoning,
+    host_bound_decode,
+    cold_starts,
+    unused_prefixes,
+)
+
+FEWEST_REQUESTS = 20
+"""Fewer finished requests are no run to judge."""
+
+
+class EngineFindings(msgspec.Struct, frozen=True):
+    """What one engine's run shows."""
+
+    engine_id: str
+    model: str
+    num_requests: int
+    """Seen from their beginning."""
+    num_joined_late: int
+    findings: tuple[Finding, ...] | None
+    """What took most of the answers' time first; None where there were too few requests."""
+    disaggregation: Disaggregation | None
+
+
+def findings(watch: Watch) -> tuple[EngineFindings, ...]:
+    """Judge each engine's run."""
+    return tuple(_of(run) for run in watch.runs.values())
+
+
+def _of(run: Run) -> EngineFindings:
+    found: tuple[Finding, ...] | None = None
+    if run.requests.num >= FEWEST_REQUESTS:
+        all_found = [finding for rule in RULES if (finding := rule(run)) is not None]
+        found = tuple(sorted(all_found, key=lambda finding: (-finding.lost_share, finding.id)))
+    model = (run.info.served_name or run.info.model) if run.info is not None else ""
+    return EngineFindings(
+        run.engine_id,
+        model,
+        run.requests.num,
+        run.requests.num_joined_late,
+        found,
+        disaggregation(run),
+    )

@@ -1,0 +1,99 @@
+"""Sums over the steps of a run, and what each request waited for others' prefills in them."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.findings.requests import by_gap
+from inferscope.records import PREFILL
+
+Ints = NDArray[np.int64]
+
+_MOST_WAITING = 8192
+"""Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
+
+
+class Steps:
+    """The steps of one engine, once each: of several ranks, the first speaks for all.
+
+    Attributes:
+        num: of them.
+        busy_ns: measured, of that rank.
+        num_cold: first of their shape.
+        num_mixed: with both phases.
+        mixed_prefill_tokens: computed in those.
+        num_decoding: with decodes.
+        decodes: summed over those.
+        decode_alone_ns: what those decodes would have taken each by itself, summed (modelled).
+        decode_together_ns: what they took without prefills, summed (modelled).
+    """
+
+    def __init__(self) -> None:
+        self.num = self.num_cold = self.num_mixed = self.mixed_prefill_tokens = 0
+        self.busy_ns = 0
+        self.num_decoding = self.decodes = 0
+        self.decode_alone_ns = self.decode_together_ns = 0
+        self._last: tuple[int, int] | None = None
+        self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
+        """By request: when steps ended in which it decoded beside prefills, and its waits there."""
+
+    def add(self, step: FinalStep) -> None:
+        """Take a step."""
+        key = (step.dp_rank, step.step)
+        if key == self._last:
+            return
+        self._last = key
+        self.num += 1
+        self.num_cold += step.is_cold
+        self.busy_ns += step.measured_ns
+        delay = step.delay
+        if delay is None:
+            return
+        num_prefills = len(delay.prefills)
+        num_decodes = len(delay.own_ns) - num_prefills
+        if not num_decodes:
+            return
+        self.num_decoding += 1
+        self.decodes += num_decodes
+        own_ns = int(np.add.reduce(delay.own_ns))
+        own_ns -= sum(delay.own_ns.item(at) for at in delay.prefills)
+        self.decode_alone_ns += own_ns
+        self.decode_together_ns += delay.decode_class_ns
+        if num_prefills:
+            self.num_mixed += 1
+            self._wait(step, delay.decode_interference_ns)
+
+    def _wait(self, step: FinalStep, wait_ns: int) -> None:
+        is_prefill = step.phases == PREFILL
+        self.mixed_prefill_tokens += int(step.tokens[is_prefill].sum())
+        computing = {step.request_ids[row] for row in is_prefill.nonzero()[0].tolist()}
+        waits, end_ns = self._waits, step.end_ns
+        for request_id in dict.fromkeys(step.request_ids):
+            if request_id not in computing:
+                known = waits.get(request_id)
+                if known is None:
+                    known = waits[request_id] = (array("q"), array("q"))
+                known[0].append(end_ns)
+                known[1].append(wait_ns)
+        while len(waits) > _MOST_WAITING:
+            waits.popitem(last=False)
+
+    def end(self, request: FinalRequest) -> Ints:
+        """Forget a request that is final; return what each of its gaps waited for prefills."""
+        ends_ns, waits_ns = self._waits.pop(request.request_id, _NEVER)
+        cause = "decode_interference"
+        booked_ns = request.ledger_ns.get(cause, 0) - request.ttft_ledger_ns.get(cause, 0)
+        return by_gap(
+            request.token_times_ns,
+            np.frombuffer(ends_ns, dtype=np.int64),
+            np.frombuffer(waits_ns, dtype=np.int64),
+            at_most_ns=max(0, booked_ns),
+        )
+
+
+_NEVER: tuple[array[int], array[int]] = (array("q"), array("q"))

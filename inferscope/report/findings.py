@@ -1,0 +1,106 @@
+"""The findings of a run as lines of text, wrapped at a width, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+
+import msgspec
+
+from inferscope.findings import EngineFindings, Finding
+from inferscope.findings.disaggregation import Disaggregation, Distribution
+from inferscope.findings.rules import FEWEST_REQUESTS
+from inferscope.tui.plots import milliseconds, plain, share, to_ascii
+
+_MARGIN = "    "
+_METRIC, _COLUMN = 34, 10
+
+
+def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: bool = False) -> str:
+    """Write the findings of all engines.
+
+    Args:
+        engines: what each one's run shows.
+        width: no line is wider.
+        ascii: use ASCII characters only.
+    """
+    lines: list[str] = []
+    for engine in engines:
+        lines += ["", *_engine(engine, width)] if lines else _engine(engine, width)
+    text = "\n".join(lines) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def findings_json(engines: tuple[EngineFindings, ...]) -> bytes:
+    """Write the findings of all engines as JSON."""
+    return msgspec.json.encode([_with_severities(engine) for engine in engines])
+
+
+def _with_severities(engine: EngineFindings) -> dict[str, object]:
+    told = msgspec.structs.asdict(engine)
+    if engine.findings is not None:
+        told["findings"] = [
+            {**msgspec.to_builtins(finding), "severity": finding.severity}
+            for finding in engine.findings
+        ]
+    return told
+
+
+def _engine(engine: EngineFindings, width: int) -> list[str]:
+    model = f" ({engine.model})" if engine.model else ""
+    late = f"; {engine.num_joined_late} not seen whole" if engine.num_joined_late else ""
+    head = f"{engine.engine_id}{model}: {engine.num_requests} finished requests{late}"
+    lines = textwrap.wrap(plain(head), width)
+    if engine.findings is None:
+        return [*lines, "", f"Fewer than {FEWEST_REQUESTS} requests are no run to judge."]
+    if not engine.findings:
+        lines += ["", "Nothing found: none of the classic mistakes shows in this run."]
+    for number, finding in enumerate(engine.findings, 1):
+        lines += ["", *_finding(number, finding, width)]
+    if engine.disaggregation is not None:
+        lines += ["", *_disaggregation(engine.disaggregation, width)]
+    return lines
+
+
+def _finding(number: int, finding: Finding, width: int) -> list[str]:
+    head = (
+        f"{number}. {finding.title} [{finding.severity}: {share(finding.lost_share)} of the time]"
+    )
+    return [
+        *textwrap.wrap(head, width, subsequent_indent="   "),
+        *_wrapped(" ".join(finding.sentences), width),
+        *(_wrapped(finding.counterfactual.sentence, width) if finding.counterfactual else ()),
+        *_wrapped(f"Try: {finding.advice}", width),
+    ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        plain(text),
+        width,
+        initial_indent=_MARGIN,
+        subsequent_indent=_MARGIN,
+        break_on_hyphens=False,
+    )
+
+
+def _disaggregation(apart: Disaggregation, width: int) -> list[str]:
+    title = "Prefill and decode on workers of their own: what taking interference away would change"
+    columns = "".join(f"{name:>{_COLUMN}}" for name in ("p50", "p95", "p99"))
+    note = (
+        "First-order and modelled: the queue and the batches are left as they were, and the "
+        "transfer of the KV cache, which it adds to TTFT, is not in it."
+    )
+    return [
+        *textwrap.wrap(title, width),
+        f"{_MARGIN}{'ms':<{_METRIC}}{columns}",
+        _row("TTFT", apart.ttft),
+        _row("TTFT without others' decodes", apart.ttft_without_interference),
+        _row("TBT", apart.tbt),
+        _row("TBT without others' prefills", apart.tbt_without_interference),
+        *_wrapped(note, width),
+    ]
+
+
+def _row(name: str, of: Distribution) -> str:
+    cells = (milliseconds(ns) for ns in (of.p50_ns, of.p95_ns, of.p99_ns))
+    return f"{_MARGIN}{name:<{_METRIC}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
