@@ -16,18 +16,20 @@ print(took * 1e3, *sorted(new - set(sys.stdlib_module_names)))
 """
 ALLOWED = {"inferscope", "msgspec", "typing_extensions"}
 """The last is msgspec's wish: it takes it where it is installed."""
+BASE = "import msgspec"
 STATEMENTS = ("import inferscope", "from inferscope.probe import Probe")
-TARGET_MS = 60.0
-"""Of processor time: what else the machine does meanwhile is not the import's."""
+LARGEST_RATIO = 4.0
+"""To what importing msgspec takes, processor time both: what else the machine does slows both."""
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=["package", "probe"])
-def test_importing_loads_msgspec_and_nothing_else_in_under_60_ms(statement: str) -> None:
-    command = [sys.executable, "-c", LOADED.format(statement=statement)]
-    times_ms = []
+def test_importing_loads_msgspec_and_little_else(statement: str) -> None:
+    fastest_ms = {}
     for _ in range(8):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        took_ms, *loaded = done.stdout.split()
-        times_ms.append(float(took_ms))
-        assert set(loaded) <= ALLOWED
-    assert min(times_ms) < TARGET_MS
+        for imported in (BASE, statement):
+            command = [sys.executable, "-c", LOADED.format(statement=imported)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            took_ms, *loaded = done.stdout.split()
+            fastest_ms[imported] = min(float(took_ms), fastest_ms.get(imported, float("inf")))
+            assert set(loaded) <= ALLOWED
+    assert fastest_ms[statement] < LARGEST_RATIO * fastest_ms[BASE]
