@@ -43,6 +43,7 @@ from inferscope.records import (
 STEP_NS = 9_000_000
 GAP_NS = 300_000
 CHUNK_TOKENS = 256
+PROMPT_TOKENS = 4096
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
 
 
@@ -51,9 +52,19 @@ def columns(*values: list[int]) -> list[bytes]:
     return [array("I", column).tobytes() for column in values]
 
 
-def busy_engine(num_steps: int, batch: int, seed: int = 0) -> Iterator[Record]:
-    """Yield the records of an engine's ring, in the order in which it would write them."""
+def busy_engine(
+    num_steps: int, batch: int, seed: int = 0, *, num_parts: int = 0
+) -> Iterator[Record]:
+    """Yield the records of an engine's ring, in the order in which it would write them.
+
+    Args:
+        num_steps: of them.
+        batch: requests in each.
+        seed: of the requests' lengths.
+        num_parts: with which each prompt is labelled.
+    """
     draw = random.Random(seed)
+    parts = tuple((f"part_{'x' * at}", PROMPT_TOKENS // num_parts) for at in range(num_parts))
     yield EngineInfo(1, "made-up", shape=LLAMA_8B, device="NVIDIA H200", token_budget=2048)
     now_ns = 1_000_000_000
     next_index = 0
@@ -64,8 +75,11 @@ def busy_engine(num_steps: int, batch: int, seed: int = 0) -> Iterator[Record]:
         while len(running) < batch:
             index = next_index
             next_index += 1
+            name = f"request-{index}"
             events.append(
-                RequestEvent(now_ns, index, QUEUED, now_ns, f"request-{index}", None, 512)
+                RequestEvent(
+                    now_ns, index, QUEUED, now_ns, name, None, PROMPT_TOKENS, prompt_parts=parts
+                )
             )
             events.append(RequestEvent(now_ns, index, ADMITTED, now_ns, cached_tokens=0))
             left = draw.randint(40, 400) if step else draw.randint(1, 400)
@@ -106,10 +120,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--steps", type=int, default=20_000)
     arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--parts", type=int, default=0, help="with which prompts are labelled")
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    frames = [(r.CODE, encode(r)) for r in busy_engine(options.steps, options.batch)]
+    told = busy_engine(options.steps, options.batch, num_parts=options.parts)
+    frames = [(r.CODE, encode(r)) for r in told]
     collector = Collector()
     collector.fold(0, RingOpened(1, 1, "made-up", "core", 0, 1, "host", "boot", 1, 1))
     merger = Merger()
@@ -134,6 +150,7 @@ def main() -> None:
         "python": platform.python_version(),
         "steps": options.steps,
         "batch": options.batch,
+        "parts_of_prompts": options.parts,
         "us_per_step": {
             "min": round(rates[0], 1),
             "median": round(rates[len(rates) // 2], 1),

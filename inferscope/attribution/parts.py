@@ -12,8 +12,8 @@ part, exactly; all the rest (matrices, launches, logits) equally by token. A lat
 per token, for it sees what stands before it. Positions that came from the cache are in no chunk and
 cost nothing. Positions beyond the prompt (output computed again after a preemption) are `output`.
 
-Each chunk adds to the parts as it comes; they are rounded once, at the end, by largest remainder,
-so that the parts sum to what the request was charged. If they did not see all of that, because the
+Each chunk adds to the parts as it comes; they are rounded once, at the end, so that the parts sum
+to what the request was charged. If they did not see all of that, because the
 prompt was labelled after its first chunk, there is nothing to tell.
 """
 
@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
-from inferscope.attribution.split import to_whole_ns
 from inferscope.cost.shape import pairs
 from inferscope.records import OTHER_PART
 
@@ -64,42 +63,27 @@ class Flops(Protocol):
         """Return the FLOPs of a slice."""
 
 
-class Stretch(msgspec.Struct, gc=False):
-    """Neighbouring positions of one part, and what they cost so far."""
-
-    name: str
-    start: int
-    end: int
-    compute_ns: float = 0.0
-    own_ns: float = 0.0
-    """Of the delay of its steps: what they would have taken with this request alone."""
-    recomputed_tokens: int = 0
-    flops: int = 0
-
-    def within(self, end: int) -> int:
-        """Return how many of its positions come before one."""
-        return max(0, min(end, self.end) - self.start)
-
-
-def stretches(told: Told, prompt_tokens: int) -> list[Stretch]:
-    """Lay parts out over the positions of a prompt, and over all that comes behind it.
+def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
+    """Lay parts out over the positions of a prompt.
 
     Args:
         told: what was said of it; it may be wrong.
         prompt_tokens: of the prompt.
 
     Returns:
-        stretches that cover every position once. What is told beyond the prompt's end is cut off,
-        what is missing of it is `other`; the last one is endless.
+        names, and the positions where they end; each begins where the one before it ends. What is
+        told beyond the prompt's end is cut off, what is missing of it is `other`.
     """
-    counts = [(name, max(0, tokens)) for name, tokens in told[:_MOST_STRETCHES]]
-    laid, at = [], 0
-    for name, tokens in [*counts, (OTHER_PART, prompt_tokens)]:
+    laid: list[tuple[str, int]] = []
+    at = 0
+    for name, tokens in told[:_MOST_STRETCHES]:
         end = min(at + tokens, prompt_tokens)
         if end > at:
-            laid.append(Stretch(name, at, end))
+            laid.append((name, end))
             at = end
-    return [*laid, Stretch(OUTPUT, at, _ENDLESS)]
+    if at < prompt_tokens:
+        laid.append((OTHER_PART, prompt_tokens))
+    return laid
 
 
 class PromptCost:
@@ -110,14 +94,36 @@ class PromptCost:
         seen_ns: attributed time of all chunks.
     """
 
-    __slots__ = ("_ends", "_stretches", "prompt_tokens", "seen_ns")
+    __slots__ = (
+        "_compute_ns",
+        "_ends",
+        "_flops",
+        "_names",
+        "_own_ns",
+        "_part_of",
+        "_recomputed",
+        "prompt_tokens",
+        "seen_ns",
+    )
 
     def __init__(self, told: Told, prompt_tokens: int) -> None:
         """Start before the first chunk."""
         self.prompt_tokens = prompt_tokens
-        self._stretches = stretches(told, prompt_tokens)
-        self._ends = [stretch.end for stretch in self._stretches]
         self.seen_ns = 0
+        laid = stretches(told, prompt_tokens)
+        laid.append((OUTPUT, _ENDLESS))
+        numbers: dict[str, int] = {}
+        self._part_of = [numbers.setdefault(name, len(numbers)) for name, _ in laid]
+        """By stretch; the last one is all that is not of the prompt."""
+        self._names = list(numbers)
+        self._ends = [end for _, end in laid]
+        """By stretch."""
+        num = len(self._names)
+        self._compute_ns = [0.0] * num
+        self._own_ns = [0.0] * num
+        """Of the delay of its steps: what they would have taken with this request alone."""
+        self._recomputed = [0] * num
+        self._flops = [0] * num
 
     def add(
         self,
@@ -144,31 +150,28 @@ class PromptCost:
         end = context + tokens
         per_token = (1.0 - pair_share) / tokens
         per_pair = pair_share / pairs(tokens, context)
-        start = context
-        for at in range(bisect_right(self._ends, context), len(self._ends)):
-            stretch = self._stretches[at]
-            num = min(end, stretch.end) - start
+        start, at = context, bisect_right(self._ends, context)
+        while start < end:
+            part = self._part_of[at]
+            num = min(end, self._ends[at]) - start
             weight = per_token * num + per_pair * pairs(num, start)
-            stretch.compute_ns += weight * share_ns
+            self._compute_ns[part] += weight * share_ns
             if is_recomputed:
-                stretch.recomputed_tokens += num
+                self._recomputed[part] += num
             else:
-                stretch.own_ns += weight * own_ns
+                self._own_ns[part] += weight * own_ns
             start += num
-            if start == end:
-                return
+            at += 1
 
     def count(self, tokens: int, context: int, sampled: int, flops: Flops) -> None:
         """Count a chunk's FLOPs; its rows of logits are its last token's."""
-        start, end = context, context + tokens
-        for at in range(bisect_right(self._ends, context), len(self._ends)):
-            stretch = self._stretches[at]
-            num = min(end, stretch.end) - start
-            is_last = start + num == end
-            stretch.flops += flops.of_slices(num, start, sampled if is_last else 0)
+        start, end, at = context, context + tokens, bisect_right(self._ends, context)
+        while start < end:
+            num = min(end, self._ends[at]) - start
+            rows = sampled if start + num == end else 0
+            self._flops[self._part_of[at]] += flops.of_slices(num, start, rows)
             start += num
-            if is_last:
-                return
+            at += 1
 
     def parts(
         self,
@@ -191,33 +194,51 @@ class PromptCost:
         """
         if self.seen_ns != prefill_ns:
             return ()
-        by_name: dict[str, list[Stretch]] = {}
-        for stretch in self._stretches:
-            if stretch.end < _ENDLESS or stretch.recomputed_tokens or stretch.compute_ns:
-                by_name.setdefault(stretch.name, []).append(stretch)
-        groups = list(by_name.values())
-        compute_ns = _whole([sum(one.compute_ns for one in group) for group in groups], prefill_ns)
-        own_ns = [sum(one.own_ns for one in group) for group in groups]
+        tokens, cached = self._tokens_before(self.prompt_tokens), self._tokens_before(cached_tokens)
+        num = len(self._names)
+        if not (tokens[-1] or self._recomputed[-1] or self._compute_ns[-1]):
+            num -= 1  # nothing but the prompt was computed
+        compute_ns = _whole(self._compute_ns[:num], prefill_ns)
         ttft_ns: list[int] | None = None
-        if ttft_own_ns is not None and (sum(own_ns) > 0 or not ttft_own_ns):
-            ttft_ns = _whole(own_ns, ttft_own_ns)
-        prompt_tokens = self.prompt_tokens
+        if ttft_own_ns is not None and (not ttft_own_ns or sum(self._own_ns[:num]) > 0):
+            ttft_ns = _whole(self._own_ns[:num], ttft_own_ns)
         return tuple(
             PromptPart(
-                name=group[0].name,
-                tokens=sum(one.within(prompt_tokens) for one in group),
-                cached_tokens=sum(one.within(min(cached_tokens, prompt_tokens)) for one in group),
-                recomputed_tokens=sum(one.recomputed_tokens for one in group),
-                compute_ns=compute_ns[at],
-                ttft_ns=None if ttft_ns is None else ttft_ns[at],
-                flops=sum(one.flops for one in group) if has_flops else None,
+                self._names[part],
+                tokens[part],
+                cached[part],
+                self._recomputed[part],
+                compute_ns[part],
+                None if ttft_ns is None else ttft_ns[part],
+                self._flops[part] if has_flops else None,
             )
-            for at, group in enumerate(groups)
+            for part in range(num)
         )
+
+    def _tokens_before(self, position: int) -> list[int]:
+        """Return how many positions of each part of the prompt come before one."""
+        found, start = [0] * len(self._names), 0
+        for part, end in zip(self._part_of[:-1], self._ends, strict=False):
+            if start >= position:
+                break
+            found[part] += min(end, position) - start
+            start = end
+        return found
 
 
 def _whole(exact: list[float], total_ns: int) -> list[int]:
-    if not exact:
-        return []
-    whole: list[int] = to_whole_ns(np.array(exact), total_ns).tolist()
+    """Scale parts to a total, rounded where one ends and the next begins: they sum to it exactly.
+
+    Not by largest remainder, which costs ten times as much for so few, and may give a nanosecond to
+    a part of nothing.
+    """
+    ends = list(accumulate(exact))
+    if not ends or ends[-1] <= 0:
+        return [0] * len(exact)
+    whole, before_ns = [], 0
+    for end in ends:
+        share = end / ends[-1]
+        until_ns = round(total_ns * share) if share < 1 else total_ns
+        whole.append(until_ns - before_ns)
+        before_ns = until_ns
     return whole

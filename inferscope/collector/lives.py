@@ -21,7 +21,7 @@ from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.collector.windows import Bucket, Windows
-from inferscope.records import CAUSES, FINISHES, RequestEvent
+from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 
 Ints = NDArray[np.int64]
 
@@ -313,7 +313,7 @@ class Lives:
             f"{prefill_ns} {decode_ns}".encode()
             + row.tobytes()
             + times.tobytes()
-            + (str(final.parts).encode() if final.parts else b"")
+            + (encode(final.parts) if final.parts else b"")
         )
         self._ends.note(request.request_id, delivered_ns)
         table.remove(request)

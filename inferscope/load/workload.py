@@ -77,7 +77,7 @@ class KindPrompts:
             question = "# In short:\n"
             prompt = "\n\n".join([*documents, question])
             retrieved = len(prompt) - len(question)
-            sections = (("retrieved", retrieved), ("user", len(question)))
+            sections: Sections = (("retrieved", retrieved), ("user", len(question)))
             return prompt, draw.randint(8, 40), sections
         agent = draw.randrange(_AGENTS)
         before = self._agents[agent]

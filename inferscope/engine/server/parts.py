@@ -6,9 +6,10 @@
 A message, or a text part of one, may carry a label of its own: `"part": "retrieved"`. What the
 template writes around a message belongs to it: a stretch begins where the prompt of the messages
 before it ends. Templates that do not write turn by turn (they move the system prompt into the first
-question, or leave out old thoughts) are searched for the message's text instead, and what stands
-before it counts to the message ahead. Where neither says where a stretch begins, it and the one
-ahead of it are `other` together: every character is in one stretch, whatever the template does.
+question, or leave out old thoughts), and very long chats, are searched for the message's text
+instead, and what stands before it counts to the message ahead. Where neither says where a stretch
+begins, it and the one ahead of it are `other` together: every character is in one stretch, whatever
+the template does.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ Write: TypeAlias = Callable[[list[Message]], str]
 """From the first messages of a chat to their part of the prompt."""
 
 _BY_ROLE = {"system": "system", "developer": "system", "tool": "tools", "function": "tools"}
-_MOST_WRITES = 16
-"""A template that is asked for more beginnings takes longer than the answer is worth."""
+_MOST_CHARS = 4_000_000
+"""That the template may write for this, some ten milliseconds; of longer chats all is searched."""
+_PER_MESSAGE = 1000
+"""A message costs the template as much as so many characters, however short it is."""
 
 
 def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
@@ -42,7 +45,7 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
     names = _names(messages)
     changes = [at for at in range(1, len(messages)) if names[at - 1][-1] != names[at][0]]
     begins = _searched(messages, prompt)
-    if len(changes) <= _MOST_WRITES:
+    if sum(changes) * (len(prompt) // len(messages) + _PER_MESSAGE) <= _MOST_CHARS:
         for at in changes:
             begins[at] = _written(messages, at, prompt, write) or begins[at]
     told: list[tuple[str, int]] = []

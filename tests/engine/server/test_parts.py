@@ -95,6 +95,20 @@ def test_where_a_template_moves_a_message_its_text_is_searched_for(tmp_path: Pat
     ]
 
 
+def test_a_long_chat_of_an_agent_is_cut_turn_by_turn_and_a_huge_one_by_its_texts() -> None:
+    turns = [Message("assistant", "look"), Message("tool", "seen")] * 30
+    chat = [Message("user", "go"), *turns, Message("user", "so?")]
+    sections = cut(chat)
+    assert len(sections) == 61
+    assert {text for name, text in sections if name == "tools"} == {"tool: seen\n"}
+    assert sections[-1] == ("user", "user: so?\nassistant:")
+    huge = [*chat[:-1], Message("user", "so? " * 300_000)]
+    assert {text for name, text in cut(huge) if name == "tools"} == {
+        "seen\nassistant: ",
+        "seen\nuser: ",
+    }
+
+
 def test_a_template_that_takes_no_half_chats_is_searched_as_well(tmp_path: Path) -> None:
     assert cut(CHAT, template_of(tmp_path, STRICT)) == [
         ("system", "(be brief)("),
