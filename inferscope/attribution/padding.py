@@ -16,6 +16,8 @@ the wrong request.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,18 +30,32 @@ def padding(visible: Floats) -> Floats:
     Args:
         visible: tokens, [requests], at least one request.
     """
-    num = len(visible)
     order = visible.argsort(kind="stable")
-    longer = np.arange(num, 0, -1)
-    """How many are at least as long as the one at each place."""
-    heights = np.diff(visible[order], prepend=0.0)
-    by_shorter = heights * (longer / (longer + 1))
-    by_longer = heights * (num / longer - (num - longer) / (longer + 1))
-    paid = np.cumsum(by_longer)
-    paid[:-1] += by_shorter[:0:-1].cumsum()[::-1]
-    values = np.empty(num)
-    values[order] = paid
+    levels = _levels(visible[order])
+    by_shorter, more_by_longer = _level_prices(len(visible))
+    values = np.empty(len(visible))
+    values[order] = np.cumsum(levels * more_by_longer) + levels @ by_shorter
     return values
+
+
+@lru_cache(maxsize=256)
+def _level_prices(num: int) -> tuple[Floats, Floats]:
+    """Return what each level costs a request that is shorter, and how much more one that is not.
+
+    Returns:
+        both [requests], by how many are shorter than the level.
+    """
+    longer: Floats = np.arange(num, 0, -1, dtype=np.float64)
+    by_shorter: Floats = longer / (longer + 1)
+    by_longer: Floats = num / longer - (num - longer) / (longer + 1)
+    return by_shorter, by_longer - by_shorter
+
+
+def _levels(ordered: Floats) -> Floats:
+    """Return how much longer each is than the one before, the first than nothing."""
+    levels: Floats = ordered.copy()
+    levels[1:] -= ordered[:-1]
+    return levels
 
 
 def airport(heights: Floats) -> Floats:
@@ -49,7 +65,7 @@ def airport(heights: Floats) -> Floats:
         heights: [players], none negative, at least one player.
     """
     order = heights.argsort(kind="stable")
-    levels = np.diff(heights[order], prepend=0.0)
+    levels = _levels(heights[order])
     values = np.empty(len(heights))
     values[order] = np.cumsum(levels / np.arange(len(heights), 0, -1))
     return values

@@ -11,6 +11,7 @@ For f, players are alike when they bring the same number of tokens. D players br
 
     no other      f(N)/D
     one, c        mean over k = 0..D of f(c + k) - f(k)                        prefix sums: O(1)
+    two           likewise, weighted by who of the two comes first             O(D)
     up to six     the mean over all subsets of them with k = 0..D singles      O(2^chunks D)
     more          Owen's multilinear extension, ∫ E[f(X_t + n) - f(X_t)] dt    by quadrature
 
@@ -58,35 +59,42 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
     if chunks:
         chunks = list(map(add, chunks, line.chunks))
     if model.padded_ns and team.num_single > 1:
-        level = model.padded_ns * _padding_beyond_own(batch) + line.level
+        level = _padded_level(model, batch, line)
         return Line(model.single_ns + model.padded_ns, level, chunks)
     return Line(own.slope, own.level + line.level, chunks)
 
 
-def _padding_beyond_own(batch: Batch) -> Floats:
-    """Return what each request with one token pays for padding, beyond its own visible tokens.
+def _padded_level(model: StepModel, batch: Batch, line: Line) -> Floats:
+    """Return the level of a line that pays for padding, beyond one's own visible tokens, as well.
 
-    It depends on how much longer one is than another, which from step to step stays the same.
+    Who pays how much depends on how much longer one is than another, which stays the same while
+    those who decode together do: so it is kept with the team.
 
     Returns:
-        [requests], in tokens; 0 for chunks.
+        [requests]; entries of chunks say nothing.
     """
     team, context = batch.team, batch.context
     if team.chunks:
-        singles = np.delete(np.arange(len(context)), team.chunks)
-        of_singles = context[singles]
-        relative = of_singles - of_singles[0]
-    else:
-        relative = context - context[0]
+        is_single = np.ones(len(context), dtype=np.bool_)
+        is_single[team.chunks] = False
+        context = context[is_single]
+    relative = context - context[0]
     key = relative.tobytes()
-    if team.padded is None or team.padded[0] != key:
-        visible = relative - np.minimum.reduce(relative)
-        beyond = padding(visible.astype(np.float64)) - visible
-        if team.chunks:
-            of_singles_ns, beyond = beyond, np.zeros(len(context))
-            beyond[singles] = of_singles_ns
-        team.padded = (key, beyond)
-    return team.padded[1]
+    kept = team.padded
+    if kept is not None and kept[0] is line and kept[1] == key:
+        return kept[2]
+    visible = (relative - np.minimum.reduce(relative)).astype(np.float64)
+    beyond = padding(visible)
+    beyond -= visible
+    beyond *= model.padded_ns
+    if team.chunks:
+        level: Floats = np.zeros(len(is_single))
+        level[is_single] = beyond
+    else:
+        level = beyond
+    level += line.level
+    team.padded = (line, key, level)
+    return level
 
 
 def _shared(model: StepModel, team: Team) -> Line:
@@ -127,6 +135,8 @@ def split_f(
         return _split_by_quadrature(f_ns[num_before:], chunks, num_single, whole)
     if len(chunks) == 1 and is_inside:
         parts = [_one_chunk(model.f_sum, chunks[0], num_single, num_before)]
+    elif len(chunks) == 2:
+        parts = _two_chunks(f_ns[num_before:], chunks[0], chunks[1], num_single)
     else:
         parts = _few_chunks(f_ns[num_before:], chunks, num_single)
     rest = whole - sum(parts)
@@ -144,6 +154,31 @@ def _one_chunk(f_sum: Floats, chunk: int, num_single: int, before: int) -> float
     with_it = f_sum.item(before + chunk + alone) - f_sum.item(before + chunk)
     part: float = (with_it - (f_sum.item(before + alone) - f_sum.item(before))) / alone
     return max(0.0, part)
+
+
+def _two_chunks(f_ns: Floats, one: int, other: int, num_single: int) -> list[float]:
+    """Weigh both orders of the two with every number of singles before the one that joins."""
+    first, second = _weights_of_two(num_single)
+    of_none, of_one, of_other, of_both = (
+        f_ns[tokens : tokens + num_single + 1] for tokens in (0, one, other, one + other)
+    )
+    alike = float(second @ of_both) - float(first @ of_none)
+    parts = (
+        alike + float(first @ of_one) - float(second @ of_other),
+        alike + float(first @ of_other) - float(second @ of_one),
+    )
+    return [max(0.0, part) for part in parts]
+
+
+@lru_cache(maxsize=256)
+def _weights_of_two(num_single: int) -> tuple[Floats, Floats]:
+    """Return the chances that k singles stand before one chunk and the other does not, or does.
+
+    Returns:
+        both [singles + 1], by k.
+    """
+    before = np.arange(1.0, num_single + 2) / ((num_single + 1) * (num_single + 2))
+    return before[::-1].copy(), before
 
 
 def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int) -> list[float]:

@@ -38,7 +38,7 @@ class Team:
         rows: [requests], sampled; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
-        padded: likewise of its padding, and the contexts for which it holds.
+        padded: likewise with its padding, and the contexts for which it holds.
         alone: what `attribution.counterfactual` has.
     """
 
@@ -71,7 +71,7 @@ class Team:
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
         self.shared: tuple[object, Line] | None = None
-        self.padded: tuple[bytes, Floats] | None = None
+        self.padded: tuple[Line, bytes, Floats] | None = None
         self.alone: tuple[object, Line] | None = None
 
     @classmethod
