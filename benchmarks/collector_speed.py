@@ -53,7 +53,13 @@ def columns(*values: list[int]) -> list[bytes]:
 
 
 def busy_engine(
-    num_steps: int, batch: int, seed: int = 0, *, num_parts: int = 0
+    num_steps: int,
+    batch: int,
+    seed: int = 0,
+    *,
+    num_parts: int = 0,
+    step_ns: int = STEP_NS,
+    gap_ns: int = GAP_NS,
 ) -> Iterator[Record]:
     """Yield the records of an engine's ring, in the order in which it would write them.
 
@@ -62,6 +68,8 @@ def busy_engine(
         batch: requests in each.
         seed: of the requests' lengths.
         num_parts: with which each prompt is labelled.
+        step_ns: what a step takes.
+        gap_ns: between two steps.
     """
     draw = random.Random(seed)
     parts = tuple((f"part_{'x' * at}", PROMPT_TOKENS // num_parts) for at in range(num_parts))
@@ -87,7 +95,7 @@ def busy_engine(
             prefilling = index if step else None
         yield from events
         yield StepPlan(now_ns, step, now_ns - 200_000, now_ns - 100_000, 3, batch, 9000, 0, 32000)
-        start_ns, now_ns = now_ns, now_ns + STEP_NS + draw.randint(0, 400_000)
+        start_ns, now_ns = now_ns, now_ns + step_ns + draw.randint(0, 400_000)
         indices = [r[0] for r in running]
         is_chunk = [i == prefilling or (step % 4 == 0 and n == 0) for n, i in enumerate(indices)]
         tokens = [CHUNK_TOKENS if chunk else 1 for chunk in is_chunk]
@@ -106,7 +114,7 @@ def busy_engine(
             yield RequestEvent(
                 now_ns + 60_000, request[0], FINISHED, now_ns + 60_000, reason="stop"
             )
-        now_ns += GAP_NS
+        now_ns += gap_ns
 
 
 def memory_mb() -> float:
@@ -115,21 +123,15 @@ def memory_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def main() -> None:
-    """Run the benchmark."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--steps", type=int, default=20_000)
-    arguments.add_argument("--batch", type=int, default=64)
-    arguments.add_argument("--parts", type=int, default=0, help="with which prompts are labelled")
-    arguments.add_argument("--out", type=Path)
-    options = arguments.parse_args()
+def fold_rates(frames: list[tuple[int, bytes]], num_steps: int) -> tuple[Collector, list[float]]:
+    """Fold a ring's frames, in tenths.
 
-    told = busy_engine(options.steps, options.batch, num_parts=options.parts)
-    frames = [(r.CODE, encode(r)) for r in told]
+    Returns:
+        The fold, and the µs of processor time that a step took in each tenth, best first.
+    """
     collector = Collector()
     collector.fold(0, RingOpened(1, 1, "made-up", "core", 0, 1, "host", "boot", 1, 1))
     merger = Merger()
-    before_mb = memory_mb()
     rates = []
     part = len(frames) // 10
     for begin in range(0, len(frames) - part + 1, part):
@@ -143,8 +145,23 @@ def main() -> None:
         for item in merger.take(None):
             collector.fold(item.ring, item.record)
         share = (collector.num_records - steps_before) / len(frames)
-        rates.append((time.process_time() - began) / (share * options.steps) * 1e6)
-    rates.sort()
+        rates.append((time.process_time() - began) / (share * num_steps) * 1e6)
+    return collector, sorted(rates)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--steps", type=int, default=20_000)
+    arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--parts", type=int, default=0, help="with which prompts are labelled")
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
+
+    told = busy_engine(options.steps, options.batch, num_parts=options.parts)
+    frames = [(r.CODE, encode(r)) for r in told]
+    before_mb = memory_mb()
+    collector, rates = fold_rates(frames, options.steps)
     result = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),

@@ -1,0 +1,199 @@
+"""What the split of a step costs: alone, within the fold, by naive rules, and as spans.
+
+The split alone is all that lies between a step's contexts and its requests' whole nanoseconds: the
+batch, its attention, the fair parts, scaling and rounding. Its team is either kept, as in a fold
+whose requests stay, or new in every step. Beside it: the other rules, the naive ones (which need no
+model), and one OpenTelemetry span per slice, started and ended with three attributes and handed to
+nobody. The variants take turns in every round, so that what else the machine does meets all of them
+alike; processor time, the median over rounds, and the best and the worst.
+
+    python benchmarks/attribution_speed.py --out benchmarks/results/attribution_speed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from collector_speed import LLAMA_8B, busy_engine, fold_rates
+from naive_rules import by_tokens, equal, whole_step
+from numpy.typing import NDArray
+from opentelemetry.sdk.trace import TracerProvider
+from probe_cost import machine
+
+from inferscope.attribution.rules import COLUMNS, Components, column_ns, scaled_ns, shares_ns
+from inferscope.attribution.split import fair
+from inferscope.cost.batch import Batch, PlainTeams, Team
+from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.records import encode
+
+Ints = NDArray[np.int64]
+Variant = Callable[[], object]
+"""Does a number of steps."""
+
+TARGET_US = 20.0
+BUSY_NS = 9_000_000
+CHUNKS = {0: (), 1: ((5, 512, 1),), 2: ((5, 512, 1), (40, 256, 0))}
+"""Position, tokens and sampled rows of the prefills, by their number."""
+
+
+def padding_model(model: StepModel) -> StepModel:
+    """Return the model of an engine that pads decode attention to the longest context."""
+    return StepModel(
+        "padded", model.source, model.f_ns, model.g_ns, model.single_ns, model.single_ns, 0.0,
+        model.pair_ns, model.context_ns,
+    )  # fmt: skip
+
+
+class Steps:
+    """Consecutive steps of a batch."""
+
+    def __init__(self, batch: int, num_prefills: int, num: int) -> None:
+        """Draw contexts; from step to step each grows by one."""
+        draw = np.random.default_rng(0)
+        first = draw.integers(300, 3000, batch)
+        self.contexts = [first + step for step in range(num)]
+        self.chunks = CHUNKS[num_prefills]
+        self.kept = PlainTeams().team(batch, self.chunks)
+        self.tokens = self.kept.tokens
+        self.prefills = [at for at, _, _ in self.chunks]
+
+    def split(self, model: StepModel, team: Team, contexts: Ints) -> Ints:
+        """Do what the fold does with a step, from its contexts to its shares."""
+        batch = Batch(team, contexts)
+        own = model.own(batch)
+        parts = fair(model, batch, own)
+        of = Components(model, batch, own, self.prefills, team.tokens, None)
+        return scaled_ns(parts, of, modelled_ns=parts.total(batch), busy_ns=BUSY_NS)
+
+    def kept_team(self, model: StepModel) -> None:
+        """Split steps of one team."""
+        for contexts in self.contexts:
+            self.split(model, self.kept, contexts)
+
+    def new_teams(self, model: StepModel) -> None:
+        """Split steps each of which has a team of its own."""
+        for contexts in self.contexts:
+            self.split(model, Team.plain(len(contexts), self.chunks), contexts)
+
+    def by_rule(self, model: StepModel, rule: str) -> None:
+        """Divide steps by another rule."""
+        divide = column_ns if rule in COLUMNS else shares_ns
+        for contexts in self.contexts:
+            batch = Batch(self.kept, contexts)
+            own = model.own(batch)
+            of = Components(model, batch, own, self.prefills, self.tokens, None)
+            divide(rule, of, BUSY_NS)
+
+    def naively(self, rule: Callable[[Ints, int], Ints]) -> None:
+        """Divide steps by a rule that knows no model."""
+        for _ in self.contexts:
+            rule(self.tokens, BUSY_NS)
+
+    def as_spans(self) -> None:
+        """Make a span of every slice."""
+        tracer, now_ns = TracerProvider(shutdown_on_exit=False).get_tracer("benchmark"), 10**18
+        for contexts in self.contexts:
+            for tokens, context in zip(self.tokens.tolist(), contexts.tolist(), strict=True):
+                attributes = {"request": "request-17", "tokens": tokens, "context": context}
+                tracer.start_span("slice", attributes=attributes, start_time=now_ns).end(
+                    now_ns + BUSY_NS
+                )
+
+
+def variants(batch: int, num: int) -> dict[str, tuple[Variant, int]]:
+    """Return what is compared, each with the number of steps that it does."""
+    model = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
+    padded = padding_model(model)
+    none, one, two = (Steps(batch, num_prefills, num) for num_prefills in CHUNKS)
+    found: dict[str, tuple[Variant, int]] = {}
+    for num_prefills, steps in enumerate((none, one, two)):
+        name = f"fair, {num_prefills} prefills"
+        found[f"{name}, kept team"] = (partial(steps.kept_team, model), num)
+        found[f"{name}, new teams"] = (partial(steps.new_teams, model), num)
+    found["fair, 0 prefills, kept team, padded"] = (partial(none.kept_team, padded), num)
+    found["fair, 2 prefills, new teams, padded"] = (partial(two.new_teams, padded), num)
+    for rule in ("phase", "token", *COLUMNS):
+        found[f"{rule}, 2 prefills"] = (partial(two.by_rule, model, rule), num)
+    for naive in (by_tokens, equal, whole_step):
+        found[f"naive: {naive.__name__}"] = (partial(two.naively, naive), num)
+    few = Steps(batch, 2, max(1, num // 10))
+    found["one span per slice"] = (few.as_spans, len(few.contexts))
+    return found
+
+
+def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]:
+    """Return µs per step by variant: best, median and worst round."""
+    compared = variants(batch, num)
+    costs: dict[str, list[float]] = {name: [] for name in compared}
+    for work, _ in compared.values():  # once, to fill caches
+        work()
+    for _ in range(rounds):
+        for name, (work, steps) in compared.items():
+            began_ns = time.process_time_ns()
+            work()
+            costs[name].append((time.process_time_ns() - began_ns) / steps / 1e3)
+    return {name: spread(found) for name, found in costs.items()}
+
+
+def spread(costs: list[float]) -> dict[str, float]:
+    """Return the best, the median and the worst."""
+    return {
+        "min": round(min(costs), 2),
+        "median": round(statistics.median(costs), 2),
+        "max": round(max(costs), 2),
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=200, help="of a variant in a round")
+    parser.add_argument("--fold-steps", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    options = parser.parse_args()
+
+    rows = measure(options.batch, rounds=options.rounds, num=options.steps)
+    frames = [(r.CODE, encode(r)) for r in busy_engine(options.fold_steps, options.batch)]
+    _, fold_us = fold_rates(frames, options.fold_steps)
+    rows["the whole fold, a step"] = spread(fold_us)
+    of_ours = rows["fair, 2 prefills, kept team"]["median"]
+    about = machine()
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print(f"{f'µs per step of {options.batch}':<40}{'median':>9}{'min':>9}{'max':>9}{'ratio':>8}")
+    table: list[dict[str, Any]] = []
+    for name, row in rows.items():
+        ratio = round(row["median"] / of_ours, 2)
+        table.append({"what": name, "us_per_step": row, "ratio_to_fair_2_prefills_kept": ratio})
+        print(f"{name:<40}{row['median']:>9.1f}{row['min']:>9.1f}{row['max']:>9.1f}{ratio:>8.2f}")
+    slowest = max(row["median"] for name, row in rows.items() if name.startswith("fair"))
+    kept = max(row["median"] for name, row in rows.items() if "kept team" in name)
+    verdict = "met" if slowest <= TARGET_US else "missed"
+    print(
+        f"target (the split alone <= {TARGET_US:.0f} µs at up to 2 prefills): {verdict}; "
+        f"slowest {slowest:.1f} µs, of kept teams {kept:.1f} µs"
+    )
+    if options.out is not None:
+        result = {
+            "machine": about,
+            "batch": options.batch,
+            "rounds": options.rounds,
+            "rows": table,
+            "target_us": TARGET_US,
+            "target": verdict,
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
