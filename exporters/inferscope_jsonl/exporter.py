@@ -2,8 +2,9 @@
 
 Four kinds of line: `step`, `request`, `device`, `run`. In every step the shares, the padding and
 the unattributed time sum to `measured_ns`; in every request the ledger sums to
-`delivered_ns - arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`. Unknown is null. Each
-number's origin stands under `provenance`.
+`delivered_ns - arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`; whom a request waited
+for, by cause, sums to the ledger's rows. Unknown is null. Each number's origin stands under
+`provenance`.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "fit": request.fit_id,
         "error": None,
     }
+    blame = ledger | {"source": "the scheduler's constraints, and counterfactuals within steps"}
     return {
         "kind": "request",
         "engine": request.engine_id,
@@ -149,6 +151,10 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "ledger_ns": request.ledger_ns,
         "ttft_ledger_ns": request.ttft_ledger_ns,
         "prompt_parts": [structs.asdict(part) for part in request.parts] or None,
+        "blame": [
+            {"cause": cause, "request": request_id, "ns": ns}
+            for cause, request_id, ns in request.blame
+        ],
         "tbt_ns": request.tbt_ns,
         "tokens_per_event": list(request.tokens_per_event),
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
@@ -162,6 +168,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "ledger_ns": ledger,
             "ttft_ledger_ns": ledger,
             "prompt_parts": parts,
+            "blame": blame,
             "tbt_ns": times,
         },
     }

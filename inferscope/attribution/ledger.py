@@ -24,9 +24,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.blame import Blame
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.occupancy import Occupancy
 from inferscope.attribution.open_step import Attendance, OpenStep, scaled, taken_until
+from inferscope.attribution.stays import Grip
 from inferscope.attribution.together import Together, outsiders
 from inferscope.records import CAUSES
 
@@ -51,6 +53,7 @@ class Ledger:
     Attributes:
         state: [slots].
         device: where the device's time goes.
+        blame: which other requests they waited for.
     """
 
     def __init__(self, num_slots: int = 256) -> None:
@@ -60,6 +63,9 @@ class Ledger:
         self.state = np.zeros(num_slots, dtype=np.int8)
         self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.device = Occupancy()
+        self.blame = Blame(num_slots)
+        self._blamed_until_ns = 0
+        """Who holds what others wait for is blamed up to here."""
         self._open: list[OpenStep] = []
         """By their ends."""
         self._attendance = Attendance(num_slots, self._open)
@@ -78,6 +84,7 @@ class Ledger:
         self._mark_ns = np.concatenate([self._mark_ns, np.zeros(more, dtype=np.int64)])
         self.state = np.concatenate([self.state, np.zeros(more, dtype=np.int8)])
         self._attendance.grow(num_slots)
+        self.blame.grow(num_slots)
         self._busy_mark_ns = np.concatenate([self._busy_mark_ns, np.zeros(more, dtype=np.int64)])
 
     @property
@@ -175,6 +182,7 @@ class Ledger:
         """Give the slot back."""
         self._leave_steps(slot, self.mark_of(slot))
         self._change(slot, self.mark_of(slot), FREE)
+        self.blame.end(slot)
 
     # --- tokens -------------------------------------------------------------------------------
 
@@ -222,6 +230,7 @@ class Ledger:
         start_ns: int,
         end_ns: int,
         is_cold: bool,
+        grip: Grip | None = None,
     ) -> None:
         """Begin a step; between the members' marks and its start the host had the floor.
 
@@ -231,6 +240,7 @@ class Ledger:
             start_ns: on the earliest rank.
             end_ns: on the latest.
             is_cold: the step was the first of its shape.
+            grip: what the members hold that keeps others out; None where that is not known.
         """
         self.close_steps(start_ns)
         members = slots if self._is_brought_together(slots, start_ns) else None
@@ -246,7 +256,9 @@ class Ledger:
             end_ns=end_ns,
             excess_column=_COLD_START if is_cold else _SLOWDOWN,
             whole_at=self._num_changes if is_whole else -1,
+            grip=grip,
         )
+        self.blame.step(members, delay, grip)
         if self._together is None:
             taken_ns = taken_until(members, self._mark_ns, self._open)
             for member in np.flatnonzero(taken_ns > start_ns).tolist():
@@ -359,6 +371,8 @@ class Ledger:
             for slot in self._bystanders().tolist():
                 if self.mark_of(slot) < end_ns:
                     self._book(slot, end_ns, _NOT_SCHEDULED)
+        if self.blame.num_waiting:
+            self._hold(step, end_ns)
         self.device.pass_busy(end_ns)
 
     def _bystanders(self) -> Ints:
@@ -410,6 +424,30 @@ class Ledger:
         self._rows[slot, _QUEUE_IDLE] += spent - busy
         self._mark_ns[slot] = until_ns
 
+    def waited_ns(self, slot: int) -> int:
+        """Return how long a request in the queue has waited for steps that have ended by now."""
+        if self.state.item(slot) != WAITING:
+            return 0
+        return max(0, self.device.busy_ns - self._busy_mark_ns.item(slot))
+
+    def _hold(self, step: OpenStep, until_ns: int) -> None:
+        """Blame a step's members for its time up to here, in which others waited in the queue."""
+        since_ns = max(self._blamed_until_ns, self.device.mark_ns or 0)
+        if until_ns > since_ns:
+            self.blame.hold(step.slots, step.delay, step.grip, until_ns - since_ns)
+            self._blamed_until_ns = until_ns
+
+    def _queue_changes(self, slot: int, at_ns: int, *, is_coming: bool) -> None:
+        """Let a request into the queue or out of it, with those blamed who held it up so far."""
+        if self._open and self.blame.num_waiting:
+            self._hold(self._open[0], min(at_ns, self._open[0].end_ns))
+        elif is_coming:
+            self._blamed_until_ns = max(self._blamed_until_ns, at_ns)
+        if is_coming:
+            self.blame.queued(slot, at_ns)
+        else:
+            self.blame.admitted(slot, self._busy_until(at_ns) - self._busy_mark_ns.item(slot))
+
     def _busy_until(self, at_ns: int) -> int:
         end_ns = self._open[-1].end_ns if self._open else None
         return self.device.busy_until(at_ns, open_until_ns=end_ns)
@@ -420,7 +458,12 @@ class Ledger:
         if was != will:
             self.pass_idle(at_ns)
             self._num_in_flight += 1 if will else -1
-        if before == RUNNING:
+        if before == WAITING:
+            self._queue_changes(slot, at_ns, is_coming=False)
+        elif before == HELD:
+            self.blame.resumed(slot, at_ns)
+        elif before == RUNNING:
+            self.blame.left(slot)
             self._part(slot)
             self._num_running -= 1
             self._num_changes += 1
@@ -430,6 +473,9 @@ class Ledger:
         self.state[slot] = state
         if state == WAITING:
             self._busy_mark_ns[slot] = self._busy_until(at_ns)
+            self._queue_changes(slot, at_ns, is_coming=True)
+        elif state == HELD:
+            self.blame.preempted(slot, at_ns)
 
     # --- the device ---------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.stays import Grip
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -32,6 +33,8 @@ class OpenStep(msgspec.Struct):
     excess_column: int
     whole_at: int
     """The ledger's number of changes if all that run are members, else -1."""
+    grip: Grip | None = None
+    """What the members hold; None where that is not known."""
     is_counted: bool = False
     """The ledger has counted it in its members' numbers of open steps."""
     parts: Ints | None = None

@@ -205,6 +205,7 @@ class EngineFold:
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
         ring.info, ring.dp_rank = info, info.ranks[2]
+        self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
         if ring.authority < self._told_by:
             return
         self._told_by = ring.authority

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
 
@@ -101,6 +102,9 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """Of its prompt, where client or server said whose tokens are whose."""
     reasoning_tokens: int | None = None
     """Of its output; None where the engine does not tell."""
+    blame: tuple[Culprit, ...] = ()
+    """Of the causes that lie with other requests, with whom; each cause's sum to its row. Empty
+    where the fold has no sink that could take it."""
 
     @property
     def is_in_one_piece(self) -> bool:

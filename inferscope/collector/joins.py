@@ -31,6 +31,7 @@ class Joins:
     Attributes:
         num_unjoined: steps whose records contradict each other or never came together.
         num_partial: steps that were split without some rank's span.
+        block_tokens: tokens in a KV block, 0 where the engine does not say.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Joins:
         self._sinks = sinks
         self.num_unjoined = 0
         self.num_partial = 0
+        self.block_tokens = 0
         self._pending: dict[tuple[int, int], PendingStep] = {}
         """By data-parallel rank and step."""
         self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
@@ -70,7 +72,8 @@ class Joins:
 
     def plan(self, ring: RingState, plan: StepPlan) -> None:
         """Take the scheduler's word that a step begins."""
-        self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
+        pending = self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
+        pending.binding = plan.binding
 
     def slices(self, ring: RingState, slices: StepSlices) -> None:
         """Take who is in a step."""
@@ -189,7 +192,15 @@ class Joins:
             self._book_for_nobody(pending, run, is_unjoined=found is None and not run.is_dummy)
             return
         rows, contexts = found
-        split = split_step(self._book, rows, contexts, run)
+        split = split_step(
+            self._book,
+            rows,
+            contexts,
+            run,
+            binding=pending.binding,
+            block_tokens=self.block_tokens,
+            dp_rank=pending.dp_rank,
+        )
         prefill_ns = self._bookings.book(rows, contexts, split, run)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
         if run.wait_ns:

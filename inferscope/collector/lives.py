@@ -13,6 +13,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptCost, PromptPart
 from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Sink
@@ -81,6 +82,7 @@ class Lives:
             start_ns=start_ns,
             end_ns=run.end_ns,
             is_cold=run.is_cold,
+            grip=split.grip,
         )
         bucket = self._count_idle(start_ns)
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
@@ -248,6 +250,20 @@ class Lives:
             self.num_dropped += 1
             self.table.remove(request)
 
+    def blame_of(self, request: Request) -> tuple[Culprit, ...]:
+        """Return whom a request has waited for so far; in the queue it has waited until now."""
+        ledger, slot = self.table.ledger, request.slot
+        ledger_ns = by_cause(ledger.row(slot))
+        waited_ns = ledger.waited_ns(slot)
+        if waited_ns:
+            ledger_ns["queue"] = ledger_ns.get("queue", 0) + waited_ns
+        return ledger.blame.of(slot, ledger_ns, at_ns=ledger.mark_of(slot), waited_ns=waited_ns)
+
+    def _blame(self, slot: int, ledger_ns: dict[str, int], at_ns: int) -> tuple[Culprit, ...]:
+        """Return whom a request has waited for; as long to work out as all else of its end."""
+        blame = self.table.ledger.blame
+        return blame.of(slot, ledger_ns, at_ns=at_ns) if self._sinks else ()
+
     def _end(self, request: Request, at_ns: int, finish: str) -> None:
         request.finished_ns = at_ns
         request.finish = _finish_of(request, finish)
@@ -260,6 +276,7 @@ class Lives:
         table = self.table
         row = table.ledger.row(slot)
         delivered_ns = table.ledger.mark_of(slot)
+        ledger_ns = by_cause(row)
         last_ns, _ = table.tokens.edges_of(slot)
         (prefill_ns, decode_ns), (prefill_flops, decode_flops) = table.work.of(slot)
         times, tokens_per_event = table.tokens.events_of(slot)
@@ -283,7 +300,7 @@ class Lives:
             finish=request.finish or "error",
             joined_late=request.joined_late,
             num_preemptions=request.num_preemptions,
-            ledger_ns=by_cause(row),
+            ledger_ns=ledger_ns,
             ttft_ledger_ns=by_cause(request.ttft_row) if request.first_edge_ns else {},
             token_times_ns=times,
             tokens_per_event=tokens_per_event,
@@ -300,6 +317,7 @@ class Lives:
             ),
             parts=self.parts_of(request),
             reasoning_tokens=request.reasoning_tokens,
+            blame=self._blame(slot, ledger_ns, delivered_ns),
         )
         self.num_finished += 1
         self.finished.append(final)

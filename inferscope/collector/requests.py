@@ -138,6 +138,7 @@ class RequestTable:
         self.is_shared[slot] = False
         self.tokens.begin(slot)
         self.work.begin(slot)
+        self.ledger.blame.begin(slot, request_id)
         self.ledger.begin(slot, arrived_ns, state)
         return request
 

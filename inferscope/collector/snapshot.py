@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.collector.finals import DeviceTime
 
 
@@ -78,6 +79,8 @@ class RequestRow:
     gaps_per_cell: int = 1
     trace: str = ""
     """W3C `traceparent`, of the request in focus only."""
+    blame: tuple[Culprit, ...] = ()
+    """Whom it has waited for so far, by cause: of the request in focus only."""
 
 
 @dataclass(frozen=True)

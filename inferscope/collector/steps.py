@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
+from inferscope.attribution.stays import Grip
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
 from inferscope.cost.batch import Batch, Line
@@ -47,6 +48,8 @@ class PendingStep(msgspec.Struct):
     """Rings that are through with it without having told a span."""
     is_unsliced: bool = False
     """Its slices will not come any more."""
+    binding: str = "none"
+    """What the scheduler says is scarce."""
 
 
 class RankSpan(msgspec.Struct, frozen=True, gc=False):
@@ -106,6 +109,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     delay: Delay
     components: Components | None
     """What it was divided with; None where it was of no request."""
+    grip: Grip | None = None
+    """What the requests hold that keeps others out."""
 
 
 def rank_span(
@@ -178,7 +183,16 @@ def rank_wait_ns(spans: list[RankSpan]) -> int:
     return max(0, whole_ns - sum(fastest.values()))
 
 
-def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> SplitStep:
+def split_step(
+    book: CostBook,
+    rows: Rows,
+    contexts: Ints,
+    run: Execution,
+    *,
+    binding: str = "none",
+    block_tokens: int = 0,
+    dp_rank: int = 0,
+) -> SplitStep:
     """Divide a step's time over its rows, and explain its delay to its requests.
 
     Args:
@@ -186,6 +200,9 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         rows: the slices.
         contexts: [rows].
         run: its execution. The wait for the slowest rank goes to the delay's excess.
+        binding: what the scheduler says is scarce.
+        block_tokens: tokens in a KV block, 0 where that is not known.
+        dp_rank: whose step it is.
     """
     span = run.span
     mode = book.mode(span.mode)
@@ -237,6 +254,7 @@ def split_step(book: CostBook, rows: Rows, contexts: Ints, run: Execution) -> Sp
         rows.members,
         delay,
         components,
+        Grip(binding, block_tokens, rows.team.tokens, batch.context, dp_rank),
     )
 
 

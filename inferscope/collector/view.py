@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import ledger as states
+from inferscope.attribution.culprits import Culprit
 from inferscope.collector import windows
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest
@@ -249,25 +250,28 @@ def _requests(
         row = alive_row(engine, request)
         if request.request_id == focus:
             times_ns = engine.lives.table.token_times_ns[request.slot]
-            row = _in_focus(row, times_ns, request.trace)
+            row = _in_focus(row, times_ns, request.trace, engine.lives.blame_of(request))
         rows.append(row)
     room = max_requests - len(rows)
     for final in list(engine.lives.finished)[::-1][:room]:
         row = finished_row(final)
         if final.request_id == focus:
-            row = _in_focus(row, final.token_times_ns, final.trace)
+            row = _in_focus(row, final.token_times_ns, final.trace, final.blame)
         rows.append(row)
     return tuple(rows)
 
 
-def _in_focus(row: RequestRow, times_ns: array[int], trace: str) -> RequestRow:
+def _in_focus(
+    row: RequestRow, times_ns: array[int], trace: str, blame: tuple[Culprit, ...]
+) -> RequestRow:
     """Add what only the request that is looked at shows: its gaps, the longest of each cell."""
+    row = replace(row, trace=trace, blame=blame)
     if len(times_ns) < 2:
-        return replace(row, trace=trace)
+        return row
     gaps_ns = np.diff(np.frombuffer(times_ns, dtype=np.int64))
     per_cell = -(-len(gaps_ns) // _MOST_CELLS)
     longest = np.maximum.reduceat(gaps_ns, range(0, len(gaps_ns), per_cell))
-    return replace(row, gaps_ns=tuple(longest.tolist()), gaps_per_cell=per_cell, trace=trace)
+    return replace(row, gaps_ns=tuple(longest.tolist()), gaps_per_cell=per_cell)
 
 
 def alive_row(engine: EngineFold, request: Request) -> RequestRow:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferscope.attribution.blame import BLAMED
 from inferscope.attribution.rules import RULES, shares_ns
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
@@ -304,6 +306,13 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
         assert final.output_tokens == sum(final.tokens_per_event)
         assert len(final.tokens_per_event) == len(final.token_times_ns)
         assert len(final.preempted_ns) == final.num_preemptions
+        blamed = Counter[str]()
+        for cause, request_id, ns in final.blame:
+            assert ns > 0
+            assert request_id != final.request_id
+            blamed[cause] += ns
+        rows = {cause: ns for cause, ns in final.ledger_ns.items() if cause in BLAMED}
+        assert blamed == rows
         if final.joined_late:
             continue
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns, final

@@ -96,7 +96,9 @@ def told(rings: list[Path]) -> Told:
     return sorted(out, key=lambda one: (one[0], one[1], one[2].sequence))
 
 
-def fold_again(rings: list[Path], told: Told, folder: Path, rng: random.Random) -> tuple[str, Path]:
+def fold_again(
+    rings: list[Path], told: Told, folder: Path, rng: random.Random, *sinks: Finals
+) -> tuple[str, Path]:
     """Write the rings anew as time passes, fold them at odd moments; return digest and file."""
     folder.mkdir()
     order = list(range(len(rings)))
@@ -111,7 +113,11 @@ def fold_again(rings: list[Path], told: Told, folder: Path, rng: random.Random) 
     recording = folder / "run.isr"
     paths = [folder / f"{rings[number].stem}.ring" for number in order]
     source = RingSource(
-        lambda: paths, name="again", recording=RecordingWriter(recording), clock=clock
+        lambda: paths,
+        name="again",
+        sinks=sinks,
+        recording=RecordingWriter(recording),
+        clock=clock,
     )
     next_poll_ns = clock.now_ns
     for t_ns, number, frame in told:
@@ -133,8 +139,8 @@ def fold_again(rings: list[Path], told: Told, folder: Path, rng: random.Random) 
     return source.collector.digest(), recording
 
 
-def replayed(path: Path) -> str:
-    source = RecordingSource(path)
+def replayed(path: Path, *sinks: Finals) -> str:
+    source = RecordingSource(path, sinks=sinks)
     source.advance()
     source.close()
     return source.collector.digest()
@@ -161,6 +167,21 @@ def test_a_run_folds_to_the_same_numbers_however_it_is_read(
     digests.add(whole.collector.digest())
     assert len(digests) == 1
     assert whole.collector.num_late == whole.collector.num_unjoined == 0
+
+
+def test_a_run_names_the_same_culprits_however_it_is_read(
+    rings: list[Path], told: Told, tmp_path: Path
+) -> None:
+    readings = []
+    for seed in range(2):
+        live, again = Finals(), Finals()
+        _, file = fold_again(rings, told, tmp_path / str(seed), random.Random(seed), live)
+        replayed(file, again)
+        readings += [
+            [(final.request_id, final.blame) for final in finals.requests]
+            for finals in (live, again)
+        ]
+    assert all(reading == readings[0] for reading in readings)
 
 
 def test_a_replay_does_not_depend_on_the_hash_seed(recording: Path) -> None:

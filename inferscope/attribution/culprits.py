@@ -1,0 +1,84 @@
+"""What is found of whom one waited for, and how it is told: scaled to the ledger, the most by name.
+
+Of each cause a request remembers the few who answer for most of it, and how much that is of all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+NUM_NAMED = 5
+"""Culprits told by name, for each cause."""
+_KEPT = 16
+"""Culprits remembered: the same one may come back."""
+
+
+class Culprit(NamedTuple):
+    """One request's part of what another waited, for one cause."""
+
+    cause: str
+    request_id: str | None
+    """None: all others together, those who are not known among them."""
+    ns: int
+
+
+class Found(msgspec.Struct):
+    """Of one request and one cause: all that there is to answer for, and who answers for most."""
+
+    total_ns: float = 0.0
+    by_name: dict[str, float] = {}
+
+    def add_rows(
+        self, parts: Floats, names: list[str | None], *, total_ns: float, but_for: str
+    ) -> None:
+        """Add what one wait has shown.
+
+        Args:
+            parts: [rows].
+            names: [rows], None for nobody.
+            total_ns: of the wait; more than the parts where some are not known.
+            but_for: who has waited.
+        """
+        rows = parts.nonzero()[0]
+        if len(rows) > _KEPT:
+            rows = rows[parts[rows].argpartition(-_KEPT)[-_KEPT:]]
+        by_name: dict[str, float] = {}
+        for row, part in zip(rows.tolist(), parts[rows].tolist(), strict=True):
+            name = names[row]
+            if part > 0 and name is not None and name != but_for:
+                by_name[name] = by_name.get(name, 0.0) + part
+        self.add(by_name, total_ns=total_ns)
+
+    def add(self, parts: dict[str, float], *, total_ns: float) -> None:
+        """Add what one wait has shown: culprits, and all that there was."""
+        self.total_ns += max(total_ns, sum(parts.values()))
+        by_name = self.by_name
+        for name, part in parts.items():
+            by_name[name] = by_name.get(name, 0.0) + part
+        if len(by_name) > _KEPT:
+            self.by_name = dict(sorted(by_name.items(), key=_by_ns)[:_KEPT])
+
+    def told(self, cause: str, row_ns: int) -> list[Culprit]:
+        """Scale it to the ledger's row, in whole nanoseconds that sum to it, and name the most."""
+        most = sorted(self.by_name.items(), key=_by_ns)[:NUM_NAMED]
+        scale = row_ns / self.total_ns if self.total_ns > 0 else 0.0
+        exact = [part * scale for _, part in most]
+        exact.append(max(0.0, row_ns - sum(exact)))
+        whole = [int(part) for part in exact]
+        missing = row_ns - sum(whole)
+        order = sorted(range(len(exact)), key=lambda at: (whole[at] - exact[at], at))
+        for at in order[: max(0, missing)]:
+            whole[at] += 1
+        whole[order[0]] += row_ns - sum(whole)  # a float is not exact beyond a hundred days
+        names = [*(name for name, _ in most), None]
+        return [Culprit(cause, name, ns) for name, ns in zip(names, whole, strict=True) if ns > 0]
+
+
+def _by_ns(item: tuple[str, float]) -> tuple[float, str]:
+    return -item[1], item[0]

@@ -1,0 +1,171 @@
+"""The culprits that the fold names, of made-up engines and of the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inferscope_jsonl.exporter import request_row
+from msgspec.structs import replace
+
+from inferscope.attribution.culprits import Culprit
+from inferscope.collector.finals import FinalRequest
+from inferscope.collector.source import RingSource
+from inferscope.collector.view import snapshot
+from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
+from inferscope.engine.load import describe
+from inferscope.probe import Probe
+from tests.collector.scripts import MS, Finals, Script, assert_all_closes
+
+
+def most(final: FinalRequest, cause: str) -> Culprit:
+    """Return who is blamed for most of a cause."""
+    told = [one for one in final.blame if one.cause == cause and one.request_id is not None]
+    assert told == sorted(told, key=lambda one: -one.ns)
+    return told[0]
+
+
+# --- made-up engines ------------------------------------------------------------------------------
+
+
+def test_the_plan_of_a_step_says_what_was_scarce_in_it() -> None:
+    for binding, expected in (("slots", 1 / 2), ("budget", 1 / 41), ("blocks", 81 / 122)):
+        script = Script()
+        core = script.ring()
+        small, large = core.queued("small"), core.queued("large")
+        for index in (small, large):
+            core.admitted(index)
+        script.at(1)
+        mine = core.queued("mine")
+        script.at(2)
+        core.plan(0)
+        script.told[-1] = (core.number, replace(script.told[-1][1], binding=binding))
+        script.at(12)
+        core.span(0, 2, 12)
+        core.slices(0, [(small, 1, 80), (large, 40, 1)])
+        script.at(13)
+        core.admitted(mine)
+        core.finished(mine)
+        _, finals = script.play(until_ms=400)
+        told = {one.request_id: one.ns for one in finals.only().blame}
+        assert sum(told.values()) == 10 * MS
+        assert told["small"] == pytest.approx(expected * 10 * MS, abs=1)
+
+
+def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
+    script = Script()
+    core = script.ring()
+    running = core.queued("running")
+    core.admitted(running)
+    core.queued("waiting")
+    core.step(0, [(running, 8, 0)], start_ms=0, end_ms=10)
+    core.step(1, [(running, 1, 8)], start_ms=10, end_ms=20)
+    script.at(30)
+    core.health()
+    collector, _ = script.play(until_ms=400)
+    view = snapshot(collector, window_ns=10**9, mode="live", focus="waiting")
+    rows = {row.request_id: row for row in view.engines[0].requests}
+    assert rows["waiting"].blame == (Culprit("queue", "running", 20 * MS),)
+    assert rows["running"].blame == ()
+
+
+# --- the real one ---------------------------------------------------------------------------------
+
+Run = Callable[[Engine], dict[str, FinalRequest]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Step an engine until it has nothing to do, and fold what its probe has told."""
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "4")
+
+    def until_done(engine: Engine) -> dict[str, FinalRequest]:
+        while engine.has_work:
+            engine.step()
+        engine.probe.close()
+        finals = Finals()
+        paths = sorted(tmp_path.glob("**/*.ring"))
+        source = RingSource(lambda: paths, name="offline", sinks=(finals,))
+        while not source.has_ended:
+            source.advance()
+        source.close()
+        assert_all_closes(source.collector, finals)
+        return {final.request_id: final for final in finals.requests}
+
+    return until_done
+
+
+def make_engine(**options: object) -> Engine:
+    """Return an engine whose probe is on."""
+    engine = load_engine("builtin", EngineOptions(dtype="float32", prefix_cache=False, **options))  # type: ignore[arg-type]
+    engine.probe = Probe.open(describe(engine, name="builtin"))
+    return engine
+
+
+def prompt(num_tokens: int, first: int = 1) -> list[int]:
+    return [first + at % 50 for at in range(num_tokens)]
+
+
+def test_who_has_the_only_slot_is_named_by_all_who_wait_for_it(run: Run) -> None:
+    engine = make_engine(max_running=1, token_budget=64)
+    engine.submit(prompt(20), Sampling(max_tokens=40, ignore_eos=True), request_id="long")
+    for _ in range(2):
+        engine.step()
+    for name in ("second", "third"):
+        engine.submit(prompt(5), Sampling(max_tokens=2, ignore_eos=True), request_id=name)
+    finals = run(engine)
+    for name in ("second", "third"):
+        told = most(finals[name], "queue")
+        assert told.request_id == "long"
+        assert told.ns > 0.8 * finals[name].ledger_ns["queue"]
+    second = [one for one in finals["second"].blame if one.cause == "queue"]
+    assert [one.request_id for one in second] == ["long"]
+    third = [one.request_id for one in finals["third"].blame if one.cause == "queue"]
+    assert third == ["long", "second"]
+    exported = request_row(finals["second"])["blame"]
+    assert exported[0] == {
+        "cause": "queue",
+        "request": "long",
+        "ns": finals["second"].ledger_ns["queue"],
+    }
+
+
+def test_who_has_the_blocks_is_named_by_who_waits_for_them_and_by_who_lost_its_own(
+    run: Run,
+) -> None:
+    engine = make_engine(max_running=8, token_budget=128, num_blocks=12, block_tokens=16)
+    more = Sampling(max_tokens=60, ignore_eos=True)
+    engine.submit(prompt(90), more, request_id="large")  # 6 blocks, up to 10 of the 12
+    engine.submit(prompt(20), more, request_id="small")
+    for _ in range(2):
+        engine.step()
+    engine.submit(prompt(80), Sampling(max_tokens=2, ignore_eos=True), request_id="waiting")
+    finals = run(engine)
+    assert most(finals["waiting"], "queue").request_id == "large"
+    assert finals["small"].num_preemptions > 0
+    told = most(finals["small"], "preempted")
+    assert (told.request_id, told.ns) == ("large", finals["small"].ledger_ns["preempted"])
+
+
+def test_an_oversized_prompt_is_named_by_the_decodes_it_delays(run: Run) -> None:
+    engine = make_engine(max_running=8, token_budget=512)
+    for number in range(3):
+        sampling = Sampling(max_tokens=20, ignore_eos=True)
+        engine.submit(prompt(8), sampling, request_id=f"decode-{number}")
+    for _ in range(4):
+        engine.step()
+    for name, num_tokens in (("oversized", 700), ("harmless", 12)):
+        one = Sampling(max_tokens=1, ignore_eos=True)
+        engine.submit(prompt(num_tokens), one, request_id=name)
+        for _ in range(4):
+            engine.step()
+    finals = run(engine)
+    for number in range(3):
+        final = finals[f"decode-{number}"]
+        told = most(final, "decode_interference")
+        assert told.request_id == "oversized"
+        assert told.ns > 0.7 * final.ledger_ns["decode_interference"]
+        beside = {one.request_id for one in final.blame if one.cause == "decode_co_batched"}
+        assert beside <= {f"decode-{other}" for other in range(3) if other != number} | {None}
