@@ -16,6 +16,11 @@ NUM_NAMED = 3
 """Companions worth naming: where more are to blame, none of them is the cause."""
 UNSEEN, UNBOOKED = "not_seen", "not_booked"
 """No causes: what the records do not explain, and what the fold has not decided yet."""
+_HOLDING = {
+    "slots": "the slots were held by",
+    "blocks": "the KV blocks were held by",
+    "budget": "the token budget went to",
+}
 _GAPS = {
     UNSEEN: "before the first record of it, or where records were lost",
     UNBOOKED: "not decided yet: the step under way, or a token not out yet",
@@ -47,12 +52,18 @@ def _queue(ns: int, facts: Facts) -> str:
             words = BINDINGS.get(binding, binding)
             said.append(f"{words} in {_part(part)} of the scheduler's plans meanwhile")
     busy_ns = waiting.prefill_ns + waiting.decode_ns
+    blamed = _blamed("queue", facts, len(waiting.behind))
+    if blamed:
+        scarce, part = next(iter(waiting.bindings.items()), ("", 0.0))
+        holding = _HOLDING.get(scarce) if part == 1 else None
+        said.append(f"{holding or 'it was held up by'} {blamed}")
     if waiting.behind and busy_ns:
-        said.append(
-            f"the device worked on {named(waiting.behind, _of_compute)}"
-            f" ({share(waiting.prefill_ns / busy_ns)} prefill)"
-        )
+        said.append(f"{share(waiting.prefill_ns / busy_ns)} of the device's work was prefill")
     return "; ".join(said)
+
+
+def _not_booked(ns: int, facts: Facts) -> str:
+    return _queue(ns, facts) if facts.row.state == "waiting" else ""
 
 
 def _prefill_own(ns: int, facts: Facts) -> str:
@@ -64,7 +75,7 @@ def _prefill_own(ns: int, facts: Facts) -> str:
 
 
 def _prefill_co_batched(ns: int, facts: Facts) -> str:
-    return named(facts.prefill.same, of_tokens)
+    return _blamed("prefill_co_batched", facts, len(facts.prefill.same), facts.prefill.same)
 
 
 def _prefill_interference(ns: int, facts: Facts) -> str:
@@ -73,7 +84,7 @@ def _prefill_interference(ns: int, facts: Facts) -> str:
         return ""
     return (
         f"{_some(own.mean_other, 'request')} decoded in {_of(own.num_mixed, own.num_steps)}"
-        f" prefill steps, among them {named(own.other, _of_steps)}"
+        f" prefill steps{_among_them('prefill_interference', facts, own.other)}"
     )
 
 
@@ -89,8 +100,8 @@ def _decode_co_batched(ns: int, facts: Facts) -> str:
     if not own.same:
         return ""
     return (
-        f"{_mean(own.mean_same)} decoded together on average, {own.most_same} at most;"
-        f" for longest {named(own.same, _of_steps)}"
+        f"{_mean(own.mean_same)} decoded together on average, {own.most_same} at most"
+        f"{_among_them('decode_co_batched', facts, own.same)}"
     )
 
 
@@ -98,9 +109,10 @@ def _decode_interference(ns: int, facts: Facts) -> str:
     own = facts.decode
     if not own.num_mixed:
         return ""
+    blamed = _blamed("decode_interference", facts, len(own.other), own.other)
     return (
         f"{_of(own.num_mixed, own.num_steps)} decode steps also computed prompts,"
-        f" of {named(own.other, of_tokens)}"
+        f" of {blamed or named(own.other, of_tokens)}"
     )
 
 
@@ -137,7 +149,9 @@ def _preempted(ns: int, facts: Facts) -> str:
         reason = BINDINGS.get(one.reason, one.reason)
         kv = f", {share(one.kv_share)} of the KV cache in use" if one.kv_share is not None else ""
         said.append(f"{duration(one.into_life_ns)} into its life {held} ({reason}{kv})")
-    return _and_more(said, len(facts.preemptions))
+    blamed = _blamed("preempted", facts, 0)
+    holders = f"; the blocks were with {blamed}" if blamed else ""
+    return _and_more(said, len(facts.preemptions)) + holders
 
 
 def _recompute(ns: int, facts: Facts) -> str:
@@ -166,6 +180,7 @@ _EVIDENCE: dict[str, Callable[[int, Facts], str]] = {
     "preempted": _preempted,
     "recompute": _recompute,
     "output": _output,
+    UNBOOKED: _not_booked,
 }
 
 
@@ -178,22 +193,44 @@ def named(companions: tuple[Companion, ...], tell: Callable[[Companion], str]) -
     return _and_more(said, len(companions))
 
 
+def _among_them(cause: str, facts: Facts, companions: tuple[Companion, ...]) -> str:
+    blamed = _blamed(cause, facts, len(companions))
+    return f", among them {blamed}" if blamed else ""
+
+
+def _blamed(cause: str, facts: Facts, num: int, companions: tuple[Companion, ...] = ()) -> str:
+    """Name who is most to blame for a cause, and for what part of it.
+
+    Args:
+        cause: one that lies with others.
+        facts: of the request.
+        num: how many answer for it, named or not; 0 where that is not known.
+        companions: those whose tokens are to be told as well.
+    """
+    told = [one for one in facts.blame if one.cause == cause]
+    whole_ns = sum(one.ns for one in told)
+    tokens = {one.name: f", {of_tokens(one)}" for one in companions}
+    said = [
+        f"{one.request_id} ({share(one.ns / whole_ns)}{tokens.get(one.request_id, '')})"
+        for one in told
+        if one.request_id is not None
+    ]
+    if not said:
+        return ""
+    if num:
+        return _and_more(said[:NUM_NAMED], max(num, len(said)))
+    others = " and others" if len(told) > min(len(said), NUM_NAMED) else ""
+    return f"{', '.join(said[:NUM_NAMED])}{others}"
+
+
 def _and_more(said: list[str], num: int) -> str:
     more = f" and {num - len(said)} more" if num > len(said) else ""
     return f"{', '.join(said)}{more}"
 
 
-def _of_steps(one: Companion) -> str:
-    return many(one.num_steps, "step")
-
-
 def of_tokens(one: Companion) -> str:
     """Say how much of a companion's work there was."""
     return f"{many(one.num_tokens, 'token')} in {many(one.num_steps, 'step')}"
-
-
-def _of_compute(one: Companion) -> str:
-    return duration(one.compute_ns)
 
 
 def _odd(odd: OddStep) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 
@@ -128,3 +129,5 @@ class Facts:
     longest_gap: LongestGap | None = None
     parts: tuple[PromptPart, ...] = ()
     """Of its prompt, where client or server said whose tokens are whose."""
+    blame: tuple[Culprit, ...] = ()
+    """Whom it waited for, by cause; the names are the clients'."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep
@@ -212,6 +213,7 @@ class Witness:
             num_slow=len(slow),
             longest_gap=self._longest_gap(*self._tokens(engine), start_ns),
             parts=self._parts(engine),
+            blame=self._blame(engine),
         )
 
     def _alive(self, collector: Collector) -> RequestRow | None:
@@ -220,6 +222,17 @@ class Witness:
             return None
         request = engine.lives.table.by_id.get(self._life.request_id)
         return None if request is None else alive_row(engine, request)
+
+    def _blame(self, engine: EngineFold) -> tuple[Culprit, ...]:
+        lives = engine.lives
+        if self._final is not None:
+            culprits = self._final.blame
+        else:
+            culprits = lives.blame_of(lives.table.by_id[self._life.request_id])
+        return tuple(
+            one._replace(request_id=self._names.get(one.request_id or "", one.request_id))
+            for one in culprits
+        )
 
     def _tokens(self, engine: EngineFold) -> tuple[array[int], tuple[int, ...]]:
         """Return when its tokens came, and how many at a time."""

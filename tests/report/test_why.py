@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferscope.attribution.blame import BLAMED
+from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 from inferscope.collector.source import RecordingSource
 from inferscope.records import CAUSES, Record
-from inferscope.report.facts import Facts
+from inferscope.report.facts import Facts, Waiting
 from inferscope.report.find import lives_in_recording
 from inferscope.report.text import to_json, to_text
 from inferscope.report.why import NS_PER_TENTH_MS, why
 from inferscope.report.witness import Witness
+from inferscope.tui.plots import share
 from inferscope.tui.words import CAUSE_MEANINGS
 
 ROUNDING_NS = 1_000
@@ -108,6 +112,43 @@ def test_the_evidence_is_there_where_the_ledger_blames_somebody(
         told[cause]
         for cause in ("queue", "decode_interference", "recompute", "preempted", "cold_start")
     ), "the sample shows these causes"
+
+
+def test_who_is_most_to_blame_is_named_in_the_row_with_his_part_of_it(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    num_named = Counter[str]()
+    for facts, ledger_ns in everyone:
+        names = {one.request_id for one in facts.blame}
+        assert facts.row.request_id not in names
+        sums = Counter[str]()
+        for cause, _, ns in facts.blame:
+            sums[cause] += ns
+        assert sums == {cause: ns for cause, ns in ledger_ns.items() if cause in BLAMED}
+        said = {row.cause: row.sentence for row in why(facts).rows}
+        for cause in BLAMED:
+            told = [one for one in facts.blame if one.cause == cause]
+            if ledger_ns.get(cause, 0) > ROUNDING_NS and told[0].request_id is not None:
+                part = share(told[0].ns / ledger_ns[cause])
+                assert f"{told[0].request_id} ({part}" in said[cause]
+                num_named[cause] += 1
+    assert set(num_named) == set(BLAMED), "the sample shows these causes"
+
+
+def test_the_queue_says_what_was_scarce_and_who_had_it() -> None:
+    waiting = Waiting(
+        since_ns=5, until_ns=15, num_running=1, num_waiting=2, bindings={"slots": 1.0},
+        prefill_ns=0, decode_ns=0, behind=(),
+    )  # fmt: skip
+    blame = (Culprit("queue", "req-17", 6), Culprit("queue", "req-9", 3), Culprit("queue", None, 1))
+    facts = replace(
+        made({"queue": 10}, 0, is_over=True, joined_late=False), waiting=waiting, blame=blame
+    )
+    assert why(facts).rows[0].sentence == (
+        "waiting to be admitted: behind 1 running request; all sequence slots taken in all of the"
+        " scheduler's plans meanwhile; the slots were held by req-17 (60.0%), req-9 (30.0%) and"
+        " others"
+    )
 
 
 def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]]]) -> None:
