@@ -56,6 +56,7 @@ FEATURES = (
     "tensor ranks",
     "data-parallel replicas",
     "offline, without a server",
+    "`attach PID`, started without us (Python 3.14)",
     "`kill -9` of the core",
     "`kill -9` of the front end",
     "`kill -9` of a worker",
