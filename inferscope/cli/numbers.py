@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 MOST = 1e9
 """Thirty years of seconds: beyond it somebody meant something else."""
+
+_LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)")
+_UNITS_NS = {"us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
 
 
 def above_zero(text: str) -> float:
@@ -49,3 +53,16 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share: give 0 to 1")
     return number
+
+
+def latency_ns(text: str) -> int:
+    """Read a latency with its unit for argparse, and return nanoseconds.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    found = _LATENCY.fullmatch(text)
+    latency = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
+    if not 0 < latency <= MOST * 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no latency: give one such as 500ms or 2s")
+    return latency

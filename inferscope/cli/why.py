@@ -13,6 +13,9 @@ import shutil
 import sys
 import time
 
+from inferscope.attribution.breach import Objective
+from inferscope.attribution.spent import Metric
+from inferscope.cli.numbers import latency_ns
 from inferscope.cli.targets import engine_of, path_of
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
@@ -39,12 +42,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pick", type=int, metavar="N", help="the Nth of several requests that match"
     )
+    slo = parser.add_argument_group("objectives: say why one was missed, such as 500ms or 2s")
+    slo.add_argument("--ttft", type=latency_ns, metavar="TIME", help="up to the first token")
+    slo.add_argument("--tbt", type=latency_ns, metavar="TIME", help="each gap between tokens")
+    slo.add_argument("--tpot", type=latency_ns, metavar="TIME", help="mean time by later token")
+    slo.add_argument("--e2e", type=latency_ns, metavar="TIME", help="up to the last token")
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the report and its facts as JSON")
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope why chat-0017                  what the client called it
   inferscope why chatcmpl-4f demo.isr       the beginning of an id, in a recording
+  inferscope why chat-0017 --ttft 500ms     and why its first token came too late
 """
 
 
@@ -55,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     place = place_of(options.source)
     lives = place.lives(options.request)
     life = _chosen(matching(lives, options.request), options.request, options.pick, place.name)
-    facts = place.facts(life, lives)
+    facts = place.facts(life, lives, objectives=_objectives(options))
     report = why(facts)
     if options.json:
         sys.stdout.write(to_json(report, facts).decode() + "\n")
@@ -64,6 +73,16 @@ def run(options: argparse.Namespace) -> int:
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     sys.stdout.write(to_text(report, width=width, colour=colour, ascii=options.ascii))
     return 0
+
+
+def _objectives(options: argparse.Namespace) -> tuple[Objective, ...]:
+    asked: list[tuple[Metric, int | None]] = [
+        ("ttft", options.ttft),
+        ("tbt", options.tbt),
+        ("tpot", options.tpot),
+        ("e2e", options.e2e),
+    ]
+    return tuple(Objective(metric, limit_ns) for metric, limit_ns in asked if limit_ns is not None)
 
 
 def place_of(target: str | None) -> Place:

@@ -29,8 +29,8 @@ def short_of_kv(run: Run) -> Finding | None:
     if requests.num_preemptions:
         said.append(
             f"{percent(lost)} of the time is spent evicted or computing lost tokens again: "
-            f"{requests.num_preempted} of {requests.num} requests lost their blocks, "
-            f"{requests.num_preemptions} times in all."
+            f"{requests.num_preempted} of {requests.num} requests lost their blocks "
+            f"({requests.num_preemptions} preemptions)."
         )
     if queued >= _QUEUED_FOR_BLOCKS:
         said.append(

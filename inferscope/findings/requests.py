@@ -83,7 +83,7 @@ class Requests:
         if after is not None:
             self.after_ns.update(after.by_cause)
             self.num_tokens_after += after.num_gaps
-            gaps_ns: Ints = np.diff(np.frombuffer(request.token_times_ns, dtype=np.int64))
+            gaps_ns = _gaps_ns(request.token_times_ns)
             self.tbt.add_all(gaps_ns)
             self.tbt_without_prefills.add_all(gaps_ns - prefills_ns)
 
@@ -106,6 +106,12 @@ def _of(by_cause: dict[str, int], causes: tuple[str, ...]) -> int:
     return sum(by_cause.get(cause, 0) for cause in causes)
 
 
+def _gaps_ns(times_ns: array[int]) -> Ints:
+    times: Ints = np.frombuffer(times_ns, dtype=np.int64)
+    gaps_ns: Ints = times[1:] - times[:-1]
+    return gaps_ns
+
+
 def by_gap(times_ns: array[int], ends_ns: Ints, waits_ns: Ints, *, at_most_ns: int) -> Ints:
     """Give each wait inside a step to the gap between tokens that it made longer.
 
@@ -122,8 +128,7 @@ def by_gap(times_ns: array[int], ends_ns: Ints, waits_ns: Ints, *, at_most_ns: i
     Returns:
         [gaps], none longer than its gap, in all at most `at_most_ns`.
     """
-    times = np.frombuffer(times_ns, dtype=np.int64)
-    gaps_ns = np.diff(times)
+    times, gaps_ns = np.frombuffer(times_ns, dtype=np.int64), _gaps_ns(times_ns)
     waited_ns = np.zeros(len(gaps_ns), dtype=np.int64)
     if not len(gaps_ns) or not len(ends_ns):
         return waited_ns

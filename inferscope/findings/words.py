@@ -14,7 +14,7 @@ def duration(ns: float) -> str:
 
 def percent(share: float) -> str:
     """Write a share."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 or not share else f"{100 * share:.1f} %"
+    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.1f}%"
 
 
 def times(factor: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferscope.attribution.breach import Breach, Objective
 from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
+from inferscope.attribution.spent import Metric
 from inferscope.collector.snapshot import RequestRow
 
 
@@ -131,3 +133,7 @@ class Facts:
     """Of its prompt, where client or server said whose tokens are whose."""
     blame: tuple[Culprit, ...] = ()
     """Whom it waited for, by cause; the names are the clients'."""
+    objectives: tuple[Objective, ...] = ()
+    """That were asked about; which were met, and why not, is judged at its end."""
+    met: tuple[Metric, ...] = ()
+    breaches: tuple[Breach, ...] = ()

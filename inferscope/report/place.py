@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from inferscope.attribution.breach import Objective, breaches, is_met
+from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import NotFound
 from inferscope.report.facts import Facts
 from inferscope.report.find import Life, lives_in_recording, lives_in_rings
+from inferscope.report.peers import Peers
 from inferscope.report.witness import Witness
 from inferscope.ring.discovery import EngineRings
 
@@ -45,12 +49,15 @@ class Place:
             return lives_in_recording(self._recording)
         return lives_in_rings(self._engines, name)
 
-    def facts(self, life: Life, lives: Iterable[Life]) -> Facts:
+    def facts(
+        self, life: Life, lives: Iterable[Life], *, objectives: tuple[Objective, ...] = ()
+    ) -> Facts:
         """Fold what is here until all is known of a request.
 
         Args:
             life: of the request.
             lives: all that were found, for the names of its companions.
+            objectives: what it should have met. To compare it with others, all there is is folded.
 
         Raises:
             NotFound: the fold knows nothing of it.
@@ -60,10 +67,10 @@ class Place:
             for other in lives
             if other.engine_id == life.engine_id
         }
-        witness = Witness(life, names)
-        source = self._open(life, witness)
+        witness, peers = Witness(life, names), Peers(life.engine_id)
+        source = self._open(life, witness, peers)
         try:
-            _advance(source, witness)
+            _advance(source, None if objectives else witness)
             facts = witness.facts(source.collector)
         finally:
             source.close()
@@ -72,10 +79,10 @@ class Place:
                 f"{life.request_id} is named in {self.name}, but its records are gone: the ring"
                 " has been overwritten since. Record longer, or enlarge INFERSCOPE_RING_MB."
             )
-        return facts
+        return _judged(facts, witness.final, objectives, tuple(peers.requests))
 
-    def _open(self, life: Life, witness: Witness) -> RingSource | RecordingSource:
-        sinks, listen = (witness,), witness.listen
+    def _open(self, life: Life, witness: Witness, peers: Peers) -> RingSource | RecordingSource:
+        sinks, listen = (witness, peers), witness.listen
         if self._recording is not None:
             return RecordingSource(self._recording, sinks=sinks, listen=listen)
         rings = [
@@ -87,10 +94,27 @@ class Place:
         return RingSource(lambda: rings, name=life.engine_id, sinks=sinks, listen=listen)
 
 
-def _advance(source: RingSource | RecordingSource, witness: Witness) -> None:
-    """Fold up to the request's end, or up to now if it is still under way."""
+def _judged(
+    facts: Facts,
+    final: FinalRequest | None,
+    objectives: tuple[Objective, ...],
+    peers: tuple[FinalRequest, ...],
+) -> Facts:
+    """Add which objectives were met, and why not."""
+    if final is None:
+        return replace(facts, objectives=objectives)
+    return replace(
+        facts,
+        objectives=objectives,
+        met=tuple(objective.metric for objective in objectives if is_met(final, objective)),
+        breaches=breaches(final, objectives, peers),
+    )
+
+
+def _advance(source: RingSource | RecordingSource, witness: Witness | None) -> None:
+    """Fold up to a request's end if there is a witness; up to now if not, or it is under way."""
     began_ns = time.monotonic_ns()
-    while not (source.has_ended or witness.is_complete):
+    while not (source.has_ended or (witness is not None and witness.is_complete)):
         is_idle = not source.advance()
         if is_idle and source.collector.now_ns >= began_ns - _BEHIND_NS:
             return

@@ -31,6 +31,7 @@ def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bo
     lines = [
         *textwrap.wrap(plain(report.title), width, break_on_hyphens=False),
         *textwrap.wrap(report.summary, width),
+        *_verdicts(report, width),
         "",
     ]
     largest = max((row.ns for row in report.rows), default=1)
@@ -46,6 +47,13 @@ def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bo
 def to_json(report: Report, facts: Facts) -> bytes:
     """Write a report as JSON, with the facts that it was made from."""
     return msgspec.json.encode({"report": report, "facts": facts})
+
+
+def _verdicts(report: Report, width: int) -> list[str]:
+    lines: list[str] = []
+    for verdict in report.verdicts:
+        lines += ["", *textwrap.wrap(plain(verdict), width, break_on_hyphens=False)]
+    return lines
 
 
 def _row(row: Row, width: int, largest_ns: int, *, colour: bool) -> list[str]:

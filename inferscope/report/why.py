@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inferscope.attribution.parts import PromptPart
 from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.report.facts import Facts
+from inferscope.report.verdicts import verdicts
 from inferscope.tui.plots import closed, count, duration, share
 from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS
 
@@ -42,6 +43,8 @@ class Report:
 
     title: str
     summary: str
+    verdicts: tuple[str, ...]
+    """On each objective that was asked about."""
     rows: tuple[Row, ...]
     """Largest first. What the records do not explain is a row as well, the last one."""
     conclusions: tuple[str, ...]
@@ -67,6 +70,7 @@ def why(facts: Facts) -> Report:
     return Report(
         title=_title(facts),
         summary=_summary(facts),
+        verdicts=verdicts(facts),
         rows=tuple(
             Row(cause, ns, tenth, mill, sentence(cause, ns, facts))
             for (cause, ns), tenth, mill in zip(ranked, tenths, mills, strict=True)

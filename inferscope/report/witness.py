@@ -80,6 +80,11 @@ class Witness:
         """Tell whether all is known."""
         return self._final is not None
 
+    @property
+    def final(self) -> FinalRequest | None:
+        """Return the request as the fold has decided it, None before."""
+        return self._final
+
     # --- records --------------------------------------------------------------------------------
 
     def listen(self, ring: int, record: Record) -> None:

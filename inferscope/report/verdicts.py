@@ -1,0 +1,113 @@
+"""Which objectives a request met, which it missed and why, in sentences."""
+
+from __future__ import annotations
+
+from inferscope.attribution.breach import OWN_WORK, Breach
+from inferscope.attribution.spent import Metric
+from inferscope.report.evidence import named, of_tokens
+from inferscope.report.facts import Companion, Facts
+from inferscope.tui.plots import duration
+from inferscope.tui.words import CAUSE_MEANINGS
+
+_NAMES: dict[Metric, str] = {
+    "ttft": "TTFT",
+    "tbt": "TBT",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "delivered": "delivery",
+}
+_MOST_COMPARED = 3
+_SMALL = 0.05
+"""Of what it was over by: a smaller difference to the peers is not told."""
+
+
+def verdicts(facts: Facts) -> tuple[str, ...]:
+    """Say of each objective whether it was met, and why not."""
+    missed = {breach.metric: breach for breach in facts.breaches}
+    said = []
+    for objective in facts.objectives:
+        breach = missed.get(objective.metric)
+        if breach is not None:
+            said.append(" ".join(_missed(breach, facts)))
+        elif objective.metric in facts.met:
+            said.append(f"It met {_limit(objective.metric, objective.limit_ns)}.")
+        else:
+            said.append(f"{_limit(objective.metric, objective.limit_ns)}: {_not_judged(facts)}")
+    return tuple(said)
+
+
+def _not_judged(facts: Facts) -> str:
+    if not facts.is_over:
+        return "judged when it is over."
+    return "not judged, it has none (too few tokens, sent in one piece, or not seen)."
+
+
+def _limit(metric: Metric, limit_ns: int) -> str:
+    return f"{_NAMES[metric]} {duration(limit_ns)}"
+
+
+def _missed(breach: Breach, facts: Facts) -> list[str]:
+    limit = _limit(breach.metric, breach.limit_ns)
+    if breach.metric == "tbt":
+        said = [
+            f"It missed {limit}: its longest gap took {duration(breach.actual_ns)}, and its gaps "
+            f"were {duration(breach.over_ns)} over in all."
+        ]
+    else:
+        over = duration(breach.over_ns / breach.num_gaps)
+        each = f" a token ({duration(breach.over_ns)} in all)" if breach.num_gaps > 1 else ""
+        said = [f"It missed {limit} by {over}{each}."]
+    said += _but_for(breach)
+    said.append(_compared(breach))
+    who = _culprits(breach.top, facts)
+    if breach.top is not None:
+        meaning = CAUSE_MEANINGS.get(breach.top, "a cause of a newer version")
+        said.append(f"To blame: {breach.top} ({meaning}){f', by {who}' if who else ''}.")
+    return [sentence for sentence in said if sentence]
+
+
+def _but_for(breach: Breach) -> list[str]:
+    took = {one.cause: one.ns for one in breach.causes}
+    if breach.is_for_own_work:
+        own_ns = sum(ns for cause, ns in took.items() if cause in OWN_WORK) / breach.num_gaps
+        each = " a token" if breach.num_gaps > 1 else ""
+        return [
+            f"It would have missed it alone as well: its own work takes {duration(own_ns)}{each}."
+        ]
+    if not breach.minimal_set:
+        could = [one.cause for one in breach.causes if one.is_sufficient is not False]
+        if not could:
+            return []
+        return [f"Only {_listed(could)} took long enough to have been the cause by itself."]
+    amounts = [f"{cause} ({duration(took[cause])})" for cause in breach.minimal_set]
+    return [f"But for {_listed(amounts)} it would have passed."]
+
+
+def _compared(breach: Breach) -> str:
+    if not breach.num_peers:
+        return "Too few compliant requests of like length are known to say what was unusual."
+    floor_ns = _SMALL * breach.over_ns
+    longer = [
+        f"{one.cause} +{duration(one.excess_ns)}"
+        for one in breach.causes
+        if one.excess_ns is not None and one.excess_ns > floor_ns
+    ]
+    against = f"Against the median of {breach.num_peers} compliant requests of like length"
+    return f"{against}: {', '.join(longer[:_MOST_COMPARED]) or 'nothing took longer'}."
+
+
+def _culprits(cause: str | None, facts: Facts) -> str:
+    """Name those who were there, of the causes that are somebody's."""
+    by_cause: dict[str, tuple[Companion, ...]] = {
+        "queue": () if facts.waiting is None else facts.waiting.behind,
+        "prefill_co_batched": facts.prefill.same,
+        "prefill_interference": facts.prefill.other,
+        "decode_co_batched": facts.decode.same,
+        "decode_interference": facts.decode.other,
+    }
+    companions = by_cause.get(cause or "", ())
+    return named(companions, of_tokens) if companions else ""
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

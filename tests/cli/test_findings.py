@@ -1,0 +1,61 @@
+"""Findings of a run, and why a request missed its objectives, as a user asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import inferscope
+from tests.cli.test_bad_input import one_line
+from tests.report.test_why import SAMPLE
+
+
+def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
+    said = inferscope("findings", str(SAMPLE), "--ascii", rings=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.isascii()
+    assert max(map(len, said.stdout.splitlines())) <= 100
+    assert "102 finished requests" in said.stdout
+    assert "First-order and modelled" in said.stdout
+    (engine,) = json.loads(inferscope("findings", str(SAMPLE), "--json", rings=tmp_path).stdout)
+    assert engine["num_requests"] == 102
+    titles = [finding["title"] for finding in engine["findings"]]
+    assert all(title in said.stdout for title in titles)
+    assert all(
+        {"id", "severity", "lost_share", "sentences", "evidence", "try", "counterfactual"}
+        <= finding.keys()
+        for finding in engine["findings"]
+    )
+    apart = engine["disaggregation"]
+    assert apart["tbt_without_interference"]["mean_ns"] < apart["tbt"]["mean_ns"]
+
+
+def test_what_cannot_be_judged_is_one_line(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.isr")
+    assert missing in one_line("findings", missing, rings=tmp_path, code=1)
+    assert "no engine is running" in one_line("findings", rings=tmp_path, code=1)
+
+
+def test_why_says_which_objectives_were_missed_and_what_would_have_let_it_pass(
+    tmp_path: Path,
+) -> None:
+    asked = ("why", "fe-96", str(SAMPLE), "--ttft", "300ms", "--tpot", "20ms", "--e2e", "2s")
+    said = " ".join(inferscope(*asked, rings=tmp_path).stdout.split())
+    assert "It missed TTFT 300.0 ms by 91.3 ms." in said
+    assert "It missed TPOT 20.0 ms by" in said
+    assert "But for preempted (374.1 ms) it would have passed." in said
+    assert "compliant requests of like length: preempted +374.1 ms" in said
+    assert "To blame: preempted" in said
+    assert "It met E2E 2.0 s." in said
+    told = json.loads(inferscope(*asked, "--json", rings=tmp_path).stdout)
+    assert [breach["metric"] for breach in told["facts"]["breaches"]] == ["ttft", "tpot"]
+    assert told["facts"]["met"] == ["e2e"]
+
+
+@pytest.mark.parametrize("latency", ["0ms", "fast", "500", "-1s", "1e3s"])
+def test_a_latency_needs_a_number_and_a_unit(tmp_path: Path, latency: str) -> None:
+    done = inferscope("why", "fe-96", str(SAMPLE), f"--ttft={latency}", rings=tmp_path)
+    assert done.returncode == 2
+    assert "500ms or 2s" in done.stderr
