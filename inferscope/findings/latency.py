@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.steps import Steps
 from inferscope.findings.watch import Run
 from inferscope.findings.words import duration, percent, times
 
@@ -28,7 +29,8 @@ _LONG_QUEUE = 0.2
 _SHORT_QUEUE = 0.05
 _PAYS = 1.3
 """Time of the decodes one by one over time together: from here on a larger batch is throughput."""
-_PAYS_NOT = 1.1
+_KEPT = 0.9
+"""Of the throughput, by half the batch: the other half is paid for in latency alone."""
 _LARGE_BATCH = 8
 _ROOM = 0.9
 """Of the KV blocks in use, up to which more requests fit."""
@@ -75,17 +77,19 @@ def _one_sided(
         Number("largest_wait", cause, "measured"),
         Number("largest_wait_share", cause_ns / this_ns, "modelled"),
     )
-    waited, of_others = percent(waited_ns / this_ns), percent(others_ns / other_ns)
-    largest = f"mostly `{cause}` ({percent(cause_ns / this_ns)})"
+    waited = percent(waited_ns / this_ns)
+    of_this, of_all = percent(cause_ns / this_ns), percent(others_ns / (this_ns + other_ns))
+    mostly = f"{waited} of it is waiting, mostly `{cause}` ({of_this})"
+    against = f"that is {percent(lost_share)} of all time, against {of_all} for"
+    ttft_p95, tbt_p99 = _p(ttft.quantile_ns(0.95)), _p(tbt.quantile_ns(0.99))
     if is_first:
         return Finding(
             id="late_first_tokens",
-            title="The first token is late, the tokens after it are not",
+            title="The wait is before the first token, not between tokens",
             lost_share=lost_share,
             sentences=(
-                f"{waited} of the time to the first token (p95 {_p(ttft.quantile_ns(0.95))}) is "
-                f"waiting, {largest}; of the time between tokens (p99 "
-                f"{_p(tbt.quantile_ns(0.99))}) it is {of_others}.",
+                f"TTFT is {ttft_p95} at p95, and {mostly}; {against} waits between tokens (TBT p99 "
+                f"{tbt_p99}).",
             ),
             evidence=figures,
             advice=(
@@ -96,12 +100,11 @@ def _one_sided(
         )
     return Finding(
         id="late_later_tokens",
-        title="The tokens after the first are late, the first one is not",
+        title="The wait is between tokens, not before the first",
         lost_share=lost_share,
         sentences=(
-            f"{waited} of the time between tokens (p99 {_p(tbt.quantile_ns(0.99))}) is waiting, "
-            f"{largest}; of the time to the first token (p95 {_p(ttft.quantile_ns(0.95))}) it is "
-            f"{of_others}.",
+            f"TBT is {tbt_p99} at p99, and {mostly}; {against} waits before the first token (TTFT "
+            f"p95 {ttft_p95}).",
         ),
         evidence=figures,
         advice=(
@@ -192,36 +195,56 @@ def small_batch_with_queue(run: Run) -> Finding | None:
 
 
 def large_batch_for_nothing(run: Run) -> Finding | None:
-    """Tell that decodes wait for each other in a batch that makes nothing cheaper."""
+    """Tell that decodes wait for each other in a batch that half as large would do as much."""
     requests, steps = run.requests, run.steps
     whole_ns, waited_ns = requests.after_ns.total(), requests.after_ns["decode_co_batched"]
-    if not whole_ns or not steps.num_decoding or not steps.decode_together_ns:
+    if not whole_ns or not steps.decode_together_ns:
         return None
     batch = steps.decodes / steps.num_decoding
-    pays = steps.decode_alone_ns / steps.decode_together_ns
-    if batch < _LARGE_BATCH or pays > _PAYS_NOT or waited_ns < _MOSTLY_WAITING * whole_ns:
+    if batch < _LARGE_BATCH or waited_ns < _MOSTLY_WAITING * whole_ns:
         return None
-    if requests.share_of_life("queue") > _SHORT_QUEUE:
+    faster = _half_batch_ratio(steps, batch)
+    kept = 0.5 / faster
+    if kept < _KEPT or requests.share_of_life("queue") > _SHORT_QUEUE:
         return None
+    computing_ns = waited_ns + requests.after_ns["decode_own"]
+    actual_ns = whole_ns / requests.num_tokens_after
+    without_ns = actual_ns - computing_ns * (1 - faster) / requests.num_tokens_after
     return Finding(
         id="large_batch_for_nothing",
-        title="Tuned for throughput that the device does not have: decodes wait for each other",
+        title="Tuned for throughput beyond what the device gives: decodes wait for each other",
         lost_share=requests.share_of_life("decode_co_batched"),
         sentences=(
-            f"{batch:.0f} requests decode together on average, and that takes as long as one by "
-            f"one ({times(pays)} less); {percent(waited_ns / whole_ns)} of the time between tokens "
-            "is waiting for the others of the batch.",
+            f"{batch:.0f} requests decode together on average, and {percent(waited_ns / whole_ns)} "
+            "of the time between tokens is waiting for the others of the batch. Half as many would "
+            f"decode {percent(kept)} as many tokens per second.",
         ),
         evidence=(
             Number("decodes_per_step", batch, "measured"),
-            Number("decode_batching_factor", pays, "modelled"),
+            Number("throughput_kept_by_half_the_batch", kept, "modelled"),
             Number("decode_co_batched_share", waited_ns / whole_ns, "modelled"),
+            Number("tpot_mean_ns", round(actual_ns), "measured"),
         ),
         advice=(
             "Let fewer requests run at once: throughput stays, tokens come faster, and the rest "
             "waits in the queue instead of in the batch."
         ),
+        counterfactual=Counterfactual(
+            f"With half the batch, the mean TPOT would be {duration(without_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "tpot_mean",
+            actual_ns,
+            without_ns,
+        ),
     )
+
+
+def _half_batch_ratio(steps: Steps, batch: float) -> float:
+    """Return the time of half the decodes over that of all, on a line through one and all."""
+    alone_ns = steps.decode_alone_ns / steps.decodes
+    together_ns = steps.decode_together_ns / steps.num_decoding
+    each_ns = (together_ns - alone_ns) / (batch - 1)
+    return (alone_ns + each_ns * (batch / 2 - 1)) / together_ns
 
 
 def _unqueued(run: Run) -> Counterfactual | None:

@@ -80,6 +80,15 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
     assert "short_of_kv" not in judged.ids
 
 
+def test_a_batch_beyond_what_the_device_gives_is_found(served: Serve) -> None:
+    options = EngineOptions(num_blocks=2048, max_running=128, token_budget=1024)
+    judged = served(asks(128, every=0, prompt_tokens=16, max_tokens=80), options)
+    found = the(judged, "large_batch_for_nothing")
+    told = {number.name: number.value for number in found.evidence}
+    assert told["decodes_per_step"] > 100
+    assert found.counterfactual is not None
+
+
 def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
     options = EngineOptions(num_blocks=24, max_model_tokens=128)
     judged = served(asks(40, every=3, prompt_tokens=60, max_tokens=40), options)
@@ -134,7 +143,11 @@ def test_slow_first_uses_are_cold_starts(served: Serve) -> None:
 
         runner.execute = slowly  # type: ignore[attr-defined]
 
-    judged = served(at_ease(), change=sleep_when_cold)
+    # A model that has learned from warm steps is what tells a cold one.
+    later = [Ask(700, [7] * num_tokens, 2) for num_tokens in (100, 200, 400) for _ in range(2)]
+    judged = served(
+        asks(60, every=11, prompt_tokens=40, max_tokens=32) + later, change=sleep_when_cold
+    )
     found = the(judged, "cold_starts")
     assert found.counterfactual is not None
     assert found.counterfactual.actual_ns - found.counterfactual.without_ns > 0.5e9 * COLD_S
