@@ -27,8 +27,10 @@ from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.server.parent import Failed
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import load_exporter
+from inferscope.findings import Watch, findings
 from inferscope.private import private_file
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from inferscope.report.findings import findings_brief
 from inferscope.ring.discovery import ring_directory
 from inferscope.ring.recording import RecordingWriter
 
@@ -219,7 +221,8 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
         private_file(options.out / "demo.jsonl") as lines,
     ):
         exporters = (load_exporter("perfetto")(trace), load_exporter("jsonl")(lines))
-        replayed = RecordingSource(recording, sinks=exporters)
+        watch = Watch()
+        replayed = RecordingSource(recording, sinks=(*exporters, watch), listen=watch.listen)
         replayed.advance()
         for exporter in exporters:
             exporter.close(replayed.collector.devices(), replayed.collector.totals())
@@ -233,6 +236,9 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
     from inferscope.tui.once import once_text
 
     sys.stdout.write(once_text(snapshot, ascii=options.ascii) + "\n")
+    brief = findings_brief(findings(watch))
+    if brief:
+        sys.stdout.write(f"\n{brief}inferscope findings {recording}  says why, and what to try\n")
     sys.stdout.write(
         f"\n{recording}  inferscope replay\n"
         f"{options.out / 'trace.json'}  open in ui.perfetto.dev\n"

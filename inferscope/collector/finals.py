@@ -51,14 +51,13 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """It kept a data-parallel rank in step with the others, and computed nothing for anybody."""
     components: Components | None = None
     """What it was split with, for other rules than `fair`; None where it was of no request."""
+    delay: Delay | None = None
+    """What its requests waited for, over all ranks; None where it was of no request."""
 
     @property
     def busy_ns(self) -> int:
         """Return what the shares sum to."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
-
-    delay: Delay | None = None
-    """What its requests waited for, over all ranks; None where it was of no request."""
 
 
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):

@@ -27,10 +27,11 @@ def short_of_kv(run: Run) -> Finding | None:
         return None
     said = []
     if requests.num_preemptions:
+        plural = "" if requests.num_preemptions == 1 else "s"
         said.append(
             f"{percent(lost)} of the time is spent evicted or computing lost tokens again: "
             f"{requests.num_preempted} of {requests.num} requests lost their blocks "
-            f"({requests.num_preemptions} preemptions)."
+            f"({requests.num_preemptions} preemption{plural})."
         )
     if queued >= _QUEUED_FOR_BLOCKS:
         said.append(

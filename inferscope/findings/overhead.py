@@ -1,10 +1,10 @@
-"""Findings on time that computes nothing a client asked for: host, first uses, reasoning."""
+"""Findings on time that computes nothing a client asked for: host, cold, reasoning, drafts."""
 
 from __future__ import annotations
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
 from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent
+from inferscope.findings.words import duration, percent, times
 
 _HOST_BOUND = 0.2
 """Of the time between tokens. An engine that schedules ahead of its device stays below 5 %."""
@@ -14,6 +14,8 @@ _COLD_TAIL = 1.5
 _COLD_REQUESTS = 0.01
 _REASONING = 0.5
 """Of the output tokens."""
+_COSTS_MORE = 1.05
+"""Time of a token with speculation over without: a model that is 5 % off must not decide it."""
 
 
 def host_bound_decode(run: Run) -> Finding | None:
@@ -130,5 +132,48 @@ def mostly_reasoning(run: Run) -> Finding | None:
             actual_ns,
             without_ns,
             "measured",
+        ),
+    )
+
+
+def costly_speculation(run: Run) -> Finding | None:
+    """Tell that verifying drafts takes longer than decoding what is accepted of them."""
+    requests, drafts = run.requests, run.steps.speculation
+    ratio = drafts.cost_ratio
+    if ratio is None or ratio < _COSTS_MORE or not requests.num_tokens_after:
+        return None
+    lost = 1 - 1 / ratio
+    decoding = ("decode_own", "decode_co_batched", "draft")
+    decoding_ns = sum(requests.after_ns[cause] for cause in decoding)
+    actual_ns = requests.after_ns.total() / requests.num_tokens_after
+    without_ns = actual_ns - lost * decoding_ns / requests.num_tokens_after
+    accepted = drafts.accepted / drafts.num_slices
+    return Finding(
+        id="costly_speculation",
+        title="Speculation costs more than it saves",
+        lost_share=lost * requests.share_of_life(*decoding),
+        sentences=(
+            f"{drafts.accepted:,} of {drafts.proposed:,} draft tokens were accepted, "
+            f"{accepted:.2f} for each request and step; steps that verify them take "
+            f"{times(drafts.spent_ns / drafts.plain_ns)} as long as plain ones, so a token takes "
+            f"{times(ratio)} as long as without.",
+        ),
+        evidence=(
+            Number("proposed_tokens", drafts.proposed, "measured"),
+            Number("accepted_tokens", drafts.accepted, "measured"),
+            Number("steps_that_speculate", drafts.num_steps, "measured"),
+            Number("speculating_over_plain_step", drafts.spent_ns / drafts.plain_ns, "modelled"),
+            Number("token_time_with_over_without", ratio, "modelled"),
+        ),
+        advice=(
+            "Propose fewer tokens, use a draft model that is closer to this one, or switch "
+            "speculation off at large batches, where verifying is no longer free."
+        ),
+        counterfactual=Counterfactual(
+            f"Without speculation, the mean TPOT would be {duration(without_ns)} instead of "
+            f"{duration(actual_ns)}.",
+            "tpot_mean",
+            actual_ns,
+            without_ns,
         ),
     )

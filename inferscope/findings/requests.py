@@ -108,8 +108,7 @@ def _of(by_cause: dict[str, int], causes: tuple[str, ...]) -> int:
 
 def _gaps_ns(times_ns: array[int]) -> Ints:
     times: Ints = np.frombuffer(times_ns, dtype=np.int64)
-    gaps_ns: Ints = times[1:] - times[:-1]
-    return gaps_ns
+    return np.subtract(times[1:], times[:-1])
 
 
 def by_gap(times_ns: array[int], ends_ns: Ints, waits_ns: Ints, *, at_most_ns: int) -> Ints:

@@ -16,7 +16,12 @@ from inferscope.findings.latency import (
     starved_decodes,
 )
 from inferscope.findings.memory import short_of_kv, unused_prefixes
-from inferscope.findings.overhead import cold_starts, host_bound_decode, mostly_reasoning
+from inferscope.findings.overhead import (
+    cold_starts,
+    costly_speculation,
+    host_bound_decode,
+    mostly_reasoning,
+)
 from inferscope.findings.watch import Run, Watch
 
 Rule = Callable[[Run], "Finding | None"]
@@ -32,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     host_bound_decode,
     cold_starts,
     unused_prefixes,
+    costly_speculation,
 )
 
 FEWEST_REQUESTS = 20

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.findings.requests import by_gap
+from inferscope.findings.speculation import Speculation
 from inferscope.records import PREFILL
 
 Ints = NDArray[np.int64]
@@ -31,6 +32,7 @@ class Steps:
         decodes: summed over those.
         decode_alone_ns: what those decodes would have taken each by itself, summed (modelled).
         decode_together_ns: what they took without prefills, summed (modelled).
+        speculation: those that verify or draft.
     """
 
     def __init__(self) -> None:
@@ -38,6 +40,7 @@ class Steps:
         self.busy_ns = 0
         self.num_decoding = self.decodes = 0
         self.decode_alone_ns = self.decode_together_ns = 0
+        self.speculation = Speculation()
         self._last: tuple[int, int] | None = None
         self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
         """By request: when steps ended in which it decoded beside prefills, and its waits there."""
@@ -51,6 +54,7 @@ class Steps:
         self.num += 1
         self.num_cold += step.is_cold
         self.busy_ns += step.measured_ns
+        self.speculation.add(step)
         delay = step.delay
         if delay is None:
             return

@@ -6,7 +6,7 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.findings.plans import Plans, Prefixes
 from inferscope.findings.requests import Requests
 from inferscope.findings.steps import Steps
-from inferscope.records import EngineInfo, Record, RequestEvent, RingOpened, StepPlan
+from inferscope.records import EngineInfo, Record, RequestEvent, RingOpened, StepPlan, StepSlices
 
 
 class Run:
@@ -55,6 +55,8 @@ class Watch:
             return
         if isinstance(record, StepPlan):
             run.plans.add(record)
+        elif isinstance(record, StepSlices):
+            run.steps.speculation.listen(record)
         elif isinstance(record, RequestEvent):
             run.prefixes.add(record)
         elif isinstance(record, EngineInfo):

@@ -19,4 +19,4 @@ def percent(share: float) -> str:
 
 def times(factor: float) -> str:
     """Write a factor."""
-    return f"{factor:.0f}x" if factor >= 9.95 else f"{factor:.1f}x"
+    return f"{factor:.0f}x" if factor >= 9.95 else f"{factor:.2g}x"

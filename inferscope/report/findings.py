@@ -30,6 +30,12 @@ def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: boo
     return to_ascii(text) if ascii else text
 
 
+def findings_brief(engines: tuple[EngineFindings, ...]) -> str:
+    """Write the titles of all findings, a line each; nothing where nothing was found."""
+    found = [finding for engine in engines for finding in engine.findings or ()]
+    return "".join(f"{finding.severity:<8}{finding.title}\n" for finding in found)
+
+
 def findings_json(engines: tuple[EngineFindings, ...]) -> bytes:
     """Write the findings of all engines as JSON."""
     return msgspec.json.encode([_with_severities(engine) for engine in engines])

@@ -82,10 +82,10 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
 
 def test_a_batch_beyond_what_the_device_gives_is_found(served: Serve) -> None:
     options = EngineOptions(num_blocks=2048, max_running=128, token_budget=1024)
-    judged = served(asks(128, every=0, prompt_tokens=16, max_tokens=80), options)
+    judged = served(asks(128, every=0.3, prompt_tokens=16, max_tokens=120), options)
     found = the(judged, "large_batch_for_nothing")
     told = {number.name: number.value for number in found.evidence}
-    assert told["decodes_per_step"] > 100
+    assert told["decodes_per_step"] > 64
     assert found.counterfactual is not None
 
 
@@ -148,9 +148,9 @@ def test_slow_first_uses_are_cold_starts(served: Serve) -> None:
     judged = served(
         asks(60, every=11, prompt_tokens=40, max_tokens=32) + later, change=sleep_when_cold
     )
-    found = the(judged, "cold_starts")
-    assert found.counterfactual is not None
-    assert found.counterfactual.actual_ns - found.counterfactual.without_ns > 0.5e9 * COLD_S
+    the(judged, "cold_starts")
+    booked_ns = [request.ledger_ns.get("cold_start", 0) for request in judged.finals.requests]
+    assert max(booked_ns) > 0.9e9 * COLD_S
 
 
 def test_a_common_beginning_that_no_cache_serves_is_found_and_silent_with_one(

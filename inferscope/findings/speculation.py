@@ -1,0 +1,84 @@
+"""Speculation that costs more than it saves: drafts verified, against one token for each request.
+
+    with      Σ T(S)                     steps that verify or draft, as measured
+    without   Σ T(S, one token each)     by the model in force, on the scale of the same steps
+
+A step with drafts brings each request one token and those accepted; without, one. So speculation
+pays as long as Σ with is below (1 + accepted a slice) Σ without.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.rules import Components
+from inferscope.collector.finals import FinalStep
+from inferscope.cost.batch import Batch, Team
+from inferscope.records import COLUMNS, LAST_CHUNK, PREFILL, VERIFY, StepSlices
+
+Ints = NDArray[np.int64]
+
+
+class Speculation:
+    """The steps of one engine that verify or draft.
+
+    Attributes:
+        num_steps: of them.
+        num_slices: verified.
+        proposed: draft tokens; of them accepted.
+        spent_ns: of those steps, measured.
+        plain_ns: what they would have taken with one token each (modelled).
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_slices = self.proposed = self.accepted = 0
+        self.spent_ns = 0
+        self.plain_ns = 0.0
+
+    def listen(self, slices: StepSlices) -> None:
+        """Take a step's rows, for what was proposed and accepted."""
+        if VERIFY not in slices.phases:
+            return
+        self.num_slices += slices.phases.count(VERIFY)
+        self.proposed += _sum(slices.proposed, "proposed")
+        self.accepted += _sum(slices.accepted, "accepted")
+
+    def add(self, step: FinalStep) -> None:
+        """Take a step, if it speculates."""
+        if step.components is None or not (step.phases >= VERIFY).any():
+            return
+        self.num_steps += 1
+        self.spent_ns += step.measured_ns
+        self.plain_ns += step.measured_ns * _plain_ratio(step, step.components)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """Return the time of a token with speculation over without; None where it is not known."""
+        if not self.num_slices or not self.plain_ns:
+            return None
+        return self.spent_ns / ((1 + self.accepted / self.num_slices) * self.plain_ns)
+
+
+def _plain_ratio(step: FinalStep, used: Components) -> float:
+    """Return what a step would have taken without drafts, over what it took by the same model."""
+    model, batch = used.model, used.batch
+    team = batch.team
+    modelled_ns = model.f(team.num_tokens) + model.g(team.num_rows) + used.own.total(batch)
+    is_kept = step.phases <= VERIFY
+    if modelled_ns <= 0 or not is_kept.any():
+        return 0.0
+    is_prefill = step.phases[is_kept] == PREFILL
+    ends_prompt = (step.flags[is_kept] & LAST_CHUNK) > 0
+    tokens = np.where(is_prefill, step.tokens[is_kept], 1)
+    plain = Batch(
+        Team(tokens, (~is_prefill | ends_prompt).astype(np.int64)), step.contexts[is_kept]
+    )
+    plain_ns = model.f(plain.team.num_tokens) + model.g(plain.team.num_rows)
+    return float((plain_ns + model.own(plain).total(plain)) / modelled_ns)
+
+
+def _sum(raw: bytes, name: str) -> int:
+    width = np.dtype(COLUMNS[name]).itemsize
+    usable = len(raw) - len(raw) % width
+    return int(np.frombuffer(raw[:usable], dtype=COLUMNS[name]).sum())
