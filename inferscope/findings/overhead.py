@@ -23,7 +23,7 @@ def host_bound_decode(run: Run) -> Finding | None:
     requests = run.requests
     whole_ns, gap_ns = requests.after_ns.total(), requests.after_ns["cpu_gap"]
     num_tokens = requests.num_tokens_after
-    if not num_tokens or gap_ns < _HOST_BOUND * whole_ns:
+    if not num_tokens or not whole_ns or gap_ns < _HOST_BOUND * whole_ns:
         return None
     actual_ns, without_ns = whole_ns / num_tokens, (whole_ns - gap_ns) / num_tokens
     return Finding(
@@ -100,7 +100,7 @@ def mostly_reasoning(run: Run) -> Finding | None:
     """Tell that most tokens are reasoning; silent where the engine does not tell them apart."""
     requests = run.requests
     reasoned, whole = requests.reasoning_tokens, requests.output_tokens_of_reasoners
-    if not whole or reasoned < _REASONING * whole:
+    if not whole or reasoned < _REASONING * whole or not requests.num_tokens_after:
         return None
     share = reasoned / whole
     tpot_ns = requests.after_ns.total() / requests.num_tokens_after
