@@ -18,6 +18,7 @@ from inferscope.findings import Watch, findings
 from inferscope.report.findings import findings_json, findings_text
 
 _WIDTH = 100
+"""At most: sentences in longer lines are hard to read."""
 _PATIENCE_S = 600.0
 
 
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(findings_json(found).decode() + "\n")
         return 0
-    width = shutil.get_terminal_size((_WIDTH, 40)).columns
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 40)).columns)
     sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))
     return 0
 
