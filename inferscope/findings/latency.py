@@ -10,9 +10,17 @@ from inferscope.findings.watch import Run
 from inferscope.findings.words import duration, percent, times
 
 _COMPUTING = frozenset(
-    {"prefill_own", "prefill_co_batched", "decode_own", "decode_co_batched", "encode", "draft"}
+    {
+        "prefill_own",
+        "prefill_co_batched",
+        "decode_own",
+        "decode_co_batched",
+        "encode",
+        "draft",
+        "slowdown",
+    }
 )
-"""Causes that are the work itself. All others are waiting."""
+"""Causes that are the work itself, however slowly the machine does it. All others are waiting."""
 _MOSTLY_WAITING = 0.5
 _FAR_MORE = 3.0
 """Waiting on one side, over waiting on the other: below it neither is *the* problem."""
@@ -201,7 +209,8 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
     if not whole_ns or not steps.decode_together_ns:
         return None
     batch = steps.decodes / steps.num_decoding
-    if batch < _LARGE_BATCH or waited_ns < _MOSTLY_WAITING * whole_ns:
+    healthy_ns = whole_ns - requests.after_ns["slowdown"]
+    if batch < _LARGE_BATCH or waited_ns < _MOSTLY_WAITING * healthy_ns:
         return None
     faster = _half_batch_ratio(steps, batch)
     kept = 0.5 / faster

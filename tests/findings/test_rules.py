@@ -21,6 +21,7 @@ SHARED = [random.Random(0).randrange(VOCAB) for _ in range(300)]
 ROOMY = EngineOptions(num_blocks=512)
 SLEEP_S = 0.004
 COLD_S = 0.3
+EACH_S = 0.0015
 
 
 def as_it_is(engine: Engine) -> None:
@@ -81,12 +82,23 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
 
 
 def test_a_batch_beyond_what_the_device_gives_is_found(served: Serve) -> None:
-    options = EngineOptions(num_blocks=2048, max_running=128, token_budget=1024)
-    judged = served(asks(128, every=0.3, prompt_tokens=16, max_tokens=120), options)
+    def serve_one_by_one(engine: Engine) -> None:
+        runner = engine._runner
+        execute = runner.execute  # type: ignore[attr-defined]
+
+        def linearly(batch: object) -> object:
+            time.sleep(EACH_S * len(batch.sampled))  # type: ignore[attr-defined]
+            return execute(batch)
+
+        runner.execute = linearly  # type: ignore[attr-defined]
+
+    asked = asks(40, every=1, prompt_tokens=16, max_tokens=120)
+    judged = served(asked, change=serve_one_by_one)
     found = the(judged, "large_batch_for_nothing")
     told = {number.name: number.value for number in found.evidence}
-    assert told["decodes_per_step"] > 64
+    assert told["decodes_per_step"] > 20
     assert found.counterfactual is not None
+    assert found.counterfactual.without_ns < 0.8 * found.counterfactual.actual_ns
 
 
 def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
