@@ -212,7 +212,7 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
     healthy_ns = whole_ns - requests.after_ns["slowdown"]
     if batch < _LARGE_BATCH or waited_ns < _MOSTLY_WAITING * healthy_ns:
         return None
-    faster = _half_batch_ratio(steps, batch)
+    faster = _half_batch_ratio(steps)
     kept = 0.5 / faster
     if kept < _KEPT or requests.share_of_life("queue") > _SHORT_QUEUE:
         return None
@@ -248,11 +248,12 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
     )
 
 
-def _half_batch_ratio(steps: Steps, batch: float) -> float:
+def _half_batch_ratio(steps: Steps) -> float:
     """Return the time of half the decodes over that of all, on a line through one and all."""
-    alone_ns = steps.decode_alone_ns / steps.decodes
-    together_ns = steps.decode_together_ns / steps.num_decoding
-    each_ns = (together_ns - alone_ns) / (batch - 1)
+    batch = steps.decodes_modelled / steps.num_modelled
+    alone_ns = steps.decode_alone_ns / steps.decodes_modelled
+    together_ns = steps.decode_together_ns / steps.num_modelled
+    each_ns = (together_ns - alone_ns) / max(1.0, batch - 1)
     return (alone_ns + each_ns * (batch / 2 - 1)) / together_ns
 
 

@@ -15,6 +15,8 @@ from inferscope.records import PREFILL
 
 Ints = NDArray[np.int64]
 
+_GUESSES = ("roofline", "tokens")
+"""Sources of models that know nothing of this engine: they cannot say what batching is worth."""
 _MOST_WAITING = 8192
 """Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
 
@@ -30,6 +32,8 @@ class Steps:
         mixed_prefill_tokens: computed in those.
         num_decoding: with decodes.
         decodes: summed over those.
+        num_modelled: of those, steps under a model that has learned from this engine.
+        decodes_modelled: summed over those.
         decode_alone_ns: what those decodes would have taken each by itself, summed (modelled).
         decode_together_ns: what they took without prefills, summed (modelled).
         speculation: those that verify or draft.
@@ -39,6 +43,7 @@ class Steps:
         self.num = self.num_cold = self.num_mixed = self.mixed_prefill_tokens = 0
         self.busy_ns = 0
         self.num_decoding = self.decodes = 0
+        self.num_modelled = self.decodes_modelled = 0
         self.decode_alone_ns = self.decode_together_ns = 0
         self.speculation = Speculation()
         self._last: tuple[int, int] | None = None
@@ -64,10 +69,13 @@ class Steps:
             return
         self.num_decoding += 1
         self.decodes += num_decodes
-        own_ns = int(np.add.reduce(delay.own_ns))
-        own_ns -= sum(delay.own_ns.item(at) for at in delay.prefills)
-        self.decode_alone_ns += own_ns
-        self.decode_together_ns += delay.decode_class_ns
+        if step.components is not None and step.components.model.source not in _GUESSES:
+            own_ns = int(np.add.reduce(delay.own_ns))
+            own_ns -= sum(delay.own_ns.item(at) for at in delay.prefills)
+            self.num_modelled += 1
+            self.decodes_modelled += num_decodes
+            self.decode_alone_ns += own_ns
+            self.decode_together_ns += delay.decode_class_ns
         if num_prefills:
             self.num_mixed += 1
             self._wait(step, delay.decode_interference_ns)

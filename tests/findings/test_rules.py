@@ -11,7 +11,9 @@ import pytest
 
 from inferscope.engine import Engine, EngineOptions
 from inferscope.findings.finding import Finding
+from inferscope.findings.latency import large_batch_for_nothing
 from inferscope.findings.rules import FEWEST_REQUESTS
+from inferscope.findings.watch import Run
 from inferscope.report.findings import findings_text
 from tests.findings.runs import VOCAB, Ask, Judged, asks, serve
 
@@ -21,7 +23,6 @@ SHARED = [random.Random(0).randrange(VOCAB) for _ in range(300)]
 ROOMY = EngineOptions(num_blocks=512)
 SLEEP_S = 0.004
 COLD_S = 0.3
-EACH_S = 0.0015
 
 
 def as_it_is(engine: Engine) -> None:
@@ -71,8 +72,8 @@ def test_too_few_requests_are_not_judged(served: Serve) -> None:
 
 
 def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve) -> None:
-    options = EngineOptions(num_blocks=512, max_running=2)
-    judged = served(asks(40, every=2, prompt_tokens=40, max_tokens=24), options)
+    options = EngineOptions(num_blocks=512, max_running=4)
+    judged = served(asks(60, every=1, prompt_tokens=40, max_tokens=24), options)
     late = the(judged, "late_first_tokens")
     assert "`queue`" in late.sentences[0]
     slots = the(judged, "small_batch_with_queue")
@@ -81,24 +82,25 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
     assert "short_of_kv" not in judged.ids
 
 
-def test_a_batch_beyond_what_the_device_gives_is_found(served: Serve) -> None:
-    def serve_one_by_one(engine: Engine) -> None:
-        runner = engine._runner
-        execute = runner.execute  # type: ignore[attr-defined]
-
-        def linearly(batch: object) -> object:
-            time.sleep(EACH_S * len(batch.sampled))  # type: ignore[attr-defined]
-            return execute(batch)
-
-        runner.execute = linearly  # type: ignore[attr-defined]
-
-    asked = asks(40, every=1, prompt_tokens=16, max_tokens=120)
-    judged = served(asked, change=serve_one_by_one)
-    found = the(judged, "large_batch_for_nothing")
-    told = {number.name: number.value for number in found.evidence}
-    assert told["decodes_per_step"] > 20
-    assert found.counterfactual is not None
-    assert found.counterfactual.without_ns < 0.8 * found.counterfactual.actual_ns
+@pytest.mark.parametrize(
+    ("alone_ms", "queue_ms", "is_found"), [(2, 0, True), (12, 0, False), (2, 900, False)]
+)
+def test_a_batch_beyond_what_the_device_gives_is_found(
+    alone_ms: int, queue_ms: int, is_found: bool
+) -> None:
+    """Thirty decodes take 40 ms together; told by sums, for a fit on a busy machine is rough."""
+    run = Run("engine")
+    run.requests.after_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800)
+    run.requests.life_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800, queue=queue_ms)
+    run.requests.num_tokens_after = 100
+    steps = run.steps
+    steps.num_decoding = steps.num_modelled = 10
+    steps.decodes = steps.decodes_modelled = 300
+    steps.decode_alone_ns, steps.decode_together_ns = 300 * alone_ms, 10 * 40
+    found = large_batch_for_nothing(run)
+    assert (found is not None) is is_found
+    if found is not None and found.counterfactual is not None:
+        assert found.counterfactual.without_ns < 0.6 * found.counterfactual.actual_ns
 
 
 def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
