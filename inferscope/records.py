@@ -177,6 +177,12 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     window_tokens: int = 0
     latent_ranks: tuple[int, int] | None = None
     """Ranks of multi-head latent attention: query, key-value."""
+    num_full_layers: int = 0
+    """Layers that see all tokens although the others have a window."""
+    head_bits: int = 0
+    """Of lm_head and the embedding; 0 where they are like the other weights."""
+    num_shared_gates: int = 0
+    """Outputs of the router that weigh the shared experts."""
 
 
 class EngineInfo(Record, frozen=True, gc=False, array_like=True):

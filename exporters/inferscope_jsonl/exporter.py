@@ -14,7 +14,14 @@ from typing import IO, Any
 import msgspec
 from msgspec import structs
 
-from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
+from inferscope.collector.finals import (
+    DeviceTime,
+    FinalRequest,
+    FinalStep,
+    PhaseWork,
+    RunTotals,
+)
+from inferscope.cost.shape import TIME_ONLY
 from inferscope.records import PHASES, RECOMPUTED
 
 
@@ -116,7 +123,12 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "fit": request.fit_id,
         "error": None,
     }
-    flops = {"method": "modelled", "source": "shape", "fit": request.fit_id, "error": None}
+
+    def counted(source: str) -> dict[str, Any]:
+        is_counted = request.prefill_flops is not None
+        method, source = ("modelled", source) if is_counted else (None, TIME_ONLY)
+        return {"method": method, "source": source, "fit": "", "error": None}
+
     times = {"method": "measured", "source": "probe clock", "fit": "", "error": None}
     ledger = {
         "method": "apportioned",
@@ -159,12 +171,35 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "tokens_per_event": list(request.tokens_per_event),
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
         "by_phase": {
-            "prefill": _resources(request.prefill_flops),
-            "decode": _resources(request.decode_flops),
+            "prefill": {
+                **_resources(request.prefill_flops, request.prefill_work),
+                "recomputed_tokens": request.recomputed.tokens,
+                "recomputed_ns": request.recomputed.ns,
+            },
+            "decode": {
+                **_resources(request.decode_flops, request.decode_work),
+                "rejected_tokens": request.rejected.tokens,
+                "rejected_ns": request.rejected.ns,
+                "draft_tokens": request.drafted.tokens,
+                "draft_ns": request.drafted.ns,
+            },
+        },
+        "saved_by_cache": {
+            "tokens": request.cached_tokens,
+            "flops": request.saved.flops,
+            "ns": request.saved.ns,
         },
         "provenance": {
             "compute_ns": compute,
-            "flops": flops,
+            "flops": counted("shape"),
+            "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
+            "recomputed_ns": compute,
+            "rejected_ns": {**compute, "method": "apportioned", "source": "share, by tokens"},
+            "draft_ns": compute,
+            "saved_by_cache": {
+                **counted("shape; cost model, alone in one step"),
+                "fit": request.saved.fit_id,
+            },
             "ledger_ns": ledger,
             "ttft_ledger_ns": ledger,
             "prompt_parts": parts,
@@ -174,11 +209,12 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
     }
 
 
-def _resources(flops: int | None) -> dict[str, int | None]:
+def _resources(flops: int | None, work: PhaseWork) -> dict[str, int | None]:
     return {
+        "tokens": work.tokens,
         "flops": flops,
-        "hbm_read_bytes": None,
-        "hbm_write_bytes": None,
+        "hbm_read_bytes": work.hbm_read_bytes,
+        "hbm_write_bytes": work.hbm_write_bytes,
         "sm_active_ns": None,
         "energy_uj": None,
     }

@@ -47,11 +47,6 @@ class Look:
             return "all"
         return devices[0].device if devices else self.view.device or "unknown"
 
-    @property
-    def has_shape(self) -> bool:
-        """Tell whether the engine says enough to count FLOPs."""
-        return bool(self.view.deployment.quantization)
-
 
 def families(looks: Iterable[Look]) -> Iterator[Metric]:
     """Return all families of the engines in sight."""
@@ -139,7 +134,7 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
     rows = [
         ((*look.labels(rank), look.device, phase), flops)
         for look in looks
-        if look.has_shape
+        if look.view.is_counted
         for rank, counts in look.by_replica.items()
         for phase, flops in counts.flops.items()
     ]
@@ -158,6 +153,19 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
             "inferscope_attribution_residual_ratio",
             "Measured over modelled step time, less one.",
             ("gpu",),
+            rows,
+        )
+    rows = [
+        ((*look.whole, model.mode, model.source), model.residual)
+        for look in looks
+        for model in look.view.cost_models
+        if model.residual is not None
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_cost_model_residual_ratio",
+            "Median of measured over modelled time of a mode's recent steps, less one.",
+            ("mode", "source"),
             rows,
         )
 

@@ -38,8 +38,8 @@ QUEUES = ("queue", "queue_idle")
 
 STEP_PHASES = ("prefill", "decode", "mixed")
 PHASES = ("prefill", "decode")
-WASTES = ("cancel", "recompute", "padding")
-"""Of the reasons those that are known; rejected drafts and retries are seen by nobody yet."""
+WASTES = ("cancel", "recompute", "rejected_draft", "padding")
+"""Of the reasons those that are known; retries are seen by nobody yet."""
 CANCELS = ("client_cancel", "timeout")
 TOKENS = (("prefill", "computed"), ("prefill", "cached"), ("decode", "computed"))
 DROPS = (

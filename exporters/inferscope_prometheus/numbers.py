@@ -98,8 +98,10 @@ class Counts:
         for cause, spent_ns in ledger_ns.items():
             self.cause_ns[cause] += spent_ns
         self.tokens["prefill", "cached"] += request.cached_tokens
+        rejected_ns = request.rejected.ns
+        self.waste_ns["rejected_draft"] += rejected_ns
         if request.finish in names.CANCELS:
-            spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns
+            spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns - rejected_ns
             self.waste_ns["cancel"] += max(0, spent_ns)
         self.flops["prefill"] += request.prefill_flops or 0
         self.flops["decode"] += request.decode_flops or 0

@@ -1,8 +1,9 @@
 """A model's shape, for the cost model, read from its Hugging Face configuration object.
 
-Only architectures whose layers are what `cost.shape` counts are known: grouped-query attention and
-gated feed-forwards, dense or in a mixture of experts that is the same in every layer. Of any other
-the shape is None: FLOPs that are wrong are worse than none.
+Only architectures whose layers are what `cost.shape` counts are known: grouped-query attention,
+with a window or without, and gated feed-forwards, dense or in a mixture of experts that is the same
+in every layer. Of any other (latent or linear attention, layers unlike each other) the shape is
+None, and its steps are attributed by time only: FLOPs that are wrong are worse than none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _DENSE = frozenset(
         "qwen2",
         "qwen3",
         "gemma",
+        "gemma2",
+        "gemma3_text",
         "phi3",
         "granite",
         "olmo2",
@@ -30,6 +33,10 @@ _DENSE = frozenset(
     )
 )
 _EXPERTS = frozenset(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"))
+_GATED = frozenset(("qwen2_moe",))
+"""Whose shared experts are weighed by an output of the router's own."""
+_ALTERNATING = frozenset(("gemma2", "gemma3_text"))
+"""Which layers have the window is in `layer_types` or, in older versions, nowhere."""
 _BITS_BY_DTYPE = {
     "float32": 32,
     "float16": 16,
@@ -80,7 +87,8 @@ def shape_of(
     try:
         num_heads = int(text.num_attention_heads)
         experts = _experts(text) if kind in _EXPERTS else (int(text.intermediate_size), 0, 0, 0)
-        if experts is None:
+        windows = _windows(text)
+        if experts is None or windows is None:
             return None
         ffn, num_experts, per_token, num_shared = experts
         return Shape(
@@ -98,7 +106,10 @@ def shape_of(
             num_experts=num_experts,
             experts_per_token=per_token,
             num_shared_experts=num_shared,
-            window_tokens=_window(text),
+            window_tokens=windows[0],
+            num_full_layers=windows[1],
+            head_bits=_head_bits(config, activation_bits),
+            num_shared_gates=int(kind in _GATED and num_shared > 0),
         )
     except (AttributeError, TypeError, ValueError):
         return None
@@ -117,13 +128,37 @@ def _experts(text: Any) -> tuple[int, int, int, int] | None:
     return None if rest else (int(width), int(num_experts), int(per_token), int(shared))
 
 
-def _window(text: Any) -> int:
-    """Return the sliding window that all layers have, 0 where not all have one."""
-    window = getattr(text, "sliding_window", None)
-    if not window or getattr(text, "use_sliding_window", True) is False:
-        return 0
+def _windows(text: Any) -> tuple[int, int] | None:
+    """Return the sliding window, 0 for none, and how many layers see beyond it nevertheless.
+
+    None where layers are of another kind, or which are of which is not told.
+    """
+    window, num_layers = getattr(text, "sliding_window", None), int(text.num_hidden_layers)
     kinds = getattr(text, "layer_types", None)
-    return int(window) if not kinds or set(kinds) == {"sliding_attention"} else 0
+    if kinds:
+        num_windowed = list(kinds).count("sliding_attention")
+        num_full = list(kinds).count("full_attention")
+        if num_windowed + num_full != num_layers:
+            return None
+        if not num_windowed:
+            return 0, 0
+        return (int(window), num_full) if window else None
+    if not window or getattr(text, "use_sliding_window", True) is False:
+        return 0, 0
+    if text.model_type in _ALTERNATING:
+        return None
+    first = getattr(text, "max_window_layers", None)  # those before it see everything
+    num_full = 0 if first is None else min(int(first), num_layers)
+    return (int(window), num_full) if num_full < num_layers else (0, 0)
+
+
+def _head_bits(config: Any, plain_bits: int) -> int:
+    """Return the bits of lm_head, which quantisers leave alone unless told; 0 for the weights'."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return 0
+    fields = given if isinstance(given, Mapping) else vars(given)
+    return 0 if fields.get("lm_head") else plain_bits
 
 
 def _quantised_bits(config: Any, plain_bits: int) -> int | None:

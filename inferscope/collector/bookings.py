@@ -8,13 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
+from inferscope.attribution.split import round_ns
+from inferscope.attribution.weights import plain_shares, weight_shares
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import Rows
 from inferscope.collector.steps import Execution, SplitStep
-from inferscope.cost.shape import FlopRates
-from inferscope.records import RECOMPUTED
+from inferscope.collector.work import (
+    COMPUTE_NS,
+    DRAFT_NS,
+    DRAFT_TOKENS,
+    FLOPS,
+    NUM_COLUMNS,
+    READ_BYTES,
+    TOKENS,
+    WASTED_NS,
+    WASTED_TOKENS,
+    WRITE_BYTES,
+)
+from inferscope.cost.counts import Rates
+from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
 
 Ints = NDArray[np.int64]
 
@@ -25,7 +39,6 @@ class Bookings:
     Attributes:
         ranks: the devices' time, by ring.
         first_ns: where it starts.
-        rates: of the model's shape, None where it is not known.
     """
 
     def __init__(
@@ -41,7 +54,6 @@ class Bookings:
         self._mix = mix
         self.ranks: dict[int, RankTime] = {}
         self.first_ns = 0
-        self.rates: FlopRates | None = None
         self._last_rows: Rows | None = None
         self._mixed_slots = b""
         """Whose shares the digest takes now."""
@@ -64,8 +76,17 @@ class Bookings:
             rank.book(span.start_ns, span.end_ns, parts_ns)
         self._lives.open_step(run, split)
 
-    def book(self, rows: Rows, contexts: Ints, split: SplitStep, run: Execution) -> list[int]:
+    def book(
+        self, rows: Rows, contexts: Ints, split: SplitStep, run: Execution, *, slices: StepSlices
+    ) -> list[int]:
         """Add a split step to its requests, the windows and the digest.
+
+        Args:
+            rows: who is in it.
+            contexts: [rows].
+            split: its time, divided.
+            run: its execution.
+            slices: as recorded.
 
         Returns:
             each rank's prefill time.
@@ -79,7 +100,7 @@ class Bookings:
         if rows.is_simple:
             self._book_singles(rows, contexts, split)
         else:
-            self._book_rows(rows, contexts, split)
+            self._book_rows(rows, contexts, split, slices)
         if rows is not self._last_rows:
             self._last_rows = rows
             table.in_prefill[split.slots] = False
@@ -96,6 +117,7 @@ class Bookings:
         amounts = bucket.amounts
         prefill_ns = 0
         if num_prefill:
+            self._lives.prefill_mode = run.span.mode
             of_ranks_ns = [sum(map(shares.item, rows.prefills)) for shares in split.shares_ns]
             prefill_ns = sum(of_ranks_ns)
             if table.num_labelled:
@@ -114,27 +136,55 @@ class Bookings:
 
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Book a step of decodes that have one token each, and a few prefills."""
-        table, rates = self._lives.table, self.rates
-        table.work.decoded_together(rows.slots, split.shares_ns, contexts, rates)
+        work, rates = self._lives.table.work, self._lives.rates
+        weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
+        work.decoded_together(rows.slots, split.shares_ns, contexts, rates, weights)
         for at in rows.prefills:
-            flops = instead = 0
-            if rates is not None:
-                context = contexts.item(at)
-                flops = rates.of_slices(rows.tokens.item(at), context, rows.team.rows_of(at))
-                instead = rates.of_singles(1, context)
-            shares = [shares_ns.item(at) for shares_ns in split.shares_ns]
-            table.work.prefilled_instead(rows.slots.item(at), shares, flops, instead)
+            share_ns = sum(shares_ns.item(at) for shares_ns in split.shares_ns)
+            tokens = rows.tokens.item(at)
+            context, booked = contexts.item(at), 0
+            amounts = [0] * NUM_COLUMNS
+            amounts[COMPUTE_NS], amounts[TOKENS] = share_ns, tokens
+            if rates is not None and weights is not None:
+                sampled = rows.team.rows_of(at)
+                _count(amounts, rates, (tokens, context, sampled), weights.of(rows.team, at))
+                booked = weights.each if at else weights.each + weights.rest
+            if rows.recomputed is not None and rows.recomputed.item(at):
+                amounts[WASTED_TOKENS], amounts[WASTED_NS] = tokens, share_ns
+            slot = rows.slots.item(at)
+            work.prefilled_instead(slot, amounts, context=context, weight_bytes=booked)
 
-    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> None:
         """Book a step row by row."""
-        table, is_once = self._lives.table, rows.member_of_row is None
-        cells = 2 * rows.slots + 1
-        cells[rows.prefills] -= 1
-        for shares_ns in split.shares_ns:
-            _add(table.work.compute_ns, cells, shares_ns, is_once=is_once)
-        if self.rates is not None:
-            flops = self.rates.of_slices(rows.tokens, contexts, rows.sampled)
-            _add(table.work.flops, cells, flops, is_once=is_once)
+        rates, phases = self._lives.rates, rows.phases
+        share_ns, tokens = np.add.reduce(split.shares_ns), rows.tokens
+        amounts = np.zeros((len(rows.slots), NUM_COLUMNS), dtype=np.int64)
+        amounts[:, COMPUTE_NS] = share_ns
+        amounts[:, TOKENS] = tokens
+        if rates is not None:
+            own = (tokens, contexts, rows.sampled)
+            amounts[:, FLOPS] = rates.flops.of_slices(*own)
+            amounts[:, READ_BYTES] = rates.hbm.reads(*own)
+            amounts[:, WRITE_BYTES] = rates.hbm.writes(tokens, rows.sampled)
+            amounts[phases == DRAFT, FLOPS : WRITE_BYTES + 1] = 0
+            amounts[:, READ_BYTES] += _weights(rows, phases, rates)
+        wasted = rejected_tokens(slices, tokens)
+        if rows.recomputed is not None:
+            again = (phases == PREFILL) & ((rows.flags & RECOMPUTED) > 0)
+            wasted = np.where(again, tokens, wasted)
+        if wasted.any():
+            amounts[:, WASTED_TOKENS] = wasted
+            amounts[:, WASTED_NS] = share_ns * wasted // np.maximum(tokens, 1)
+        if (drafts := phases == DRAFT).any():
+            amounts[drafts, DRAFT_TOKENS] = tokens[drafts]
+            amounts[drafts, DRAFT_NS] = share_ns[drafts]
+            amounts[drafts, TOKENS] = 0
+        self._lives.table.work.computed(
+            rows.slots,
+            (phases != PREFILL).astype(np.int64),
+            amounts,
+            is_once=rows.member_of_row is None,
+        )
 
     def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Divide the chunks of labelled prompts over their parts."""
@@ -158,8 +208,8 @@ class Bookings:
                 pair_share=split.pair_shares[chunks.index(member)] if member in chunks else 0.0,
                 is_recomputed=again,
             )
-            if self.rates is not None:
-                cost.count(tokens, context, rows.sampled.item(at), self.rates)
+            if self._lives.rates is not None:
+                cost.count(tokens, context, rows.sampled.item(at), self._lives.rates.flops)
 
     def hand_on(
         self,
@@ -205,10 +255,42 @@ class Bookings:
                 sink.step(final)
 
 
-def _add(table: Ints, cells: Ints, amounts: Ints, *, is_once: bool) -> None:
-    """Add amounts to cells of a [slots, phases] table; a cell may be named more than once."""
-    flat = table.reshape(-1)
-    if is_once:
-        flat[cells] += amounts
-    else:
-        np.add.at(flat, cells, amounts)
+def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
+    """Return how many of each row's tokens were drafts that the target model did not take."""
+    num = len(tokens)
+    proposed, accepted = (
+        np.frombuffer(raw, dtype=COLUMNS["proposed"]).astype(np.int64)
+        for raw in (slices.proposed, slices.accepted)
+    )
+    if len(proposed) != num:  # nothing was proposed, or nobody says to whom
+        return np.zeros(num, dtype=np.int64)
+    if len(accepted) != num:
+        accepted = np.zeros(num, dtype=np.int64)
+    rejected: Ints = np.clip(proposed - accepted, 0, tokens)
+    return rejected
+
+
+def _count(amounts: list[int], rates: Rates, own: tuple[int, int, int], weights: int) -> None:
+    """Put a slice's FLOPs and bytes into their columns.
+
+    Args:
+        amounts: by column.
+        rates: of the model.
+        own: the slice's tokens, context and sampled rows.
+        weights: bytes that it reads of them.
+    """
+    tokens, _, sampled = own
+    amounts[FLOPS] = rates.flops.of_slices(*own)
+    amounts[READ_BYTES] = rates.hbm.reads(*own) + weights
+    amounts[WRITE_BYTES] = rates.hbm.writes(tokens, sampled)
+
+
+def _weights(rows: Rows, phases: NDArray[np.uint8], rates: Rates) -> Ints:
+    """Return what each row reads of the weights."""
+    tokens = np.where(phases == DRAFT, 0, rows.tokens)  # drafts are another model's
+    by_member, sampled = rows.by_member(tokens), rows.by_member(rows.sampled)
+    shares = weight_shares(rates.hbm.weights, by_member, sampled)
+    if rows.member_of_row is not None:
+        per_token = shares / np.maximum(by_member, 1)
+        shares = round_ns(per_token[rows.member_of_row] * tokens, int(shares.sum()))
+    return shares

@@ -25,7 +25,7 @@ from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState, heirs
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
-from inferscope.cost.shape import flop_rates
+from inferscope.cost.counts import rates_of
 from inferscope.records import (
     ADMITTED,
     COLUMNS,
@@ -78,12 +78,12 @@ class EngineFold:
         self.engine_id = engine_id
         self._sinks = sinks
         self._mix = mix
-        self.lives = Lives(engine_id, sinks, mix)
+        self.book = CostBook()
+        self.lives = Lives(engine_id, sinks, mix, self.book)
         self.rings: dict[int, RingState] = {}
         self.info: EngineInfo | None = None
         self._told_by = 0
         """The authority of who said so."""
-        self.book = CostBook()
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
@@ -211,8 +211,7 @@ class EngineFold:
         self._told_by = ring.authority
         if self.info is None or info.shape != self.info.shape:
             self.book.describe(info)
-            self.lives.has_shape = info.shape is not None
-            self._bookings.rates = None if info.shape is None else flop_rates(info.shape)
+            self.lives.rates = rates_of(info.shape, info.sizes[0])
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:

@@ -60,6 +60,30 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
         return self.measured_ns - self.padding_ns - self.unattributed_ns
 
 
+class PhaseWork(msgspec.Struct, frozen=True, gc=False):
+    """What one phase of a request computed and moved, beside its time and its FLOPs."""
+
+    tokens: int = 0
+    hbm_read_bytes: int | None = None
+    """Modelled; None where the model's shape is not counted."""
+    hbm_write_bytes: int | None = None
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """A part of a phase's tokens, and of its time."""
+
+    tokens: int = 0
+    ns: int = 0
+
+
+class Saved(msgspec.Struct, frozen=True, gc=False):
+    """What a request's cached prompt tokens would have cost; modelled, None where unknown."""
+
+    flops: int | None = None
+    ns: int | None = None
+    fit_id: str = ""
+
+
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, explained. Times are host nanoseconds."""
 
@@ -104,6 +128,16 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     blame: tuple[Culprit, ...] = ()
     """Of the causes that lie with other requests, with whom; each cause's sum to its row. Empty
     where the fold has no sink that could take it."""
+    prefill_work: PhaseWork = PhaseWork()
+    decode_work: PhaseWork = PhaseWork()
+    recomputed: Part = Part()
+    """Of prefill: computed before, and lost to a preemption."""
+    rejected: Part = Part()
+    """Of decode: drafts that the model did not take, by tokens of their slices."""
+    drafted: Part = Part()
+    """Of decode's time, the drafting. Its FLOPs and bytes are another model's, and unknown."""
+    saved: Saved = Saved()
+    """By the prefix cache."""
 
     @property
     def is_in_one_piece(self) -> bool:

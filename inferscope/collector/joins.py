@@ -201,7 +201,7 @@ class Joins:
             block_tokens=self.block_tokens,
             dp_rank=pending.dp_rank,
         )
-        prefill_ns = self._bookings.book(rows, contexts, split, run)
+        prefill_ns = self._bookings.book(rows, contexts, split, run, slices=slices)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
         if run.wait_ns:
             self._timeline.push(run.end_ns, self._lives.waited_for_rank, split.slots, run.wait_ns)

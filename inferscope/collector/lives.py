@@ -16,12 +16,25 @@ from numpy.typing import NDArray
 from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptCost, PromptPart
 from inferscope.collector.emissions import Emissions
-from inferscope.collector.finals import FinalRequest, Sink
+from inferscope.collector.finals import FinalRequest, Part, PhaseWork, Saved, Sink
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.collector.windows import Bucket, Windows
+from inferscope.collector.work import (
+    COMPUTE_NS,
+    DRAFT_NS,
+    DRAFT_TOKENS,
+    FLOPS,
+    READ_BYTES,
+    TOKENS,
+    WASTED_NS,
+    WASTED_TOKENS,
+    WRITE_BYTES,
+)
+from inferscope.cost.book import CostBook
+from inferscope.cost.counts import Rates, saved_ns
 from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 
 Ints = NDArray[np.int64]
@@ -45,23 +58,28 @@ class Lives:
         finished: the ones that became final lately, newest last.
         windows: the last minutes, by second.
         emissions: what becomes of their tokens.
-        has_shape: FLOPs can be counted, because the engine told its model's shape.
+        rates: what counts FLOPs and bytes, None where the model's shape does not tell them.
+        prefill_mode: in which prompts were computed last.
         fit_id: of the cost model in force.
         clock: device or host: whose clock timed the last step.
         num_dropped: requests whose end was not seen.
     """
 
-    def __init__(self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None], book: CostBook
+    ) -> None:
         self._engine_id = engine_id
         self._sinks = sinks
         self._mix = mix
+        self._book = book
         self.table = RequestTable()
         self.windows = Windows()
         self.emissions = Emissions(self.table, self.windows)
         self.finished: deque[FinalRequest] = deque(maxlen=KEPT_FINISHED)
         self.num_finished = 0
         self.num_preemptions = 0
-        self.has_shape = False
+        self.rates: Rates | None = None
+        self.prefill_mode = ""
         self.fit_id = ""
         self.clock = "host"
         self.num_dropped = 0
@@ -278,7 +296,8 @@ class Lives:
         delivered_ns = table.ledger.mark_of(slot)
         ledger_ns = by_cause(row)
         last_ns, _ = table.tokens.edges_of(slot)
-        (prefill_ns, decode_ns), (prefill_flops, decode_flops) = table.work.of(slot)
+        prefill, decode = table.work.of(slot)
+        prefill_ns, decode_ns = prefill[COMPUTE_NS], decode[COMPUTE_NS]
         times, tokens_per_event = table.tokens.events_of(slot)
         final = FinalRequest(
             engine_id=self._engine_id,
@@ -306,8 +325,8 @@ class Lives:
             tokens_per_event=tokens_per_event,
             prefill_ns=prefill_ns,
             decode_ns=decode_ns,
-            prefill_flops=prefill_flops if self.has_shape else None,
-            decode_flops=decode_flops if self.has_shape else None,
+            prefill_flops=None if self.rates is None else prefill[FLOPS],
+            decode_flops=None if self.rates is None else decode[FLOPS],
             is_alone=not table.is_shared[slot],
             fit_id=self.fit_id,
             clock=self.clock,
@@ -318,6 +337,12 @@ class Lives:
             parts=self.parts_of(request),
             reasoning_tokens=request.reasoning_tokens,
             blame=self._blame(slot, ledger_ns, delivered_ns),
+            prefill_work=self._phase_work(prefill),
+            decode_work=self._phase_work(decode),
+            recomputed=Part(prefill[WASTED_TOKENS], prefill[WASTED_NS]),
+            rejected=Part(decode[WASTED_TOKENS], decode[WASTED_NS]),
+            drafted=Part(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
+            saved=self._saved(request),
         )
         self.num_finished += 1
         self.finished.append(final)
@@ -345,14 +370,31 @@ class Lives:
         cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
         if cost.prompt_tokens != request.prompt_tokens:
             return ()  # its length came late, or never
-        (prefill_ns, _), _ = self.table.work.of(request.slot)
+        prefill, _ = self.table.work.of(request.slot)
         row = request.ttft_row if request.first_edge_ns else None
         return cost.parts(
-            prefill_ns,
+            prefill[COMPUTE_NS],
             cached_tokens=request.cached_tokens,
             ttft_own_ns=None if row is None else row.item(_PREFILL_OWN),
-            has_flops=self.has_shape,
+            has_flops=self.rates is not None,
         )
+
+    def _phase_work(self, amounts: list[int]) -> PhaseWork:
+        if self.rates is None:
+            return PhaseWork(amounts[TOKENS])
+        return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])
+
+    def _saved(self, request: Request) -> Saved:
+        """Return what the prefix cache saved, by the model in force where prompts are computed."""
+        cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
+        flops = None if self.rates is None else self.rates.saved_flops(cached_tokens)
+        if not cached_tokens:
+            return Saved(flops, 0)
+        if prompt_tokens is None or not self.prefill_mode:
+            return Saved(flops)
+        model = self._book.mode(self.prefill_mode).model
+        ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+        return Saved(flops, ns, model.fit_id)
 
 
 Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inferscope.collector.slots import SlotMap
 from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
-from inferscope.records import COLUMNS, PREFILL, RECOMPUTED, StepSlices
+from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -43,7 +43,7 @@ class Rows:
         member_prefills: positions of the requests that have one.
         recomputed: [requests], tokens lost to a preemption; None where there are none.
         is_simple: a few prefills at most, all others decode and sample one token each, one row for
-            each request.
+            each request; nothing is drafted or verified.
     """
 
     __slots__ = (
@@ -103,10 +103,10 @@ class Rows:
                 self._read_prefills()
             return
         self.tokens = _column(slices.tokens, "tokens", num).astype(np.int64)
-        tokens = self._by_member(self.tokens)
+        tokens = self.by_member(self.tokens)
         if num and not np.minimum.reduce(tokens):
             tokens = np.maximum(tokens, 1)
-        self.team = Team(tokens, self._by_member(self.sampled))
+        self.team = Team(tokens, self.by_member(self.sampled))
         if self.prefills:
             self._read_prefills()
 
@@ -133,7 +133,7 @@ class Rows:
             again = np.zeros(len(self.slots), dtype=np.int64)
             again[self.prefills] = self.tokens[self.prefills]
             again *= (self.flags & RECOMPUTED) > 0
-            self.recomputed = self._by_member(again) if again.any() else None
+            self.recomputed = self.by_member(again) if again.any() else None
 
     def _chunks_among_singles(self) -> tuple[Chunk, ...] | None:
         """Return position, tokens and sampled rows of each chunk, if the step is a simple one.
@@ -141,7 +141,7 @@ class Rows:
         Compares whole columns with what they would be without the prefills.
         """
         slices, prefills, num = self._slices, self.prefills, len(self.slots)
-        if len(prefills) > _FEW:
+        if len(prefills) > _FEW or VERIFY in slices.phases or DRAFT in slices.phases:
             return None
         tokens_of, rows_of = slices.tokens, slices.sampled
         chunks = []
@@ -181,7 +181,8 @@ class Rows:
         np.minimum.at(first, self.member_of_row, contexts)
         return Batch(self.team, first)
 
-    def _by_member(self, values: NDArray[np.generic]) -> Ints:
+    def by_member(self, values: NDArray[np.generic]) -> Ints:
+        """Sum the rows' values by request."""
         if self.member_of_row is None:
             return values.astype(np.int64, copy=False)
         sums = np.bincount(self.member_of_row, weights=values, minlength=len(self.members))

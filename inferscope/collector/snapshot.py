@@ -100,6 +100,20 @@ class Series:
 
 
 @dataclass(frozen=True)
+class CostModel:
+    """The cost model in force for one execution mode."""
+
+    mode: str
+    source: str
+    """fit, calibration or roofline; tokens where no shape is known and nothing is learned yet."""
+    fit_id: str
+    residual: float | None
+    """Median of measured over modelled time of recent steps, less one; None while these are few."""
+    num_steps: int
+    """That it was told of."""
+
+
+@dataclass(frozen=True)
 class Health:
     """InferScope on itself."""
 
@@ -170,7 +184,7 @@ class EngineView:
     binding: str
     """The scheduler's constraint in the last step."""
     model_residual: float | None
-    """Median of measured over modelled step time, less one."""
+    """Median of measured over modelled step time, less one; of the mode with the most steps."""
     model_source: str
     series: Series
     requests: tuple[RequestRow, ...]
@@ -191,6 +205,10 @@ class EngineView:
     """Each device's wall time since the fold began, or since it is counted."""
     through_ns: int = 0
     """Up to when that wall time reaches."""
+    cost_models: tuple[CostModel, ...] = ()
+    """By execution mode, the ones with the most steps first."""
+    is_counted: bool = True
+    """FLOPs and bytes follow from the model's shape; if not, its steps are attributed time only."""
 
     @property
     def has_ended(self) -> bool:

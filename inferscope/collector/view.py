@@ -19,6 +19,7 @@ from inferscope.collector.lives import by_cause
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState, chiefs, in_office, probe_state
 from inferscope.collector.snapshot import (
+    CostModel,
     Deployment,
     EngineView,
     Health,
@@ -28,6 +29,8 @@ from inferscope.collector.snapshot import (
     Snapshot,
 )
 from inferscope.collector.windows import SECOND_NS, Bucket
+from inferscope.collector.work import COMPUTE_NS
+from inferscope.cost.book import CostBook
 from inferscope.records import CAUSES, EngineInfo
 
 Ints = NDArray[np.int64]
@@ -105,6 +108,7 @@ def _engine(
     for time in times:
         spent.update(time.seconds_by_ns)
     num_seen, num_ranks = engine.ranks()
+    cost_models = _cost_models(engine.book)
     plan = engine.last_plan
     alive = engine.lives.table.alive()
     held, running, waiting = _counts(engine, alive)
@@ -151,8 +155,8 @@ def _engine(
         cached_share=_share(amounts["cached_tokens"], amounts["prompt_tokens"]),
         mixed_share=_share(amounts["mixed_steps"], amounts["steps"]),
         binding=plan.binding if plan else "none",
-        model_residual=engine.book.residuals().get("eager"),
-        model_source=engine.book.sources().get("eager", ""),
+        model_residual=cost_models[0].residual if cost_models else None,
+        model_source=cost_models[0].source if cost_models else "",
         series=_series(buckets),
         requests=_requests(engine, alive, max_requests, focus),
         num_requests=len(alive),
@@ -164,6 +168,15 @@ def _engine(
         deployment=_deployment(info),
         devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
+        cost_models=cost_models,
+        is_counted=engine.lives.rates is not None,
+    )
+
+
+def _cost_models(book: CostBook) -> tuple[CostModel, ...]:
+    return tuple(
+        CostModel(name, mode.model.source, mode.model.fit_id, mode.residual, mode.num_steps)
+        for name, mode in book.modes.items()
     )
 
 
@@ -284,6 +297,7 @@ def alive_row(engine: EngineFold, request: Request) -> RequestRow:
     first_ns = request.first_edge_ns
     times = table.token_times_ns[slot]
     num_gaps = len(times) - 1
+    prefill, decode = table.work.of(slot)
     return RequestRow(
         request_id=request.request_id,
         external_id=request.external_id,
@@ -298,8 +312,8 @@ def alive_row(engine: EngineFold, request: Request) -> RequestRow:
         tbt_mean_ns=(times[-1] - times[0]) / num_gaps if num_gaps > 0 else None,
         tbt_p99_ns=_tbt_p99(request, times),
         e2e_ns=None,
-        prefill_ns=int(table.compute_ns[slot, 0]),
-        decode_ns=int(table.compute_ns[slot, 1]),
+        prefill_ns=prefill[COMPUTE_NS],
+        decode_ns=decode[COMPUTE_NS],
         interference_share=int(ledger_row[_INTERFERENCE].sum()) / age_ns if age_ns else None,
         num_preemptions=request.num_preemptions,
         ledger_ns=by_cause(ledger_row),

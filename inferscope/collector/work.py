@@ -1,40 +1,62 @@
-"""What was computed for each request: its shares of step time, and its FLOPs, by phase.
+"""What was computed for each request, by phase: time, tokens, FLOPs, bytes, and what was wasted.
 
 A team that decodes one token each in step after step is kept as sums, one vector each, keyed by its
 array of slots: a team that stays keeps its array. The sums are told when another team comes, or
-somebody asks.
+somebody asks. FLOPs and a slice's own bytes are linear in its context, so the contexts' sum is all
+they need; of the weights all members with one token read alike.
 """
 
 from __future__ import annotations
 
+from operator import add
+
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.shape import FlopRates
+from inferscope.attribution.weights import PlainShares
+from inferscope.cost.counts import Rates
 
 Ints = NDArray[np.int64]
 
+COMPUTE_NS, TOKENS, FLOPS, READ_BYTES, WRITE_BYTES = range(5)
+WASTED_TOKENS, WASTED_NS = 5, 6
+"""Of a prefill, computed before and lost to a preemption; of a decode, drafts not accepted."""
+DRAFT_TOKENS, DRAFT_NS = 7, 8
+"""Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
+NUM_COLUMNS = 9
+_SINGLES, _CONTEXTS, _SEEN = 9, 10, 11
+"""Of decodes of one token: how many, the sum of their contexts, and as far as windows reach. Their
+FLOPs and bytes follow from these, and are counted when somebody asks."""
+_NUM_CELLS = 12
+
+_COLUMNS = np.arange(NUM_COLUMNS)
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Work:
-    """Compute by slot and phase: prefill, decode."""
+    """Amounts by phase (prefill, decode), column and slot."""
 
     def __init__(self, num_slots: int) -> None:
-        self._compute_ns = np.zeros((num_slots, 2), dtype=np.int64)
-        self._flops = np.zeros((num_slots, 2), dtype=np.int64)
+        self._cells = np.zeros((2, _NUM_CELLS, num_slots), dtype=np.int64)
+        self._instead: dict[int, list[int]] = {}
+        """By slot, what is to be added to its prefill, and behind that to its decode."""
         self._team = _NOBODY
-        self._rates: FlopRates | None = None
+        self._rates: Rates | None = None
+        self._reach: int | None = None
+        """How much of a context a windowed layer sees; None where there is no such layer."""
         self._num_steps = 0
         """Of the team, not told yet."""
         self._shares_ns = _NOBODY
         self._contexts = _NOBODY
-        """Their sum: the FLOPs of a slice are linear in its context."""
+        """Their sum; `_seen` is the same as far as windows reach."""
+        self._seen = _NOBODY
+        self._weights_each = self._weights_rest = 0
+        """Bytes of the weights that each member reads, and the first besides."""
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
-        self._compute_ns[slot] = 0
-        self._flops[slot] = 0
+        self._cells[:, :, slot] = 0
+        self._instead.pop(slot, None)
 
     def end(self, slot: int) -> None:
         """Give the slot back: what its owner's team computed must not hit the next one."""
@@ -44,12 +66,17 @@ class Work:
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        none = np.zeros((num_slots - len(self._flops), 2), dtype=np.int64)
-        self._compute_ns = np.concatenate([self._compute_ns, none])
-        self._flops = np.concatenate([self._flops, none])
+        num_more = num_slots - self._cells.shape[2]
+        none = np.zeros((2, _NUM_CELLS, num_more), dtype=np.int64)
+        self._cells = np.concatenate([self._cells, none], axis=2)
 
     def decoded_together(
-        self, slots: Ints, shares_ns: list[Ints], contexts: Ints, rates: FlopRates | None
+        self,
+        slots: Ints,
+        shares_ns: list[Ints],
+        contexts: Ints,
+        rates: Rates | None,
+        weights: PlainShares | None,
     ) -> None:
         """Book a step in which each of these requests decodes one token.
 
@@ -57,67 +84,117 @@ class Work:
             slots: [requests]; the same array says that it is the same requests.
             shares_ns: for each rank, [requests].
             contexts: [requests].
-            rates: of the model's shape, None where it is not known.
+            rates: of the model's shape, None where it is not counted.
+            weights: what they read of the weights, None without rates.
         """
         if slots is not self._team or rates is not self._rates:
             self._tell()
-            self._team, self._rates = slots, rates
+            self._team = slots
+            if rates is not self._rates:
+                self._count_singles()
+                self._instead.clear()
+                self._rates = rates
+                self._reach = rates.window - 1 if rates is not None and rates.window else None
         if self._num_steps:
             self._shares_ns += shares_ns[0]
             self._contexts += contexts
+            if self._reach is not None:
+                self._seen += np.minimum(contexts, self._reach)
         else:
             self._shares_ns = shares_ns[0].copy()
             self._contexts = contexts.copy()
+            if self._reach is not None:
+                self._seen = np.minimum(contexts, self._reach)
         for of_rank_ns in shares_ns[1:]:
             self._shares_ns += of_rank_ns
         self._num_steps += 1
+        if weights is not None:
+            self._weights_each += weights.each
+            self._weights_rest += weights.rest
 
     def prefilled_instead(
-        self, slot: int, shares_ns: list[int], flops: int, decode_flops: int
+        self, slot: int, amounts: list[int], *, context: int, weight_bytes: int
     ) -> None:
         """Book a prefill whose step is booked as if it had been a decode.
 
         Args:
             slot: the request's.
-            shares_ns: its share on each rank.
-            flops: that it computed.
-            decode_flops: that it would have computed as a decode.
+            amounts: of it, by column.
+            context: of it.
+            weight_bytes: that the decode was booked.
         """
-        share_ns, cells = sum(shares_ns), self._compute_ns
-        cells[slot, 0] += share_ns
-        cells[slot, 1] -= share_ns
-        if flops:
-            self._flops[slot, 0] += flops
-            self._flops[slot, 1] -= decode_flops
+        seen = min(context, self._reach) if self._reach is not None else 0
+        more = [*amounts, 0, 0, 0, -amounts[COMPUTE_NS], 0, 0, -weight_bytes, 0, 0, 0, 0, 0]
+        more += [-1, -context, -seen] if self._rates is not None else [-1, 0, 0]
+        before = self._instead.get(slot)
+        self._instead[slot] = more if before is None else list(map(add, before, more))
+
+    def computed(self, slots: Ints, phases: Ints, amounts: Ints, *, is_once: bool) -> None:
+        """Book rows of a step.
+
+        Args:
+            slots: [rows].
+            phases: [rows], 0 for prefill and 1 for decode.
+            amounts: [rows, columns].
+            is_once: no slot is named twice.
+        """
+        self._tell()
+        cells = phases[:, None], _COLUMNS, slots[:, None]
+        if is_once:
+            self._cells[cells] += amounts
+        else:
+            np.add.at(self._cells, cells, amounts)
 
     def _tell(self) -> None:
         """Add the sums to the members' decode cells."""
         num_steps, self._num_steps = self._num_steps, 0
         if not num_steps:
             return
-        self._compute_ns[:, 1][self._team] += self._shares_ns
-        if self._rates is not None:
-            flops = self._rates.of_singles(num_steps, self._contexts)
-            self._flops[:, 1][self._team] += flops
+        team, cells = self._team, self._cells[1]
+        cells[COMPUTE_NS][team] += self._shares_ns
+        cells[_SINGLES][team] += num_steps
+        if self._rates is None:
+            return
+        cells[_CONTEXTS][team] += self._contexts
+        if self._reach is not None:
+            cells[_SEEN][team] += self._seen
+        cells[READ_BYTES][team] += self._weights_each
+        cells[READ_BYTES, self._team.item(0)] += self._weights_rest
+        self._weights_each = self._weights_rest = 0
+
+    def _count_singles(self) -> None:
+        """Count the decodes of all slots by the rates they were computed at: others come."""
+        for slot in self._cells[1, _SINGLES].nonzero()[0].tolist():
+            self._cells[:, :, slot] = self.of(slot)
 
     def _is_untold(self, slot: int) -> bool:
         """Tell whether the sums are a request's, too. Who leaves is mostly gone from the team."""
         return self._num_steps > 0 and slot in self._team.tolist()
 
     def of(self, slot: int) -> tuple[list[int], list[int]]:
-        """Return a request's attributed time and modelled FLOPs, each by phase."""
+        """Return a request's amounts by column, of prefill and of decode."""
         if self._is_untold(slot):
             self._tell()
-        return self._compute_ns[slot].tolist(), self._flops[slot].tolist()
+        prefill, decode = self._cells[:, :, slot].tolist()
+        instead = self._instead.get(slot)
+        if instead is not None:
+            prefill = list(map(add, prefill, instead))
+            decode = list(map(add, decode, instead[_NUM_CELLS:]))
+        num, contexts, seen = decode[_SINGLES:]
+        decode[_SINGLES:] = 0, 0, 0
+        decode[TOKENS] += num
+        if self._rates is not None:
+            flops, hbm = self._rates
+            decode[FLOPS] += flops.of_singles(num, contexts, seen)
+            decode[READ_BYTES] += hbm.reads_of_singles(num, contexts, seen)
+            decode[WRITE_BYTES] += hbm.writes(num, num)
+        return prefill, decode
 
     @property
     def compute_ns(self) -> Ints:
         """Return the attributed time: [slots, 2]."""
         self._tell()
-        return self._compute_ns
-
-    @property
-    def flops(self) -> Ints:
-        """Return the modelled FLOPs: [slots, 2]."""
-        self._tell()
-        return self._flops
+        compute_ns: Ints = self._cells[:, COMPUTE_NS].T.copy()
+        for slot, amounts in self._instead.items():
+            compute_ns[slot] += amounts[COMPUTE_NS], amounts[_NUM_CELLS + COMPUTE_NS]
+        return compute_ns

@@ -7,6 +7,8 @@ consecutive decode steps share.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,7 @@ class Team:
         shared: what `attribution.split` has worked out for it, and the key of the model.
         padded: likewise with its padding, and the contexts for which it holds.
         alone: what `attribution.counterfactual` has.
+        weights: what `attribution.weights` has, and of which model's.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class Team:
         "rows",
         "shared",
         "tokens",
+        "weights",
     )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
@@ -73,6 +77,7 @@ class Team:
         self.shared: tuple[object, Line] | None = None
         self.padded: tuple[Line, bytes, Floats] | None = None
         self.alone: tuple[object, Line] | None = None
+        self.weights: tuple[object, Any] | None = None
 
     @classmethod
     def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
@@ -94,6 +99,7 @@ class Team:
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
         team.rows = team.features = team.shared = team.padded = team.alone = None
+        team.weights = None
         return team
 
     def rows_of(self, at: int) -> int:

@@ -14,6 +14,8 @@ are neither learned nor taken for healthy, however long it lasts; if not, they a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from inferscope.cost.batch import Batch
@@ -55,6 +57,11 @@ class Mode:
         self._num_seen = 0
         self._learned_ratio: float | None = None
         """Of healthy steps, when the model was learned; None for one that was not."""
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps it was told of."""
+        return self._num_seen
 
     def observe(self, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
         """Learn from a step that was not cold.
@@ -120,10 +127,8 @@ class CostBook:
             mode = self._modes[name] = Mode(name, self._roofline)
         return mode
 
-    def residuals(self) -> dict[str, float | None]:
-        """Return the median of measured/model - 1 over recent steps, by mode."""
-        return {name: mode.residual for name, mode in self._modes.items()}
-
-    def sources(self) -> dict[str, str]:
-        """Return where each mode's coefficients come from."""
-        return {name: mode.model.source for name, mode in self._modes.items()}
+    @property
+    def modes(self) -> Mapping[str, Mode]:
+        """Return all modes that were asked for, by name; the ones with the most steps first."""
+        by_steps = sorted(self._modes.items(), key=lambda item: (-item[1].num_steps, item[0]))
+        return dict(by_steps)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.cost.batch import Batch, Line
+from inferscope.cost.hbm import activation_bytes, weight_bytes
 from inferscope.cost.peaks import Peaks
-from inferscope.cost.shape import kv_bytes_per_token, linear_parameters, resident_parameters
+from inferscope.cost.shape import is_counted, kv_bytes_per_token, linear_parameters
 from inferscope.records import Shape
 
 Floats = NDArray[np.float64]
@@ -22,6 +23,8 @@ Ints = NDArray[np.int64]
 
 MAX_TOKENS = 16_384
 """Length of the tables; a step beyond it is priced at the tables' last slope."""
+BY_TOKENS = "tokens"
+"""The source of a model of no shape."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class StepModel:
 
     Attributes:
         fit_id: names these coefficients in every record that rests on them.
-        source: fit, calibration or roofline.
+        source: fit, calibration or roofline; tokens where no shape is known.
         f_ns: [MAX_TOKENS + 1], cost of N tokens; f(0) = 0.
         g_ns: [MAX_TOKENS + 1], cost of M sampled rows; g(0) = 0.
         single_ns: per visible token, of a slice of one token (a decode).
@@ -106,29 +109,19 @@ def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> 
     its proportions by the online fit.
     """
     n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
-    if shape is None:
+    if shape is None or not is_counted(shape):
         f = 1e6 + 1e4 * n
         f[0] = 0.0
-        return StepModel(fit_id, "tokens", f, np.zeros_like(n), 0.0, 0.0, 0.0, 0.0, 0.0)
+        return StepModel(fit_id, BY_TOKENS, f, np.zeros_like(n), 0.0, 0.0, 0.0, 0.0, 0.0)
     flops_ns = 1e9 / peaks.bf16_flops_s
     byte_ns = 1e9 / peaks.memory_bytes_s
-    weight_bytes = shape.weight_bits / 8
     launches_ns = 1e9 * peaks.launch_s * 14 * shape.num_layers
     compute = 2 * linear_parameters(shape) * flops_ns * n
-    if shape.num_experts:
-        share = shape.experts_per_token / shape.num_experts
-        coverage = 1 - (1 - share) ** n
-        experts = 3 * shape.hidden * shape.ffn * shape.num_experts * shape.num_layers
-        read = (resident_parameters(shape) - experts * (1 - coverage)) * weight_bytes * byte_ns
-    else:
-        read = np.full_like(n, linear_parameters(shape) * weight_bytes * byte_ns)
-    activations = shape.num_layers * (12 * shape.hidden + 4 * shape.ffn)
-    f = launches_ns + np.maximum(
-        compute, read + activations * shape.activation_bits / 8 * byte_ns * n
-    )
+    weights = weight_bytes(shape)
+    read = weights.layers + weights.experts * (1 - (1 - weights.touch_share) ** n)
+    f = launches_ns + np.maximum(compute, (read + activation_bytes(shape) * n) * byte_ns)
     f[0] = 0.0
-    head = shape.hidden * shape.vocab
-    g = np.maximum(2 * head * flops_ns * n, head * weight_bytes * byte_ns)
+    g = np.maximum(2 * shape.hidden * shape.vocab * flops_ns * n, weights.head * byte_ns)
     g[0] = 0.0
     pair_ns = 4 * shape.num_heads * shape.head_dim * shape.num_layers * flops_ns
     single_ns = max(pair_ns, kv_bytes_per_token(shape) * byte_ns)

@@ -71,7 +71,12 @@ def _prefill_own(ns: int, facts: Facts) -> str:
     if not own.num_steps:
         return ""
     said = f"{many(own.num_tokens - own.num_recomputed, 'token')} in {many(own.num_steps, 'step')}"
-    return f"{said}, {many(cached, 'token')} came from the prefix cache" if cached else said
+    if not cached:
+        return said
+    said += f", {many(cached, 'token')} came from the prefix cache"
+    if not facts.saved_ns:
+        return said
+    return f"{said}, which would have taken about {duration(facts.saved_ns)} (modelled)"
 
 
 def _prefill_co_batched(ns: int, facts: Facts) -> str:

@@ -137,3 +137,7 @@ class Facts:
     """That were asked about; which were met, and why not, is judged at its end."""
     met: tuple[Metric, ...] = ()
     breaches: tuple[Breach, ...] = ()
+    saved_ns: int | None = None
+    """What its cached prompt tokens would have taken, by the cost model; None where unknown."""
+    is_counted: bool = True
+    """Its FLOPs and bytes follow from the model's shape."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inferscope.attribution.parts import PromptPart
+from inferscope.cost.shape import TIME_ONLY
 from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
@@ -238,6 +239,11 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
         said.append(
             "Modelled as well: how its prompt's compute divides over its parts (attention by pairs"
             " of positions, all else by tokens)."
+        )
+    if not facts.is_counted:
+        said.append(
+            f"Its FLOPs and bytes are not known ({TIME_ONLY}): the cost model does not count the"
+            " layers of this model, or was not told of them."
         )
     if row.joined_late and facts.row.ttft_ns is None and row.output_tokens:
         said.append("It was under way before the records begin, so its first token is not known.")

@@ -219,6 +219,8 @@ class Witness:
             longest_gap=self._longest_gap(*self._tokens(engine), start_ns),
             parts=self._parts(engine),
             blame=self._blame(engine),
+            saved_ns=final.saved.ns if final is not None else None,
+            is_counted=engine.lives.rates is not None,
         )
 
     def _alive(self, collector: Collector) -> RequestRow | None:

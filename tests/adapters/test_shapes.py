@@ -60,7 +60,7 @@ def test_experts_are_counted_with_those_that_see_every_token() -> None:
     shape = shape_of(config(model_type="qwen2_moe", shared_expert_intermediate_size=5632, **moe))
     assert shape is not None
     assert (shape.ffn, shape.num_experts, shape.experts_per_token) == (1408, 60, 4)
-    assert shape.num_shared_experts == 4
+    assert (shape.num_shared_experts, shape.num_shared_gates) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,11 @@ def test_experts_are_counted_with_those_that_see_every_token() -> None:
     [
         {"model_type": "gpt2"},
         {"model_type": "deepseek_v3"},
+        {"model_type": "qwen3_next"},
+        {"model_type": "gemma2", "sliding_window": 512},
+        {"sliding_window": 512, "layer_types": ["sliding_attention", "linear_attention"] * 2},
+        {"sliding_window": 512, "layer_types": ["sliding_attention"]},
+        {"layer_types": ["sliding_attention"] * 4},
         {
             "model_type": "qwen3_moe",
             "num_experts": 8,
@@ -82,12 +87,45 @@ def test_what_is_not_known_for_certain_has_no_shape(changes: dict[str, object]) 
     assert shape_of(config(**changes)) is None
 
 
-def test_a_window_counts_only_where_every_layer_has_it() -> None:
-    every = shape_of(config(sliding_window=512, layer_types=["sliding_attention"] * 4))
-    some = shape_of(config(sliding_window=512, layer_types=["sliding_attention", "full_attention"]))
-    assert every is not None
-    assert some is not None
-    assert (every.window_tokens, some.window_tokens) == (512, 0)
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": ["sliding_attention"] * 4}, (512, 0)),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, (512, 2)),
+        ({"layer_types": ["full_attention"] * 4}, (0, 0)),
+        ({"model_type": "mistral"}, (512, 0)),
+        ({"use_sliding_window": False}, (0, 0)),
+        ({"use_sliding_window": True, "max_window_layers": 3}, (512, 3)),
+        ({"use_sliding_window": True, "max_window_layers": 28}, (0, 0)),
+    ],
+)
+def test_a_window_counts_in_the_layers_that_have_it(
+    changes: dict[str, object], windows: tuple[int, int]
+) -> None:
+    shape = shape_of(config(sliding_window=512, **changes))
+    assert shape is not None
+    assert (shape.window_tokens, shape.num_full_layers) == windows
+
+
+REAL = {"Qwen2Config": (0, 0), "MistralConfig": (4096, 0), "Gemma2Config": (4096, 13)}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_transformers_own_configurations_say_which_layers_have_windows(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = shape_of(getattr(transformers, name)(), activation_bits=16)
+    assert shape is not None
+    assert (shape.window_tokens, shape.num_full_layers) == REAL[name]
+
+
+def test_quantisers_leave_the_head_alone_unless_told() -> None:
+    awq = {"quant_method": "awq", "bits": 4}
+    plain, told = (
+        shape_of(config(quantization_config=given)) for given in (awq, awq | {"lm_head": True})
+    )
+    assert plain is not None
+    assert told is not None
+    assert (plain.head_bits, told.head_bits) == (16, 0)
 
 
 def test_a_dtype_is_read_from_torch_and_from_a_name() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.attribution.parts import OUTPUT, PromptCost, PromptPart, stretches
-from inferscope.cost.shape import FlopRates, flop_rates
+from inferscope.cost.flops import FlopRates, flop_rates
 from inferscope.records import Shape
 
 RATES: FlopRates = flop_rates(Shape(2, 64, 4, 2, 16, 128, 512, 16, 16, 16))

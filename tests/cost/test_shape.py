@@ -1,119 +1,31 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from msgspec.structs import replace
 
+from inferscope.cost.counts import rates_of
+from inferscope.cost.flops import slice_flops
 from inferscope.cost.shape import (
+    is_counted,
     kv_bytes_per_token,
     linear_parameters,
     pairs,
     resident_parameters,
-    slice_flops,
+    visible,
 )
 from inferscope.engine import EngineOptions
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import PagedAttention
 from inferscope.engine.load import describe, load_engine, load_model
-from inferscope.engine.model import Model, forward
 from inferscope.records import Shape
-
-LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
-MIXTRAL = Shape(32, 4096, 32, 8, 128, 14336, 32000, 16, 16, 16, False, 8, 2)
-
-STEPS = {
-    "a prefill": [(9, 0)],
-    "two prefills": [(9, 0), (4, 0)],
-    "a chunk with context": [(5, 7)],
-    "a decode": [(1, 11)],
-    "decodes equally long": [(1, 11), (1, 11)],
-    "decodes of any length": [(1, 3), (1, 19), (1, 0)],
-    "a mixed step": [(1, 3), (1, 19), (8, 0), (6, 12)],
-}
-"""Slices as (tokens, context), those of one token first, as the engine lays them out."""
+from tests.cost.shapes import LLAMA_8B, MIXTRAL, shape_of
 
 
-@pytest.fixture(scope="module", params=["tiny", "tiny,heads=4,kv_heads=1,layers=3,ffn=96"])
-def model(request: pytest.FixtureRequest) -> Model:
-    return load_model(f"random:{request.param}", EngineOptions(dtype="float32"))
-
-
-def shape_of(model: Model) -> Shape:
-    config = model.config
-    return Shape(
-        num_layers=config.num_layers,
-        hidden=config.hidden,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        ffn=config.ffn,
-        vocab=config.vocab,
-        weight_bits=32,
-        kv_bits=32,
-        activation_bits=32,
-        tied=config.is_tied,
-    )
-
-
-def count(model: Model, slices: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return what torch counts for a step: FLOPs of matrix products and of attention."""
-    counts = np.array([tokens for tokens, _ in slices])
-    contexts = np.array([context for _, context in slices])
-    num_singles = int((counts == 1).sum())
-    blocks = np.arange(len(slices) * 4).reshape(len(slices), 4)
-    positions = [c + i for n, c in slices for i in range(n)]
-    owners = np.repeat(np.arange(len(slices)), counts)
-    slots = [int(blocks[o, p // 16]) * 16 + p % 16 for o, p in zip(owners, positions, strict=True)]
-    attention = PagedAttention(
-        model.config,
-        num_blocks=64,
-        block_tokens=16,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    attention.plan(RaggedBatch(torch.tensor(slots), counts, contexts, blocks, num_singles))
-    plain = sdpa_kernel(SDPBackend.MATH)  # torch does not count what is inside the CPU's fused one
-    with torch.inference_mode(), plain, FlopCounterMode(display=False) as counter:
-        forward(
-            model,
-            torch.zeros(len(slots), dtype=torch.int64),
-            positions=torch.tensor(positions),
-            attend=attention.run,
-            rows=torch.from_numpy(counts.cumsum() - 1),
-        )
-    by_op = counter.get_flop_counts()["Global"]
-    products = sum(n for op, n in by_op.items() if str(op) in ("aten.mm", "aten.addmm"))
-    return products, counter.get_total_flops() - products
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str) -> None:
-    """To the FLOP on matrix products. Attention, torch counts as the rectangle that is computed.
-
-    Its kernels skip what a causal mask hides, and nobody needs what padding adds: we count pairs of
-    a query and a key it sees. The rectangle is that of the chunk and all its keys, and of all the
-    single tokens and the longest one's keys.
-    """
-    slices = STEPS[step]
-    shape = shape_of(model)
-    tokens, contexts = (np.array(column) for column in zip(*slices, strict=True))
-    ours = int(slice_flops(shape, tokens, contexts, np.ones_like(tokens)).sum())
-    per_pair = 4 * shape.num_heads * shape.head_dim * shape.num_layers
-    seen = sum(1 for n, c in slices for i in range(n) for _ in range(c + i + 1))
-    singles = [c + 1 for n, c in slices if n == 1]
-    rectangles = len(singles) * max(singles, default=0)
-    rectangles += sum(n * (c + n) for n, c in slices if n > 1)
-
-    products, attention = count(model, slices)
-    assert ours - per_pair * seen == products
-    assert attention == per_pair * rectangles
-
-
-def test_parameters_are_those_of_the_engine_s_tensors(model: Model) -> None:
+@pytest.mark.parametrize("name", ["tiny", "tiny,heads=4,kv_heads=1,layers=3,ffn=96"])
+def test_parameters_are_those_of_the_engine_s_tensors(name: str) -> None:
+    model = load_model(f"random:{name}", EngineOptions(dtype="float32"))
     layers = model.weights.layers
     matrices = [m for layer in layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     assert linear_parameters(shape_of(model)) == sum(m.numel() for m in matrices)
@@ -170,3 +82,29 @@ def test_a_prefill_in_chunks_has_the_pairs_of_one_in_a_piece(
         in_pieces += pairs(tokens, at)
         at += tokens
     assert in_pieces == pairs(sum(chunks), context)
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 50))
+def test_a_window_clips_what_each_query_sees(tokens: int, context: int, window: int) -> None:
+    seen = [range(max(0, context + new + 1 - window), context + new + 1) for new in range(tokens)]
+    assert pairs(tokens, context, window) == sum(map(len, seen))
+    assert visible(tokens, context, window) == len(set().union(*seen))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        None,
+        replace(LLAMA_8B, latent_ranks=(1536, 512)),
+        replace(LLAMA_8B, num_kv_heads=0),
+        replace(MIXTRAL, experts_per_token=9),
+    ],
+)
+def test_what_cannot_be_counted_is_not_guessed(shape: Shape | None) -> None:
+    assert not is_counted(shape)
+    assert rates_of(shape) is None
+
+
+def test_ranks_that_cannot_divide_the_model_count_nothing() -> None:
+    assert rates_of(LLAMA_8B, 8) is not None
+    assert rates_of(LLAMA_8B, 5) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
+from inferscope.cost.shape import TIME_ONLY
 from inferscope.tui.lines import Line, Role, frame
 from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
 from inferscope.tui.words import BINDINGS
@@ -87,7 +88,8 @@ def _said(name: str, text: str, alarms: bool) -> Line:
 
 
 def _residual(view: EngineView) -> str:
+    counts = "" if view.is_counted else f", {TIME_ONLY}"
     if view.model_residual is None:
-        return f"{UNKNOWN}" + (f" ({view.model_source})" if view.model_source else "")
+        return f"{UNKNOWN}" + (f" ({view.model_source}{counts})" if view.model_source else "")
     source = f", from {view.model_source}" if view.model_source else ""
-    return f"steps {100 * view.model_residual:+.1f}% against the cost model{source}"
+    return f"steps {100 * view.model_residual:+.1f}% against the cost model{source}{counts}"

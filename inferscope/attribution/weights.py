@@ -1,0 +1,139 @@
+"""Who reads the weights: one step's weight bytes over its requests, by the fair split.
+
+A weight is read once however many want it, so its bytes are a game of any-of: worth all as soon as
+one is there. The Shapley value of that is an equal part to each who wants it:
+
+    layers     W / P                         P requests with tokens
+    lm_head    H / R                         R requests with sampled rows
+    experts    Σ over experts of E[1{i wants it} / number who want it]
+
+Which requests want an expert is not recorded. With even routing, each of a request's n tokens
+misses it with 1 - k/E, independently, so request i wants it with p_i = 1 - (1 - k/E)^n_i, and the
+expected equal part is ∫ p_i Π_{j≠i} (1 - p_j t) dt over t in [0, 1]: a polynomial, which
+Gauss-Legendre quadrature gives exactly up to 64 requests, and beyond that all but so. Parts are
+whole bytes; what is left over, less than a byte of each, is the first request's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.split import round_ns
+from inferscope.cost.batch import Team
+from inferscope.cost.hbm import WeightBytes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(32)
+_T, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
+
+
+class PlainShares(NamedTuple):
+    """What the requests of a plain team read of the weights, each in bytes."""
+
+    each: int
+    """With one token."""
+    chunks: tuple[int, ...]
+    """By chunk, in the team's order."""
+    rest: int
+    """What whole bytes left over, a few: the first request's, too."""
+
+    def of(self, team: Team, at: int) -> int:
+        """Return what one request reads."""
+        share = self.chunks[team.chunks.index(at)] if at in team.chunks else self.each
+        return share if at else share + self.rest
+
+
+def plain_shares(weights: WeightBytes, team: Team) -> PlainShares:
+    """Return the same as `weight_shares` of a team in which a single token samples a row.
+
+    In a few numbers, worked out once for all teams of one make-up.
+    """
+    kept = team.weights
+    if kept is not None and kept[0] is weights:
+        found: PlainShares = kept[1]
+        return found
+    num, num_single, chunk_rows = len(team.tokens), team.num_single, team.chunk_rows
+    num_sampling = num_single + len(chunk_rows) - chunk_rows.count(0)
+    layers, head = weights.layers // num, weights.head // max(1, num_sampling)
+    experts, of_chunks = _plain_experts(weights, team)
+    each = layers + head + experts
+    chunks = tuple(
+        layers + (head if rows else 0) + part
+        for rows, part in zip(chunk_rows, of_chunks, strict=True)
+    )
+    read = weights.of_step(team.num_tokens, num_sampling)
+    shares = PlainShares(each, chunks, read - each * num_single - sum(chunks))
+    team.weights = (weights, shares)
+    return shares
+
+
+def _plain_experts(weights: WeightBytes, team: Team) -> tuple[int, list[int]]:
+    """Return the experts' bytes, rounded down, of a single token and of each chunk."""
+    if not weights.experts:
+        return 0, [0] * len(team.chunks)
+    total, num_single = weights.of_experts(team.num_tokens), team.num_single
+    if not team.chunks:
+        return total // num_single, []
+    sizes = np.array([1, *team.chunk_tokens])
+    counts = np.array([num_single, *[1] * len(team.chunks)])
+    parts = _expected_parts(weights.touch_share, sizes, counts)
+    # A hair less than all, lest floats make the parts more than the whole.
+    exact = parts * (total * (1 - 1e-12) / float(parts @ counts))
+    single, *chunks = exact.astype(np.int64).tolist()
+    return single, chunks
+
+
+def weight_shares(weights: WeightBytes, tokens: Ints, sampled: Ints) -> Ints:
+    """Return each request's bytes of the weights that a step reads, which sum to them exactly.
+
+    Args:
+        weights: the model's.
+        tokens: [requests], of this model; who has none reads nothing.
+        sampled: [requests], rows of logits.
+    """
+    has_tokens = tokens > 0
+    shares = _equally(weights.layers, has_tokens)
+    shares += _equally(weights.head, has_tokens & (sampled > 0))
+    if weights.experts:
+        shares += _of_experts(weights, tokens, has_tokens)
+    return shares
+
+
+def _equally(total: int, is_in: NDArray[np.bool_]) -> Ints:
+    """Divide a total over those who are in, what is left over going to the first of them."""
+    num = int(np.count_nonzero(is_in))
+    if not num:
+        return np.zeros(len(is_in), dtype=np.int64)
+    part, rest = divmod(total, num)
+    shares = np.where(is_in, part, 0)
+    shares[is_in.argmax()] += rest
+    return shares
+
+
+def _of_experts(weights: WeightBytes, tokens: Ints, has_tokens: NDArray[np.bool_]) -> Ints:
+    total = weights.of_experts(int(tokens.sum()))
+    sizes, group_of, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    if len(sizes) == 1 or (len(sizes) == 2 and not sizes[0]):
+        return _equally(total, has_tokens)
+    exact = _expected_parts(weights.touch_share, sizes, counts)[group_of]
+    return round_ns(exact * (total / exact.sum()), total)
+
+
+def _expected_parts(touch_share: float, sizes: Ints, counts: Ints) -> Floats:
+    """Return the expected part of one expert, for one of each group of requests.
+
+    Args:
+        touch_share: of the experts, by one token.
+        sizes: [groups], tokens of each.
+        counts: [groups], requests of that size.
+    """
+    wants = 1 - (1 - touch_share) ** sizes
+    others = 1 - wants[:, None] * _T  # [groups, points], above 0: no point is 1
+    nobody = np.exp(counts @ np.log(others))
+    parts: Floats = wants * ((nobody / others) @ _WEIGHTS)
+    return parts
