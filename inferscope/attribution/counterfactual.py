@@ -130,7 +130,7 @@ def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
 def _alone_but_for_chunks(model: StepModel, team: Team) -> Line:
     """Return each member's f and g by itself, and of its attention what is on the line."""
     slope = model.single_ns + model.padded_ns
-    f_one, g_one = model.f(1), model.g(1)
+    f_one, g_one = model.f(1) + model.decoding_ns, model.g(1)
     chunks = [
         model.f(tokens) + model.g(rows)
         for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
@@ -145,13 +145,18 @@ def _class_ns(
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    tokens = rows = 0
+    tokens = rows = num_single = 0
     of_prefills = 0.0
     for at in prefills:
         tokens += team.tokens.item(at)
         rows += team.rows_of(at)
+        num_single += team.tokens.item(at) == 1
         of_prefills += own.one(batch, at)
     of_decodes = max(0.0, own.total(batch) - of_prefills)
+    if num_single:
+        of_prefills += model.decoding_ns
+    if team.num_single > num_single:
+        of_decodes += model.decoding_ns
     others = team.num_tokens - tokens
     return (
         model.f(tokens) + model.g(rows) + of_prefills,

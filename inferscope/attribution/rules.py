@@ -126,6 +126,7 @@ def token(model: StepModel, batch: Batch, own: Line) -> Line:
         )
     ]
     level: float | Floats = per_token + model.padded_ns * batch.longest_single
+    level += model.decoding_ns / max(1, team.num_single)
     level += per_row if team.rows is None else np.multiply(team.rows, per_row)
     return Line(model.single_ns, level, chunks)
 
@@ -140,7 +141,8 @@ def standalone(model: StepModel, batch: Batch, own: Line) -> Line:
         )
     ]
     g_ns = model.g(1) if team.rows is None else _each(team.rows, model.g)
-    return Line(model.single_ns + model.padded_ns, model.f(1) + g_ns, chunks)
+    f_ns = model.f(1) + model.decoding_ns
+    return Line(model.single_ns + model.padded_ns, f_ns + g_ns, chunks)
 
 
 def marginal(model: StepModel, batch: Batch, own: Line) -> Line:
@@ -158,6 +160,7 @@ def marginal(model: StepModel, batch: Batch, own: Line) -> Line:
         )
     ]
     level: float | Floats = f_ns - model.f(team.num_tokens - 1)
+    level += model.decoding_ns if team.num_single == 1 else 0.0
     level += of_rows(1) if team.rows is None else _each(team.rows, of_rows)
     if model.padded_ns and team.num_single:
         level += model.padded_ns * _padding_saved(batch)
@@ -189,6 +192,9 @@ def phase(model: StepModel, batch: Batch, own: Line, prefills: list[int]) -> Lin
             chunks[at] += (part + after) / 2 + per_row * team.chunk_rows[at]
         rows = 1.0 if team.rows is None else team.rows[union.singles]
         level[union.singles] += (single_first + single_second) / 2 + per_row * rows
+        if union.num_single:
+            times = 1.0 if other.num_single else 2.0
+            level[union.singles] += model.decoding_ns * times / 2 / union.num_single
         if model.padded_ns and union.num_single:
             paid = padding(union.visible) + padding_after(
                 union.visible, num_before=other.num_single, longest_before=other.longest

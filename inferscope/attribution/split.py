@@ -4,7 +4,8 @@ A request's share is what it adds to the step, averaged over every order in whic
 have been put together: the only rule that an ablation of the batch measures directly. The model
 T(S) = f(N) + g(M) + Σ own_i is linear in its parts, and so is the Shapley value: own_i stays with
 its request but for padding (see `padding`), g is shared by sampled rows (exact where nobody samples
-more than one, or g is linear), and only f(N) needs work.
+more than one, or g is linear), what decoding costs once by those who decode, and only f(N) needs
+work.
 
 For f, players are alike when they bring the same number of tokens. D players bring one token each
 (the decodes), the others (prefill chunks) are few:
@@ -98,9 +99,10 @@ def _padded_level(model: StepModel, batch: Batch, line: Line) -> Floats:
 
 
 def _shared(model: StepModel, team: Team) -> Line:
-    """Return each request's part of f and g."""
+    """Return each request's part of f and g, and of what decoding costs once."""
     per_row = model.g(team.num_rows) / team.num_rows if team.num_rows else 0.0
     of_chunks, of_single = split_f(model, team.chunk_tokens, team.num_single)
+    of_single += model.decoding_ns / team.num_single if team.num_single else 0.0
     chunks = [part + per_row * rows for part, rows in zip(of_chunks, team.chunk_rows, strict=True)]
     if team.rows is None:
         return Line(0.0, of_single + per_row, chunks)

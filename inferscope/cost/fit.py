@@ -4,8 +4,8 @@ Steps of different make-up are observations of one linear model with non-negativ
 The fit weighs relative errors, forgets slowly, and bounds the pull of outliers (Huber), so that a
 co-tenant's bad second is not learned as normal.
 
-    T = c0 + f-pieces(N) + c·M + c·Σ visible (singles) + c·singles·longest visible
-      + c·chunks + c·Σ pairs + c·Σ visible (chunks)
+    T = c0 + f-pieces(N) + c·M + c·[any singles] + c·Σ visible (singles)
+      + c·singles·longest visible + c·chunks + c·Σ pairs + c·Σ visible (chunks)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HINGES = (128, 512)
 _NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 """All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
-_NUM_FEATURES = _NUM_F + 6
+_NUM_FEATURES = _NUM_F + 7
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _ROUNDS = 4
@@ -56,6 +56,7 @@ def features(batch: Batch) -> tuple[float, ...]:
             *[min(total, cap) for cap in _CAPS],
             *[max(total - hinge, 0) for hinge in _HINGES],
             team.num_rows,
+            1 if team.num_single else 0,
         )
     of_singles = (batch.single_visible, team.num_single * batch.longest_single)
     if not team.chunks:
@@ -136,7 +137,7 @@ class OnlineFit:
 
     def _model(self, coefficients: Floats) -> StepModel:
         constant, per_token, *bends = coefficients[:_NUM_F].tolist()
-        per_row, *of_attention = coefficients[_NUM_F:].tolist()
+        per_row, decoding, single, padded, chunk, pair, context = coefficients[_NUM_F:].tolist()
         f, room = np.empty_like(_NUM_TOKENS), self._table
         f[0], f[1:] = 0.0, constant
         f += np.multiply(_NUM_TOKENS, per_token, out=room)
@@ -149,7 +150,18 @@ class OnlineFit:
                 beyond = len(f) - hinge
                 f[hinge:] += np.multiply(_NUM_TOKENS[:beyond], weight, out=room[:beyond])
         g = per_row * _NUM_TOKENS
-        return StepModel(f"{self._name}-{self._seen}", "fit", f, g, *of_attention)
+        return StepModel(
+            f"{self._name}-{self._seen}",
+            "fit",
+            f,
+            g,
+            single_ns=single,
+            padded_ns=padded,
+            chunk_ns=chunk,
+            pair_ns=pair,
+            context_ns=context,
+            decoding_ns=decoding,
+        )
 
 
 def _non_negative(gram: Floats, target: Floats, start: Floats) -> Floats:

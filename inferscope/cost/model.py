@@ -42,6 +42,8 @@ class StepModel:
         chunk_ns: per slice of several tokens.
         pair_ns: per query-key pair of such a slice.
         context_ns: per visible token of such a slice.
+        decoding_ns: once, if there is any slice of one token, for their attention is one call,
+            however many they are. Nobody's own; owed by them alike.
     """
 
     fit_id: str
@@ -53,6 +55,7 @@ class StepModel:
     chunk_ns: float
     pair_ns: float
     context_ns: float
+    decoding_ns: float = 0.0
     f_sum: Floats = field(init=False, repr=False)
     """[MAX_TOKENS + 2], Σ f(y) for y < x."""
     key: object = field(init=False, repr=False, compare=False, default_factory=object)

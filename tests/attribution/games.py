@@ -52,6 +52,11 @@ def padded() -> StepModel:
     return replace(concave(), padded_ns=95.0)
 
 
+def decoding_once() -> StepModel:
+    """As of an engine whose decodes' attention is one call, on the host's bill."""
+    return replace(padded(), decoding_ns=4e5)
+
+
 H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
 MODELS = {
     "dense": H200,
@@ -59,6 +64,7 @@ MODELS = {
     "staircase": staircase(),
     "concave": concave(),
     "padded": padded(),
+    "decoding once": decoding_once(),
     "unknown shape": roofline(None, peaks_of("")),
 }
 any_model = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
@@ -108,6 +114,7 @@ def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
         + model.g(rows)
         + sum(attention_ns(model, batch, m) for m in members)
         + model.padded_ns * len(singles) * max(singles, default=0)
+        + model.decoding_ns * bool(singles)
     )
 
 

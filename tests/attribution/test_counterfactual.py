@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,3 +147,13 @@ def test_a_model_that_says_nothing_explains_nothing() -> None:
     )
     delay = case.explain(1000)
     assert case.parts(delay).sum(axis=1).tolist() == [1000, 1000]
+
+
+def test_what_decoding_costs_once_is_paid_by_a_decode_alone_and_not_by_a_prefill() -> None:
+    model = replace(H200, decoding_ns=5e5)
+    slices = [(1, 900, False, 0), (1, 300, False, 0), (200, 0, True, 0)]
+    one, other = Case(slices, model), Case(slices)
+    paid, free = one.explain(round(one.modelled_ns)), other.explain(round(other.modelled_ns))
+    assert (paid.own_ns - free.own_ns).tolist() == pytest.approx([5e5, 5e5, 0], abs=2)
+    assert paid.decode_class_ns - free.decode_class_ns == pytest.approx(5e5, abs=2)
+    assert paid.prefill_class_ns == pytest.approx(free.prefill_class_ns, abs=2)

@@ -226,21 +226,24 @@ def test_phase_of_many_chunks_is_within_a_few_percent() -> None:
 def along_the_diagonal(model: StepModel, batch: Batch) -> Floats:
     """Integrate marginal costs while all requests grow from nothing to their tokens together.
 
-    Between whole tokens f and g are lines, and all pad each other from the first instant. The
-    points lie between the bends of these lines, so that the sum is exact but for rounding.
+    Between whole tokens f and g are lines, and so is what decoding costs once, up to the first
+    decode; all pad each other from the first instant. The points lie between the bends of these
+    lines, so that the sum is exact but for rounding.
     """
     tokens, rows = batch.team.tokens, sampled_of(batch)
     num, nudge = len(tokens), 1e-3
     is_single = tokens == 1
     longest = (batch.context[is_single] + 1).max() if is_single.any() else 0
     own = np.array([attention_ns(model, batch, at) for at in range(num)])
-    grown = (np.arange(points := 8 * int(tokens.sum()) * max(1, int(rows.sum()))) + 0.5) / points
+    bends = int(tokens.sum()) * max(1, int(rows.sum())) * max(1, int(is_single.sum()))
+    grown = (np.arange(points := 8 * bends) + 0.5) / points
 
     def cost(presence: Floats) -> Floats:
         of_f = np.interp(presence @ tokens, N, model.f_ns)
         of_g = np.interp(presence @ rows, N, model.g_ns)
         singles = presence[:, is_single].sum(axis=1)
-        return of_f + of_g + presence @ own + model.padded_ns * longest * singles
+        once = model.decoding_ns * np.minimum(singles, 1.0)
+        return of_f + of_g + presence @ own + model.padded_ns * longest * singles + once
 
     paid = np.zeros(num)
     for member in range(num):

@@ -131,6 +131,19 @@ def test_work_of_a_kind_that_was_never_seen_is_learned_however_slow_it_looks() -
     assert modelled_ns(mode.model, decode) == pytest.approx(2_000_000, rel=0.05)
 
 
+def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
+    truth = Truth(random.Random(6))
+    once_ns = 8e5
+    fit = OnlineFit("eager")
+    model = None
+    for batch in traffic(random.Random(6), 2048):
+        extra_ns = once_ns if batch.team.num_single else 0.0
+        if fit.observe(features(batch), round(truth.step_ns(batch) + extra_ns)):
+            model = fit.solve()
+    assert model is not None
+    assert model.decoding_ns == pytest.approx(once_ns, rel=0.2)
+
+
 def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
     return Batch(Team(np.array(tokens), np.ones(len(tokens), np.int64)), np.array(contexts))
 
