@@ -1,8 +1,8 @@
 """The online fit: a running server teaches its own step times.
 
 Steps of different make-up are observations of one linear model with non-negative coefficients.
-The fit weighs relative errors, forgets slowly, and bounds the pull of outliers (Huber), so that a
-co-tenant's bad second is not learned as normal.
+The fit weighs relative errors, forgets slowly, bounds the pull of outliers (Huber), and bounds that
+of slow steps most, so that a co-tenant is not learned as normal: a healthy step is modelled.
 
     T = c0 + f-pieces(N) + c·M + c·[any singles] + c·Σ visible (singles)
       + c·singles·longest visible + c·chunks + c·Σ pairs + c·Σ visible (chunks)
@@ -35,6 +35,9 @@ _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 7
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
+_SLOW_PULL = 0.25
+"""Of a step slower than modelled, against a faster one: nothing but a wrong model explains a step
+that is too fast, and a co-tenant explains a slow one, more so where arithmetic counts most."""
 _ROUNDS = 4
 _ROUNDS_AGAIN = 2
 """Of weighing by residuals, where the last fit's are at hand: they are mostly the new one's."""
@@ -108,8 +111,9 @@ class OnlineFit:
         for _ in range(_ROUNDS if prior is None else _ROUNDS_AGAIN):
             bounded = weights
             if solution.any():
-                residual = np.abs(design @ solution - 1.0)
-                bounded = weights * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
+                residual = 1.0 - design @ solution
+                bounded = weights * np.minimum(1.0, _HUBER / np.maximum(np.abs(residual), 1e-9))
+                bounded[residual > 0] *= _SLOW_PULL
             np.multiply(design, bounded[:, None], out=weighted)
             gram = design.T @ weighted
             target = design.T @ bounded
