@@ -24,6 +24,8 @@ REMEMBERED_STEPS = 2048
 REFRESH_STEPS = 512
 FIRST_STEPS = (64, 128, 256)
 """A first rough fit is better than the roofline, so the first refreshes come sooner."""
+_FIRST_OF_KIND = 4
+"""Steps of a kind that no fit knows yet, of which the next must know: it can only guess at them."""
 _HALF_LIFE_STEPS = 1024
 _CAPS = (8, 64)
 """f bends down here (threads and tiles fill up) …"""
@@ -77,6 +79,8 @@ class OnlineFit:
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
         self._times = np.zeros(REMEMBERED_STEPS)
         self._seen = 0
+        self._num_unknown = 0
+        """Since the last fit, steps of kinds that it does not know."""
         self._coefficients: Floats | None = None
         self._most = [0.0] * _NUM_FEATURES
         """Of each feature, what a step may have that is of a known kind."""
@@ -90,7 +94,10 @@ class OnlineFit:
         at = self._seen % REMEMBERED_STEPS
         self._rows[at], self._times[at] = row, measured_ns
         self._seen += 1
-        return self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
+        if self._coefficients is not None and not self.knows(row):
+            self._num_unknown += 1
+        is_due = self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
+        return is_due or self._num_unknown >= _FIRST_OF_KIND
 
     def knows(self, row: tuple[float, ...]) -> bool:
         """Tell whether a step is of a kind that was learned from: then its time is no guess."""
@@ -101,6 +108,7 @@ class OnlineFit:
         num = min(self._seen, REMEMBERED_STEPS)
         if not num:
             return None
+        self._num_unknown = 0
         weights = _RECENCY[(self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS]
         design, weighted = self._design[:num], self._weighted[:num]
         np.divide(self._rows[:num], self._times[:num, None], out=design)

@@ -117,18 +117,18 @@ def test_a_machine_that_stays_slow_is_not_learned_and_may_recover(times: float) 
     assert mode.residual == pytest.approx(0.0, abs=0.05)
 
 
-def test_work_of_a_kind_that_was_never_seen_is_learned_however_slow_it_looks() -> None:
+def test_work_of_a_kind_that_was_never_seen_is_learned_from_a_few_steps() -> None:
     """One request decodes alone; then come prompts, which the model takes for many decodes."""
     mode = CostBook().mode("eager")
     decode, prefill = batch_of([1], [50]), batch_of([512], [0])
     for _ in range(300):
         observe(mode, decode, 2_000_000)
     assert modelled_ns(mode.model, prefill) < 20_000_000
-    for _ in range(600):
+    for _ in range(8):
         observe(mode, prefill, 90_000_000)
         observe(mode, decode, 2_000_000)
-    assert modelled_ns(mode.model, prefill) == pytest.approx(90_000_000, rel=0.05)
-    assert modelled_ns(mode.model, decode) == pytest.approx(2_000_000, rel=0.05)
+    assert modelled_ns(mode.model, prefill) == pytest.approx(90_000_000, rel=0.1)
+    assert modelled_ns(mode.model, decode) == pytest.approx(2_000_000, rel=0.1)
 
 
 @pytest.mark.parametrize("seed", [4, 14, 24])
