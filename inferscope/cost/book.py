@@ -9,7 +9,8 @@ never be learned.
 
 Two things look alike, a machine that has become slow and work that the model does not know. What
 tells them apart is whether such work was there when the model was learned. If it was, slow steps
-are neither learned nor taken for healthy, however long it lasts; if not, they are learned at once.
+are neither learned nor taken for healthy, however long it lasts; if not, they are learned at once,
+but for what a slow machine brings with it: work piles up on it as never before.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Mode:
         self._num_seen = 0
         self._learned_ratio: float | None = None
         """Of healthy steps, when the model was learned; None for one that was not."""
+        self._has_slowed = False
+        """Most recent steps take much longer than was healthy."""
 
     @property
     def num_steps(self) -> int:
@@ -79,7 +82,7 @@ class Mode:
             self._weigh()
         row, learned = features(batch), self._learned_ratio
         is_slow = learned is not None and ratio > _SLOW * learned
-        if is_slow and self._fit.knows(row):
+        if is_slow and (self._has_slowed or self._fit.knows(row)):
             return
         if measured_ns > 0 and self._fit.observe(row, measured_ns):
             model = self._fit.solve()
@@ -105,7 +108,8 @@ class Mode:
         self.residual = ordered.item(median_at) - 1.0
         learned, healthy = self._learned_ratio, ordered.item(healthy_at)
         if learned is not None:
-            self.healthy_ratio = healthy if healthy <= _DRIFT * learned else learned
+            self._has_slowed = healthy > _DRIFT * learned
+            self.healthy_ratio = learned if self._has_slowed else healthy
 
 
 class CostBook:

@@ -117,6 +117,20 @@ def test_a_machine_that_stays_slow_is_not_learned_and_may_recover(times: float) 
     assert mode.residual == pytest.approx(0.0, abs=0.05)
 
 
+def test_what_piles_up_on_a_slow_machine_is_not_learned_as_slow() -> None:
+    mode = CostBook().mode("eager")
+    few, many = batch_of([1] * 2, [50] * 2), batch_of([1] * 32, [50] * 32)
+    for at in range(600):
+        observe(mode, batch_of([1] * (1 + at % 4), [50] * (1 + at % 4)), 2_000_000 + at % 4 * 10**5)
+    for _ in range(300):
+        observe(mode, few, 3 * 2_100_000)
+    for _ in range(3000):
+        observe(mode, many, 3 * 5_100_000)
+    assert modelled_ns(mode.model, few) == pytest.approx(2_100_000, rel=0.1)
+    assert modelled_ns(mode.model, many) == pytest.approx(5_100_000, rel=0.3)
+    assert mode.healthy_ratio == pytest.approx(1.0, abs=0.1)
+
+
 def test_work_of_a_kind_that_was_never_seen_is_learned_from_a_few_steps() -> None:
     """One request decodes alone; then come prompts, which the model takes for many decodes."""
     mode = CostBook().mode("eager")
