@@ -1,0 +1,425 @@
+"""The scenarios of `ledger_causes`: loads, faults, and what a fault took from each request.
+
+What was injected is never read from the ledger: it is the sleeping code's own clock, a stopwatch
+around the forward pass, or the client's decision when to read on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias, TypeVar
+
+import msgspec
+from injecting import Fault, Forward, Kind, Strike
+from slow_client import Readings, read_answers
+
+from inferscope.attribution.spent import Metric
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.source import catch_up, open_source
+from inferscope.load.arrivals import bursts, poisson
+from inferscope.load.http import HttpClient, HttpOptions, open_session
+from inferscope.load.lengths import parse_lengths
+from inferscope.load.open_loop import ClientTimes, OpenLoop
+from inferscope.load.plan import of_lengths, plan, stream
+from inferscope.load.words import WordPrompts
+
+HERE = Path(__file__).parent
+SERVED = "builtin"
+_START_S = 60.0
+_LOOK_S = 0.5
+_CALIBRATION_SEED = 1_000_000
+"""Added to a run's seed, so that the objective comes from other requests than are judged."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One cause: how it is injected, and what has to be named for it.
+
+    Attributes:
+        accepted: the ledger's causes that are the injected one, under this metric.
+        length: of the answers, in tokens.
+        burst: requests that come at once; 0 for arrivals at random.
+        oversized: prompt tokens of another client's requests, during the faulty part.
+    """
+
+    name: str
+    metric: Metric
+    accepted: frozenset[str]
+    requests: int
+    rate_s: float
+    length: int
+    kind: Kind = "none"
+    settings: dict[str, float] = field(default_factory=dict)
+    burst: int = 0
+    oversized: int = 0
+    co_tenants: int = 0
+    slow_readers: bool = False
+
+
+SCENARIOS = (
+    # Only who decodes stands in the loop's way when it sleeps, so the gap between its tokens grows;
+    # who waits in the queue meanwhile is told `queue_idle`.
+    Scenario(
+        "scheduler sleep", "tbt", frozenset({"cpu_gap"}), 280, 8, 48, "sleep",
+        {"chance": 0.014, "least_ms": 30, "most_ms": 80},
+    ),
+    # Before the engine knows of the request, so it is in the time to first token or nowhere.
+    Scenario(
+        "slow tokeniser", "ttft", frozenset({"frontend"}), 240, 8, 32, "tokenise",
+        {"chance": 0.5, "least_ms": 60, "most_ms": 150},
+    ),
+    # For who decodes, another's prefill in the same step is `decode_interference`. Who arrives
+    # meanwhile finds the budget spent and waits in the `queue`: another metric, another cause.
+    Scenario(
+        "oversized prompt", "tbt", frozenset({"decode_interference"}), 250, 4, 192, oversized=1500,
+    ),
+    # The blocks run out in mid-answer: its holder is thrown out, waits, and computes them again.
+    Scenario(
+        "tiny KV pool", "tbt", frozenset({"preempted", "recompute"}), 270, 5, 128, "blocks",
+        {"blocks": 40}, burst=6,
+    ),
+    # The engine is done, the bytes do not leave: `output` up to the last token, `delivery` after.
+    Scenario(
+        "slow client", "e2e", frozenset({"output", "delivery"}), 320, 0, 200, slow_readers=True,
+    ),
+    # It takes time from every step, not from one gap: the mean gap tells. And it stays: what lasts
+    # for thousands of steps must not become normal.
+    Scenario(
+        "CPU co-tenant", "tpot", frozenset({"slowdown"}), 120, 4, 128, "burn", co_tenants=2,
+    ),
+    # The step itself takes long, once for each shape.
+    Scenario(
+        "cold shape", "tbt", frozenset({"cold_start"}), 280, 8, 48, "forget",
+        {"chance": 0.008, "least_ms": 30, "most_ms": 80},
+    ),
+)  # fmt: skip
+
+Spans: TypeAlias = dict[str, list[tuple[int, int]]]
+"""From when until when, by the engine's id of a request."""
+Parts: TypeAlias = dict[str, dict[str, FinalRequest]]
+"""Requests by part of the run and by what their twins in other parts are called, too."""
+
+
+class Collected:
+    """Takes what the fold has decided."""
+
+    def __init__(self) -> None:
+        self.requests: list[FinalRequest] = []
+
+    def step(self, step: FinalStep) -> None:
+        """Pass over a step."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request."""
+        self.requests.append(request)
+
+
+def run(
+    scenario: Scenario, folder: Path, *, seed: int, requests: int | None
+) -> tuple[Parts, Truth, float]:
+    """Run a scenario; return its requests, the truth, and how many cores others used."""
+    fault = Fault(
+        kind=scenario.kind,
+        seed=seed,
+        folder=str(folder),
+        core=_idlest_core() if scenario.co_tenants else None,
+        **scenario.settings,  # type: ignore[arg-type]
+    )
+    num = requests or scenario.requests
+    began_s, busy_s, ours_s = time.monotonic(), _busy_s(), _ours_s()
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "injecting.py"), "serve", msgspec.json.encode(fault).decode()],
+        env={
+            **os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "64",
+            "INFERSCOPE_ENGINE_ID": "causes",
+        },
+    )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{_port(server, folder)}"
+        drive = _read if scenario.slow_readers else _load
+        readings = asyncio.run(drive(scenario, url, folder, seed=seed, num=num, fault=fault))
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(30)
+    foreign_s = _busy_s() - busy_s - (_ours_s() - ours_s)
+    foreign = max(0.0, foreign_s / (time.monotonic() - began_s))
+    found = _collected(folder)
+    return _parts(found), Truth(scenario, folder, found, readings), round(foreign, 3)
+
+
+# --- loads ----------------------------------------------------------------------------------------
+
+
+async def _load(
+    scenario: Scenario, url: str, folder: Path, *, seed: int, num: int, fault: Fault
+) -> Readings:
+    """Drive the open loop through all parts of a run."""
+    async with open_session() as session:
+        options = HttpOptions(
+            url=url, model=SERVED, endpoint="completions", ignores_eos=True, is_counting=True,
+            sends_seed=True,
+        )  # fmt: skip
+        client = HttpClient(session, options)
+
+        async def send(part: str, seed: int, num: int) -> None:
+            arrivals = poisson(stream(seed, "arrivals"), scenario.rate_s)
+            if scenario.burst:
+                arrivals = bursts(scenario.burst, scenario.burst / scenario.rate_s)
+            words = WordPrompts(stream(seed, "prompts"), tokens_per_word=2.0)
+            lengths = parse_lengths("48"), parse_lengths(str(scenario.length))
+            compose = of_lengths(seed, words, prompt=lengths[0], output=lengths[1])
+            asks = islice(plan(seed, arrivals, compose, run=part), num)
+            await OpenLoop(client, asks, _complain).run(None)
+
+        await send("warm", seed + 2 * _CALIBRATION_SEED, 40)
+        await send("calibrate", seed + _CALIBRATION_SEED, max(100, num // 2))
+        await send("clean", seed, num)
+        (folder / "armed").touch()
+        strangers = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "injecting.py"), "burn",
+                 msgspec.json.encode(msgspec.structs.replace(fault, seed=seed)).decode()]
+            )
+            for _ in range(scenario.co_tenants)
+        ]  # fmt: skip
+        big = asyncio.create_task(_oversized(scenario, client, seed))
+        try:
+            await send("fault", seed, num)
+        finally:
+            big.cancel()
+            for stranger in strangers:
+                stranger.terminate()
+                stranger.wait()
+    return {}
+
+
+async def _oversized(scenario: Scenario, client: HttpClient, seed: int) -> None:
+    """Be the other client, whose prompts are too long, until cancelled."""
+    if not scenario.oversized:
+        return
+    words = WordPrompts(stream(seed, "big prompts"), tokens_per_word=2.0)
+    prompt = parse_lengths(str(scenario.oversized))
+    compose = of_lengths(seed, words, prompt=prompt, output=parse_lengths("1"))
+    arrivals = poisson(stream(seed, "big arrivals"), 1.5)
+    await OpenLoop(client, plan(seed, arrivals, compose, run="big"), _complain).run(None)
+
+
+async def _read(
+    scenario: Scenario, url: str, folder: Path, *, seed: int, num: int, fault: Fault
+) -> Readings:
+    """Drive clients of which some do not read, through all parts of a run."""
+    port = int(url.rpartition(":")[2])
+    draw = stream(seed, "readers")
+    readings: Readings = {}
+    usual_s: float | None = None
+    for part, share in (("warm", 0), ("calibrate", 0), ("clean", 0), ("fault", 1)):
+        found = await read_answers(
+            port,
+            part,
+            num={"warm": 24, "calibrate": max(48, num // 2)}.get(part, num),
+            length=scenario.length,
+            usual_s=usual_s,
+            slow_share=0.5 * share,
+            draw=draw,
+        )
+        usual_s = median(one.took_s for one in found.values())
+        readings |= found
+    return readings
+
+
+def _complain(times: ClientTimes) -> None:
+    if times.outcome != "finished" and times.outcome != "abandoned":
+        sys.stderr.write(f"{times.name}: {times.outcome} {times.error} {times.detail}\n")
+
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+def _collected(folder: Path) -> list[FinalRequest]:
+    found = Collected()
+    source = open_source(folder / "rings", sinks=(found,))
+    catch_up(source)
+    source.close()
+    return found.requests
+
+
+def _parts(found: list[FinalRequest]) -> Parts:
+    """Sort requests by part; answers to one prompt are told apart by their order."""
+    parts: Parts = defaultdict(dict)
+    for request in sorted(found, key=lambda one: int(one.request_id.rpartition("-")[2])):
+        part, _, number = (request.external_id or "").rpartition("-")
+        if part in ("calibrate", "clean", "fault"):
+            same = sum(name.startswith(f"{number}/") for name in parts[part])
+            parts[part][f"{number}/{same}"] = request
+    return parts
+
+
+class Truth:
+    """What happened to each request, by clocks that are not the ledger's.
+
+    Attributes:
+        notes: what else is to be told of the run.
+    """
+
+    def __init__(
+        self, scenario: Scenario, folder: Path, found: list[FinalRequest], readings: Readings
+    ) -> None:
+        strikes, steps = (
+            _told(folder, "strikes", list[Strike]),
+            _told(folder, "steps", list[Forward]),
+        )
+        self._metric = scenario.metric
+        self.notes = _bytes_unread(readings)
+        self._struck: Spans = defaultdict(list)
+        self._robbed: Spans = defaultdict(list)
+        for step in steps:
+            robbed = (step.start_ns, step.start_ns + step.robbed_ns)
+            before = (step.start_ns - step.robbed_before_ns, step.start_ns)
+            for name in step.request_ids:
+                (self._struck if scenario.co_tenants else self._robbed)[name].append(robbed)
+                if name not in step.chunks:
+                    self._robbed[name].append(before)
+        if scenario.oversized:
+            _add_interference(self._struck, steps, found)
+        elif scenario.slow_readers:
+            _add_unread(self._struck, strikes, found, readings)
+        elif not scenario.co_tenants:
+            for strike in strikes:
+                for name in strike.request_ids if strike.what != "complete" else ():
+                    self._struck[name].append((strike.start_ns, strike.end_ns))
+            held = {s.request_ids[0] for s in strikes if s.what == "held"}
+            _add_recomputing(self._struck, steps, held)
+
+    def injected_ns(self, request: FinalRequest) -> int:
+        """Return what the fault took from a request, within the metric's span."""
+        return self._within(request, self._struck)
+
+    def robbed_ns(self, request: FinalRequest) -> int:
+        """Return what the step loop's thread waited for a core meanwhile, for no fault of ours."""
+        return self._within(request, self._robbed)
+
+    def _within(self, request: FinalRequest, spans: Spans) -> int:
+        first_ns, last_ns = request.first_token_ns, request.last_token_ns
+        if first_ns is None or last_ns is None:
+            return 0
+        since_ns = first_ns if self._metric in ("tbt", "tpot") else request.arrived_ns
+        until_ns = first_ns if self._metric == "ttft" else last_ns
+        return sum(
+            max(0, min(end_ns, until_ns) - max(start_ns, since_ns))
+            for start_ns, end_ns in spans[request.request_id]
+        )
+
+
+def _add_unread(
+    spans: Spans, strikes: list[Strike], found: list[FinalRequest], readings: Readings
+) -> None:
+    """Add the time from an answer's completion in the API server until its client read on."""
+    complete = {s.request_ids[0]: s.end_ns for s in strikes if s.what == "complete"}
+    for request in found:
+        reading = readings.get(request.external_id or "")
+        at_ns = complete.get(request.request_id)
+        if reading is not None and reading.resumed_ns is not None and at_ns is not None:
+            spans[request.request_id].append((at_ns, reading.resumed_ns))
+
+
+def _bytes_unread(readings: Readings) -> dict[str, int]:
+    """Return how much slow clients left unread: in the end, and when they read on."""
+    slow = [one for one in readings.values() if one.resumed_ns is not None]
+    if not slow:
+        return {}
+    return {
+        "least_stream_bytes": min(one.num_bytes for one in slow),
+        "usual_stream_bytes": round(
+            median(one.num_bytes for one in readings.values() if one.resumed_ns is None)
+        ),
+        "least_unread_bytes": min(one.unread_bytes for one in slow),
+    }
+
+
+def _add_interference(spans: Spans, steps: list[Forward], found: list[FinalRequest]) -> None:
+    """Add what steps took longer for an oversized prompt than steps of as many decodes alone."""
+    oversized = {r.request_id for r in found if (r.external_id or "").startswith("big-")}
+    alone_ns: dict[int, list[int]] = defaultdict(list)
+    for step in steps:
+        if not step.chunks:
+            took_ns = step.end_ns - step.start_ns - step.robbed_ns
+            alone_ns[len(step.request_ids)].append(took_ns)
+    for step in steps:
+        if not oversized.intersection(step.chunks):
+            continue
+        decoding = [name for name in step.request_ids if name not in step.chunks]
+        if not decoding or len(decoding) not in alone_ns:
+            continue
+        usual_ns = round(median(alone_ns[len(decoding)]))
+        for name in decoding:
+            spans[name].append((step.start_ns + usual_ns, step.end_ns - step.robbed_ns))
+
+
+def _add_recomputing(spans: Spans, steps: list[Forward], held: set[str]) -> None:
+    """Add the steps in which those who had been thrown out computed their tokens again."""
+    has_computed: set[str] = set()
+    for step in steps:
+        for name in held.intersection(step.chunks):
+            if name in has_computed:
+                spans[name].append((step.start_ns, step.end_ns))
+            has_computed.add(name)
+
+
+T = TypeVar("T", Strike, Forward)
+
+
+def _told(folder: Path, name: str, kind: type[list[T]]) -> list[T]:
+    told: list[T] = []
+    for path in folder.glob(f"{name}-*.json"):
+        told += msgspec.json.decode(path.read_bytes(), type=kind)
+    return sorted(told, key=lambda one: one.start_ns)
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def _port(server: subprocess.Popen[bytes], folder: Path) -> int:
+    deadline_s = time.monotonic() + _START_S
+    while not (folder / "port").exists():
+        if server.poll() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError("the server did not come up")
+        time.sleep(0.05)
+    return int((folder / "port").read_text(encoding="utf-8"))
+
+
+def _idlest_core() -> int:
+    """Return the core that others use least, in a moment's look."""
+    before = _idle_by_core()
+    time.sleep(_LOOK_S)
+    after = _idle_by_core()
+    return max(os.sched_getaffinity(0), key=lambda core: after[core] - before[core])
+
+
+def _idle_by_core() -> dict[int, int]:
+    lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+    cores = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
+    return {int(fields[0][3:]): int(fields[4]) for fields in cores}
+
+
+def _ours_s() -> float:
+    """Return how long this process and its children that have ended have computed."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def _busy_s() -> float:
+    """Return how long all cores have computed since the machine came up."""
+    fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+    ticks = list(map(int, fields))
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks[:8]) - idle) / os.sysconf("SC_CLK_TCK")
