@@ -18,6 +18,7 @@ cause that took too little is ruled out, and none is proved sufficient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
 """What a request takes by itself, on an empty healthy machine."""
 _FEWEST_PEERS = 5
 """The median of fewer says little of what is normal."""
+_MOST_PEERS = 50
 _LIKE = 2
 """Lengths within this factor of each other are alike."""
 
@@ -74,7 +76,8 @@ class Breach(msgspec.Struct, frozen=True):
     minimal_set: tuple[str, ...]
     """The fewest causes without which it would have passed; empty where that cannot be told."""
     num_peers: int
-    """Compliant requests of like length that it was compared with; 0 for too few."""
+    """Compliant requests of like length that it was compared with, the nearest in time; 0 for too
+    few."""
 
     @property
     def is_for_own_work(self) -> bool:
@@ -123,7 +126,10 @@ def _breach(request: Explained, objective: Objective, peers: Sequence[Explained]
     over_ns = _over_ns(request, objective, took)
     if over_ns <= 0:
         return None
-    like = [known for peer in peers if (known := _of_peer(peer, request, objective))]
+    # The nearest in time: what is normal drifts with the machine and the load.
+    nearest = sorted(peers, key=lambda peer: abs(peer.arrived_ns - request.arrived_ns))
+    alike = (_of_peer(peer, request, objective) for peer in nearest)
+    like = list(islice(filter(None, alike), _MOST_PEERS))
     typical_ns = _typical_ns(like, took.num_gaps) if len(like) >= _FEWEST_PEERS else None
     causes = _ranked(took, over_ns, typical_ns, is_one_span=objective.metric != "tbt")
     is_tbt = objective.metric == "tbt"

@@ -164,6 +164,16 @@ def test_longer_answers_are_compared_by_the_token(metric: Metric) -> None:
     }
 
 
+def test_peers_are_those_of_its_own_time() -> None:
+    """The host was slow for an hour, and everybody met the objective all the same."""
+    then = [Lived({"cpu_gap": 80 * MS, "prefill_own": MS}, arrived_ns=at) for at in range(300)]
+    now = [Lived({"cpu_gap": MS, "prefill_own": MS}, arrived_ns=10**12 + at) for at in range(60)]
+    late = Lived({"cpu_gap": 70 * MS, "queue": 40 * MS}, arrived_ns=10**12)
+    breach = breach_of(late, "ttft", 100 * MS, then + now)
+    assert (breach.top, breach.num_peers) == ("cpu_gap", 50)
+    assert breach_of(late, "ttft", 100 * MS, then).top == "queue"
+
+
 def test_peers_are_of_like_length_ended_alike_were_seen_whole_and_met_it() -> None:
     like = [Lived({"queue": 100 * MS, "prefill_own": 10 * MS}) for _ in range(5)]
     unlike = [
