@@ -129,6 +129,64 @@ WAITING, RUNNING, HELD = range(3)
 ON, OFF, FAILED, OVER_BUDGET, CLOSED = range(5)
 PROBE_STATES = ("on", "off", "failed", "over_budget", "closed")
 
+# --- counters ---------------------------------------------------------------------------------
+
+SAMPLER_ROLE = "sampler"
+"""Of a ring that holds what devices count. It belongs to no engine."""
+
+COUNTERS: dict[str, str] = {
+    "busy_share": "of the window, with any kernel or copy on the device",
+    "sm_active_share": "of the window, mean over the SMs, with a warp resident",
+    "sm_occupancy_share": "of the warps that could be resident, mean over window and SMs",
+    "tensor_share": "of the tensor pipes' cycles",
+    "dram_share": "of the device memory's peak rate",
+    "dram_peak_bytes_per_s": "that this share is of",
+    "dram_read_bytes": "amount",
+    "dram_write_bytes": "amount",
+    "copy_share": "of the window, with the memory interface busy (NVML's memory utilisation)",
+    "energy_uj": "amount",
+    "power_w": "of the whole board, as the driver averages it",
+    "power_limit_w": "that the driver holds the board to",
+    "sm_clock_mhz": "at the end of the window",
+    "memory_clock_mhz": "at the end of the window",
+    "temperature_c": "at the end of the window",
+    "throttle_bits": "why clocks are held down: the driver's bits, `THROTTLES`",
+    "xid": "the driver's code for an error of the device within the window",
+    "memory_used_bytes": "level",
+    "memory_total_bytes": "level",
+    "num_processes": "that hold a context on the device",
+    "num_foreign": "of them, that belong to no engine seen here",
+    "foreign_memory_bytes": "that those hold",
+    "foreign_busy_share": "of the window, with kernels of those",
+    "pid": "the process that the sample is of, in the sampler's namespace",
+    "cpu_ns": "amount: of processor time, over all threads of the process",
+    "rss_bytes": "level: resident memory of the process",
+    "num_threads": "level",
+    "num_dropped": "amount: windows that the source lost",
+}
+"""What a sample may tell. Shares are 0..1 of the window; amounts add up over windows."""
+
+AMOUNTS = frozenset(("dram_read_bytes", "dram_write_bytes", "energy_uj", "cpu_ns", "num_dropped"))
+
+THROTTLES: dict[int, str] = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "power_cap",
+    0x8: "hardware_slowdown",
+    0x10: "sync_boost",
+    0x20: "thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+    0x100: "display_clocks",
+}
+"""NVML's clocks event reasons, by bit."""
+
+
+def plain_uuid(device_uuid: str) -> str:
+    """Return a device's id without its vendor's prefix: torch leaves that out, NVML does not."""
+    return device_uuid.removeprefix("GPU-").lower()
+
+
 # --- columns ----------------------------------------------------------------------------------
 
 COLUMNS: dict[str, str] = {
@@ -145,6 +203,9 @@ COLUMNS: dict[str, str] = {
     "prompt_tokens": "<u4",
     "cached_tokens": "<u4",
     "arrived_ns": "<i8",
+    "starts_ns": "<i8",
+    "ends_ns": "<i8",
+    "series": "<f4",
 }
 """numpy dtype of every column, by field name. An empty column where rows exist means all zero."""
 
@@ -369,15 +430,29 @@ class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
 
 
 class CounterSample(Record, frozen=True, gc=False, array_like=True):
-    """Hardware counters over one window."""
+    """Hardware counters over one window.
+
+    Without values it is news of the source itself: `facts` when it has opened a device, `reason`
+    when it has nothing more to tell. The sampler's keyframes restate it.
+    """
 
     CODE: ClassVar[int] = 11
 
     device_uuid: str
+    """As the vendor writes it, a MIG instance's its own; empty: the host, or the source itself."""
     start_ns: int
     end_ns: int
     source: str
     values: dict[str, float]
+    """By the words of `COUNTERS`; what the source cannot tell is absent."""
+    facts: dict[str, str] = {}
+    reason: str = ""
+    """Why the source is silent from here on, and what to do about it."""
+    starts_ns: bytes = b""
+    """Columns of the short windows that this one is made of, where the source has such."""
+    ends_ns: bytes = b""
+    series: dict[str, bytes] = {}
+    """The values of those windows: one column per word, of which `values` has the whole."""
 
 
 class Transfer(Record, frozen=True, gc=False, array_like=True):

@@ -21,7 +21,7 @@ from inferscope.cli.run_beside import collecting, run_beside
 from inferscope.cli.run_target import Target, Unobservable, find_target, shim_of
 from inferscope.errors import BadInput
 from inferscope.probe.identity import ENGINE_ID_VARIABLE, file_name
-from inferscope.ring.discovery import ring_directory
+from inferscope.ring.discovery import ring_directory, sampler_rings
 
 _WITH_PLUG_IN = ("vllm", "sglang")
 """Engines that load us by themselves."""
@@ -175,7 +175,9 @@ def _run_recorded(
 
     folder = ring_directory() / file_name(engine_id)
     source = RingSource(
-        lambda: folder.glob("*.ring"), name=engine_id, recording=RecordingWriter(file)
+        lambda: [*folder.glob("*.ring"), *sampler_rings(folder.parent)],
+        name=engine_id,
+        recording=RecordingWriter(file),
     )
 
     def tend() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from inferscope.cli import remote
 from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.errors import NotFound
-from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
+from inferscope.ring.discovery import EngineRings, find_engines, ring_directory, sampler_rings
 from inferscope.ring.extent import Extent, extent_of_rings
 from inferscope.tui.plots import duration
 
@@ -55,8 +55,12 @@ def engine_of(target: str | None) -> EngineRings:
 
 def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
     """Return what finds an engine's rings, those of processes that start later too."""
-    folder = engine.rings[0].path.parent
-    return lambda: folder.glob("*.ring")
+    return rings_at(engine.rings[0].path.parent)
+
+
+def rings_at(home: Path) -> Callable[[], Iterable[Path]]:
+    """Return what finds the rings in an engine's folder, and those of the samplers beside it."""
+    return lambda: [*home.glob("*.ring"), *sampler_rings(home.parent)]
 
 
 def extent_of(engine: EngineRings) -> Extent | None:

@@ -21,7 +21,9 @@ from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
+from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.discovery import ALIVE_NS, boot_id
+from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
 
 HISTORY_NS = 120_000_000_000
@@ -57,6 +59,8 @@ class Engines:
         """Ring files, by path and inode; None before the first look."""
         self._settling: dict[str, tuple[int, list[Path]]] = {}
         self._followed: dict[str, _Followed] = {}
+        self._samplers: list[Path] = []
+        """Rings of what samples this host's devices: every engine's fold reads them."""
         self.notes: list[str] = []
 
     def __len__(self) -> int:
@@ -90,6 +94,7 @@ class Engines:
             yield from engine.paths
         for _, paths in self._settling.values():
             yield from paths
+        yield from self._samplers
 
     def close(self) -> None:
         """Close all rings; safe to call twice."""
@@ -105,9 +110,14 @@ class Engines:
         is_start = self._known is None
         new = present.keys() - (self._known or ())
         self._known = set(present)
+        self._samplers[:] = [path for path in self._samplers if path in present.values()]
         for file in sorted(new):
-            engine_id = self._engine_of(present[file], is_start=is_start)
-            if engine_id is None:
+            identity = self._identity_of(present[file], is_start=is_start)
+            if identity is None:
+                continue
+            engine_id = identity.engine_id
+            if identity.role == SAMPLER_ROLE:
+                self._samplers.append(present[file])
                 continue
             if engine_id in self._followed:
                 self._followed[engine_id].add(present[file])
@@ -120,12 +130,13 @@ class Engines:
                 self._followed[engine_id] = _Followed(
                     engine_id,
                     paths,
+                    self._samplers,
                     self._sink,
                     self._clock,
                     counts_from_ns=self._began_ns if is_start else None,
                 )
 
-    def _engine_of(self, path: Path, *, is_start: bool) -> str | None:
+    def _identity_of(self, path: Path, *, is_start: bool) -> Identity | None:
         """Return whose ring it is; None for no ring, or one whose process died before the start."""
         try:
             reader = RingReader(path)
@@ -137,7 +148,7 @@ class Engines:
             is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
             if identity.boot_id != boot_id() or (is_start and not is_alive):
                 return None
-            return identity.engine_id
+            return identity
         finally:
             reader.close()
 
@@ -153,6 +164,7 @@ class _Followed:
         self,
         engine_id: str,
         paths: list[Path],
+        samplers: list[Path],
         sink: Sink,
         clock: Clock,
         *,
@@ -165,7 +177,7 @@ class _Followed:
         self._gate.is_open = counts_from_ns is None
         self._counts_from_ns = counts_from_ns or 0
         self._source = RingSource(
-            lambda: self.paths,
+            lambda: [*self.paths, *samplers],
             name=engine_id,
             sinks=(self._gate,),
             clock=clock,

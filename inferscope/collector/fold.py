@@ -13,7 +13,8 @@ import hashlib
 
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
-from inferscope.records import Missed, Record, RingOpened, Tick
+from inferscope.collector.samplers import SamplerFold
+from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
 READER = 0
 """The ring number of records that readers write."""
@@ -26,6 +27,7 @@ class Collector:
 
     Attributes:
         engines: by engine id, in the order in which they appeared.
+        samplers: what counts this host's devices.
         now_ns: the newest time folded.
         real_offset_ns: wall clock less monotonic clock, by the newest Tick.
     """
@@ -33,6 +35,7 @@ class Collector:
     def __init__(self, *sinks: Sink) -> None:
         """Take the sinks that receive what is final."""
         self.engines: dict[str, EngineFold] = {}
+        self.samplers = SamplerFold()
         self.now_ns = 0
         self.real_offset_ns: int | None = None
         self.num_records = 0
@@ -40,7 +43,7 @@ class Collector:
         self.num_late = 0
         self.num_unknown = 0
         self._sinks = list(sinks)
-        self._engine_of: dict[int, EngineFold] = {}
+        self._fold_of: dict[int, EngineFold | SamplerFold] = {}
         self._hash = hashlib.blake2b(digest_size=16)
 
     def fold(self, ring: int, record: Record) -> None:
@@ -50,8 +53,8 @@ class Collector:
             ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
             record: what it says.
         """
-        engine = self._engine_of.get(ring)
-        if engine is not None and type(record) not in _OF_READERS:
+        owner = self._fold_of.get(ring)
+        if owner is not None and type(record) not in _OF_READERS:
             t_ns = record.t_ns
             if self.now_ns <= t_ns < _END_OF_TIME_NS:
                 self.now_ns = t_ns
@@ -61,7 +64,7 @@ class Collector:
                 self.num_unknown += 1
                 return
             self.num_records += 1
-            engine.fold(ring, record)
+            owner.fold(ring, record)
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:
                 return
@@ -73,9 +76,9 @@ class Collector:
             self._open(record)
         elif isinstance(record, Missed):
             self.num_lost += record.num_frames
-            owner = self._engine_of.get(record.ring)
-            if owner is not None:
-                owner.missed(record.ring)
+            loser = self._fold_of.get(record.ring)
+            if loser is not None:
+                loser.missed(record.ring)
 
     def unknown(self) -> None:
         """Count a frame of a type that this version does not know."""
@@ -120,11 +123,14 @@ class Collector:
         ]
 
     def _open(self, opened: RingOpened) -> None:
-        if opened.ring in self._engine_of:
+        if opened.ring in self._fold_of:
             return  # a recording says it again, in case that the first time is damaged
+        if opened.role == SAMPLER_ROLE:
+            self._fold_of[opened.ring] = self.samplers
+            return
         engine = self.engines.get(opened.engine_id)
         if engine is None:
             engine = EngineFold(opened.engine_id, self._sinks, self._hash.update)
             self.engines[opened.engine_id] = engine
         engine.open_ring(opened)
-        self._engine_of[opened.ring] = engine
+        self._fold_of[opened.ring] = engine

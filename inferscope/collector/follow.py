@@ -15,7 +15,14 @@ from inferscope.collector.fold import READER
 from inferscope.collector.merge import Item, Merger
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
-from inferscope.records import FORMAT_VERSION, Record, RingOpened, UnknownRecord, decode
+from inferscope.records import (
+    FORMAT_VERSION,
+    SAMPLER_ROLE,
+    Record,
+    RingOpened,
+    UnknownRecord,
+    decode,
+)
 from inferscope.records import encode as encode_record
 from inferscope.ring.discovery import ALIVE_NS, boot_id
 from inferscope.ring.reader import Loss, RingReader
@@ -68,6 +75,8 @@ class RingFollower:
         self._num_rings = 0
         self._seen: set[tuple[Path, int]] = set()
         """Files, by path and inode: a name may be used again."""
+        self._samplers: list[RingReader] = []
+        """Not followed yet: of what they hold only an engine's time is of interest."""
         self._last_ns: dict[int, int] = {}
         self._look_again_ns = 0
         self._restate_ns: int | None = None
@@ -83,7 +92,7 @@ class RingFollower:
 
     @property
     def is_manned(self) -> bool:
-        """Tell whether a process that writes was there at the last call."""
+        """Tell whether a process of an engine was there at the last call."""
         return self._is_manned
 
     def look_again(self) -> None:
@@ -104,14 +113,17 @@ class RingFollower:
         alive = False
         for number, reader in self._readers.items():
             is_alive = self._is_alive(reader, now_ns)
-            alive |= is_alive
+            alive |= is_alive and not _is_sampler(reader)
             pending_ns = reader.pending_ns()
             if is_alive and pending_ns:
                 until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
             if self._read(number, reader):
                 has_more = True
                 until_ns = min(until_ns, self._last_ns[number])
-        self._is_manned = alive or any(map(is_held, self._readers.values()))
+        # A sampler outlives the engines that it is for.
+        self._is_manned = alive or any(
+            is_held(reader) for reader in self._readers.values() if not _is_sampler(reader)
+        )
         if self._is_manned or has_more or self._stays:
             out += self._merger.take(until_ns)
             if self._stays and not has_more:
@@ -127,7 +139,8 @@ class RingFollower:
     def close(self) -> None:
         """Close all rings; safe to call twice."""
         readers, self._readers = self._readers, {}
-        for reader in readers.values():
+        samplers, self._samplers = self._samplers, []
+        for reader in (*readers.values(), *samplers):
             reader.close()
 
     def _discover(self, out: list[Item]) -> None:
@@ -145,10 +158,13 @@ class RingFollower:
             except UnreadableFile as error:
                 self.notes.append(str(error))
                 continue
-            if self._since_ns is None or reader.seek(self._since_ns):
+            if _is_sampler(reader):
+                self._samplers.append(reader)
+            elif self._since_ns is None or reader.seek(self._since_ns):
                 new.append(reader)
             else:
                 reader.close()
+        new += self._samplers_beside(new)
         for reader in sorted(new, key=lambda reader: (reader.identity.start_ns, str(reader.path))):
             self._num_rings = number = self._num_rings + 1
             self._readers[number] = reader
@@ -159,6 +175,25 @@ class RingFollower:
                     f"{reader.format_version}); what this one does not know is skipped"
                 )
             out.append(_opened(number, reader))
+
+    def _samplers_beside(self, new: list[RingReader]) -> list[RingReader]:
+        """Return the samplers' rings that reach into the time of an engine, from there on."""
+        engines = [one for one in (*self._readers.values(), *new) if not _is_sampler(one)]
+        if not engines:
+            return []
+        starts_ns = {one.identity.boot_id: one.identity.start_ns for one in engines}
+        for one in engines:
+            boot = one.identity.boot_id
+            starts_ns[boot] = min(starts_ns[boot], one.identity.start_ns)
+        samplers, self._samplers = self._samplers, []
+        found = []
+        for sampler in samplers:
+            start_ns = starts_ns.get(sampler.identity.boot_id)
+            if start_ns is not None and sampler.seek(max(start_ns, self._since_ns or 0)):
+                found.append(sampler)
+            else:
+                sampler.close()
+        return found
 
     def _retire(self, now_ns: int) -> None:
         """Close the rings of processes that are dead and read to their end."""
@@ -232,6 +267,10 @@ def is_held(reader: RingReader) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def _is_sampler(reader: RingReader) -> bool:
+    return reader.identity.role == SAMPLER_ROLE
 
 
 def _opened(number: int, reader: RingReader) -> Item:

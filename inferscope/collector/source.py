@@ -14,8 +14,16 @@ from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.records import FORMAT_VERSION, Missed, Record, Tick, UnknownRecord, decode
-from inferscope.ring.discovery import find_rings
+from inferscope.records import (
+    FORMAT_VERSION,
+    SAMPLER_ROLE,
+    Missed,
+    Record,
+    Tick,
+    UnknownRecord,
+    decode,
+)
+from inferscope.ring.discovery import find_engines
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
 
@@ -307,7 +315,7 @@ def open_source(
         UnreadableFile: it is none of them.
     """
     if path.is_dir():
-        if not any(True for _ in find_rings(path)):
+        if not find_engines(path):
             raise NotFound(
                 f"{path} holds no readable rings. They end in .ring; recordings end in .isr."
             )
@@ -317,7 +325,10 @@ def open_source(
     if not path.exists():
         raise NotFound(f"{path} does not exist.")
     if path.suffix == ".ring":
-        RingReader(path).close()
+        reader = RingReader(path)
+        reader.close()
+        if reader.identity.role == SAMPLER_ROLE:
+            raise NotFound(f"{path} holds what devices counted, and no engine. Name an engine's.")
         return RingSource(lambda: [path], name=path.name, sinks=sinks, listen=listen)
     return RecordingSource(path, sinks=sinks, listen=listen)
 

@@ -41,12 +41,17 @@ def file_name(given: str) -> str:
 
 
 def identity(
-    role: str, rank: int, *, synthetic: bool = False, clock: Clock | None = None
+    role: str,
+    rank: int,
+    *,
+    engine: str | None = None,
+    synthetic: bool = False,
+    clock: Clock | None = None,
 ) -> Identity:
-    """Describe this process as the writer of a ring."""
+    """Describe this process as the writer of a ring; of its own engine's, unless one is named."""
     clock = clock or SystemClock()
     return Identity(
-        engine_id=engine_id(),
+        engine_id=engine_id() if engine is None else engine,
         role=role,
         rank=rank,
         pid=os.getpid(),

@@ -19,8 +19,14 @@ _SMALLEST_BYTES = 256 * 1024
 _MOST_NAMES = 1000
 
 
-def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
+def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = None) -> RingWriter:
     """Make the ring file in this engine's folder, smaller if the disk is nearly full.
+
+    Args:
+        role: of the process.
+        rank: among those of its role.
+        clock: says when it began.
+        engine_id: the folder's name, for a process that belongs to no engine.
 
     Raises:
         RingUnavailable: there is no room even for a small one, or no permission.
@@ -34,7 +40,7 @@ def make_ring(role: str, rank: int, clock: Clock) -> RingWriter:
         remove_old_rings(folder)
     except OSError as error:
         note("old rings are left where they are: %s", error)
-    me = identity(role, rank, clock=clock)
+    me = identity(role, rank, engine=engine_id, clock=clock)
     home = folder / file_name(me.engine_id)
     stem = f"{file_name(role)}-{rank}-{me.pid}"
     capacity = wanted = _ring_bytes()

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.errors import RingUnavailable, UnreadableFile
+from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.control import control_path
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
@@ -130,11 +131,20 @@ def _rings_under(folder: Path) -> list[Path]:
         return []
 
 
+def sampler_rings(folder: Path | None = None) -> list[Path]:
+    """Return the rings of what has sampled this host's devices, whichever engine they are for."""
+    try:
+        return sorted(((folder or ring_directory()) / SAMPLER_ROLE).glob("*.ring"))
+    except OSError:
+        return []
+
+
 def find_engines(folder: Path | None = None) -> list[EngineRings]:
     """Group the rings under the folder by engine, the newest engine first."""
     by_engine: dict[str, list[RingFile]] = {}
     for ring in find_rings(folder):
-        by_engine.setdefault(ring.identity.engine_id, []).append(ring)
+        if ring.identity.role != SAMPLER_ROLE:
+            by_engine.setdefault(ring.identity.engine_id, []).append(ring)
     engines = [
         EngineRings(engine_id, tuple(sorted(rings, key=lambda ring: ring.identity.start_ns)))
         for engine_id, rings in by_engine.items()

@@ -1,0 +1,40 @@
+"""What the samplers of a host tell: which sources count what, and since when one is silent.
+
+A sampler's ring belongs to a host and not to an engine, so it has a fold of its own beside theirs.
+"""
+
+from __future__ import annotations
+
+from inferscope.records import CounterSample, Record
+
+
+class SamplerFold:
+    """The samplers' rings of one host.
+
+    Attributes:
+        num_samples: with values, folded so far.
+        silent: by source and device, why it has nothing to tell.
+        facts: by source and device, what it said of the device when it opened.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self.silent: dict[tuple[str, str], str] = {}
+        self.facts: dict[tuple[str, str], CounterSample] = {}
+
+    def fold(self, number: int, record: Record) -> None:
+        """Take one record of one of the rings."""
+        if not isinstance(record, CounterSample):
+            return
+        key = (record.source, record.device_uuid)
+        if record.reason:
+            self.silent[key] = record.reason
+        elif record.facts:
+            self.silent.pop((record.source, ""), None)
+            self.silent.pop(key, None)
+            self.facts[key] = record
+        else:
+            self.num_samples += 1
+
+    def missed(self, number: int) -> None:
+        """Note that frames of a ring were lost: samples stand for themselves."""
