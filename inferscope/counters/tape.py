@@ -1,0 +1,129 @@
+"""The sampler's ring: samples in the order in which they are written, with keyframes among them.
+
+    keyframe ┬ Keyframe, EngineInfo, news of each source and device, Clock
+             └ samples … ProbeHealth … samples …
+
+It is a ring like an engine's, so that everything that reads, records and replays those reads this.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from msgspec.structs import replace
+
+from inferscope import __version__
+from inferscope.probe.clock import Clock as TimeSource
+from inferscope.probe.log import KEYFRAME_NS
+from inferscope.records import (
+    CLOSED,
+    ON,
+    SAMPLER_ROLE,
+    Clock,
+    CounterSample,
+    EngineInfo,
+    Keyframe,
+    ProbeHealth,
+    Record,
+    encode,
+)
+from inferscope.ring.layout import STARTS_KEYFRAME
+from inferscope.ring.writer import RingWriter
+
+CLOCK_NS = 2_000_000_000
+
+
+class Tape:
+    """Writes one ring, for several threads.
+
+    Attributes:
+        num_errors: sources lost so far.
+    """
+
+    def __init__(self, ring: RingWriter, clock: TimeSource) -> None:
+        self.num_errors = 0
+        self._ring: RingWriter | None = ring
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last_ns = 0
+        self._keyframe_due_ns = 0
+        self._clock_due_ns = 0
+        self._news: dict[tuple[str, str], CounterSample] = {}
+        self._through_ns: dict[str, int] = {}
+        """By source, the end of its newest window."""
+
+    def put(self, samples: list[CounterSample]) -> None:
+        """Write samples and news, stamped with the time of writing."""
+        with self._lock:
+            for sample in samples:
+                key = (sample.source, sample.device_uuid)
+                if sample.reason:
+                    self._through_ns.pop(sample.source, None)
+                    self._news[key] = sample
+                elif sample.facts:
+                    self._news.pop((sample.source, ""), None)
+                    self._news[key] = sample
+                else:
+                    self._through_ns[sample.source] = sample.end_ns
+                self._write(sample)
+
+    def tend(self, *, cost_ns: int) -> None:
+        """Beat the heart, restate what is due and say how the sampler is."""
+        with self._lock:
+            ring = self._ring
+            if ring is None:
+                return
+            now_ns = self._now()
+            ring.beat(now_ns)
+            ring.populate()
+            is_large = ring.bytes_since_keyframe * 4 > ring.capacity
+            if now_ns >= self._keyframe_due_ns or is_large:
+                self._restate(ring)
+            elif now_ns >= self._clock_due_ns:
+                self._write_clock()
+            self._report(ring, ON, cost_ns)
+
+    def close(self, *, cost_ns: int) -> None:
+        """Say goodbye and leave the ring on disk; safe to call twice."""
+        with self._lock:
+            ring, self._ring = self._ring, None
+            if ring is None:
+                return
+            self._report(ring, CLOSED, cost_ns)
+            ring.beat(0)
+            ring.close()
+
+    def _restate(self, ring: RingWriter) -> None:
+        now_ns = self._now()
+        self._keyframe_due_ns = now_ns + KEYFRAME_NS
+        keyframe = Keyframe(now_ns, ON, ring.last_keyframe)
+        ring.write(keyframe.CODE, encode(keyframe), flags=STARTS_KEYFRAME)
+        self._write(EngineInfo(now_ns, SAMPLER_ROLE, version=__version__))
+        for news in self._news.values():
+            self._write(news)
+        self._write_clock()
+        ring.bytes_since_keyframe = 0
+
+    def _write_clock(self) -> None:
+        """Put the two clocks side by side, the wall's between two readings of ours."""
+        before_ns = self._clock.monotonic_ns()
+        real_ns = self._clock.real_ns()
+        after_ns = self._clock.monotonic_ns()
+        self._clock_due_ns = after_ns + CLOCK_NS
+        self._write(Clock(after_ns, real_ns + (after_ns - before_ns) // 2))
+
+    def _report(self, ring: RingWriter, state: int, cost_ns: int) -> None:
+        through_ns = min(self._through_ns.values(), default=0)
+        health = ProbeHealth(
+            self._now(), state, ring.sequence, self.num_errors, cost_ns, through_ns
+        )
+        ring.write(health.CODE, encode(health))
+
+    def _write(self, record: Record) -> None:
+        if self._ring is not None:
+            self._ring.write(record.CODE, encode(replace(record, t_ns=self._now())))
+
+    def _now(self) -> int:
+        """Return the time; within a ring it never runs backwards."""
+        self._last_ns = max(self._last_ns, self._clock.monotonic_ns())
+        return self._last_ns
