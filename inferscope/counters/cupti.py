@@ -1,0 +1,175 @@
+"""The CUPTI library by ctypes: found, called, and its errors in words.
+
+By ctypes because its Python binding drives only the version it was made for, and the one that
+counts is the one that PyTorch has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import sys
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from inferscope.counters import cupti_layout as layout
+from inferscope.counters.processes import named
+from inferscope.counters.source import Unavailable
+
+LIBRARY_VARIABLE = "INFERSCOPE_CUPTI"
+"""A path, for a library that is not where they usually are."""
+
+_SONAMES = ("libcupti.so.13", "libcupti.so.12")
+_IN_SITE_PACKAGES = ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib")
+_TOOLKITS = (
+    "/usr/local/cuda*/lib64",
+    "/usr/local/cuda*/lib",
+    "/usr/local/cuda*/extras/CUPTI/lib64",
+)
+_PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
+_NOT_PERMITTED = (
+    "performance counters are for root alone here. Run `inferscope sampler --counters pm` as root, "
+    "or let everybody use them: NVreg_RestrictProfilingToAdminUsers=0 for the nvidia kernel module."
+)
+_IN_WORDS = {
+    layout.ERROR_INSUFFICIENT_PRIVILEGES: _NOT_PERMITTED,
+    layout.ERROR_VIRTUALIZED_PRIVILEGES: (
+        "this virtual GPU's host does not let guests profile. Enable profiling for it there."
+    ),
+    layout.ERROR_VIRTUALIZED_NOT_SUPPORTED: "a virtual GPU's counters cannot be sampled.",
+    layout.ERROR_CONFIDENTIAL_COMPUTING: "confidential computing hides the device's counters.",
+    layout.ERROR_MIG_NOT_SUPPORTED: "a MIG device cannot be sampled; GPM tells of instances.",
+    layout.ERROR_WSL_NOT_SUPPORTED: "WSL does not show the device's counters.",
+    layout.ERROR_NOT_SUPPORTED: "this device cannot be sampled; that begins with Turing.",
+}
+_HELD = (
+    layout.ERROR_INVALID_OPERATION,
+    layout.ERROR_HARDWARE,
+    layout.ERROR_MAX_LIMIT_REACHED,
+    layout.ERROR_NOT_READY,
+    layout.ERROR_HARDWARE_BUSY,
+    layout.ERROR_MULTIPLE_SUBSCRIBERS,
+    layout.ERROR_UNKNOWN,
+)
+"""Answers that another session on the device may be behind."""
+
+
+class CuptiError(Exception):
+    """A call failed.
+
+    Attributes:
+        code: CUPTI's.
+    """
+
+    def __init__(self, function: str, code: int, name: str) -> None:
+        super().__init__(f"{function} failed: {name} ({code})")
+        self.code = code
+
+
+class Cupti:
+    """A loaded library.
+
+    Attributes:
+        path: as it was found.
+        version: 130001 is that of CUDA 13.0.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        """Load the library at a path, or the first that is found.
+
+        Raises:
+            Unavailable: there is none, or it has no PM sampling.
+        """
+        self.path, self._library = _load(path)
+        version = ctypes.c_uint32()
+        if self._library.cuptiGetVersion(ctypes.byref(version)):
+            version.value = 0
+        self.version = version.value
+        if not hasattr(self._library, "cuptiPmSamplingEnable"):
+            raise Unavailable(f"{self.path} has no PM sampling: that begins with CUDA 12.6.")
+        self.HostInitialize = layout.host_initialize(
+            has_single_pass_sets=hasattr(self._library, "cuptiProfilerHostGetSinglePassSets")
+        )
+
+    def call(self, function: str, params: layout.Params, *, allowed: Container[int] = ()) -> int:
+        """Call a function; return its code, success or an allowed one.
+
+        Raises:
+            CuptiError: for any other.
+        """
+        structure: Any = params
+        structure.structSize = layout.struct_size(type(params))
+        code: int = getattr(self._library, function)(ctypes.byref(params))
+        if code and code not in allowed:
+            raise CuptiError(function, code, self._name_of(code))
+        return code
+
+    def _name_of(self, code: int) -> str:
+        name = ctypes.c_char_p()
+        self._library.cuptiGetResultString(code, ctypes.byref(name))
+        return (name.value or b"an error without a name").decode("ascii", "replace")
+
+
+def in_words(error: CuptiError) -> str:
+    """Return what an error means for whoever wanted the counters, in one line."""
+    known = _IN_WORDS.get(error.code)
+    if known is not None:
+        return known
+    if error.code not in _HELD:
+        return f"{error}."
+    held_by = rivals()
+    by = f"by {held_by}" if held_by else "perhaps by a profiler or DCGM outside this container"
+    return f"the device's counters are held, {by}. Stop that, or use --counters gpm. ({error})"
+
+
+def rivals() -> str:
+    """Return who may hold the devices' counters here: profilers, and DCGM."""
+    return ", ".join(f"{name} (process {pid})" for name, pid in sorted(named(_PROFILERS).items()))
+
+
+def may_profile() -> str:
+    """Return why this process may not use the counters; empty where it may, as far as is known."""
+    try:
+        told = Path("/proc/driver/nvidia/params").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    is_restricted = any(
+        line.replace(" ", "") == "RmProfilingAdminOnly:1" for line in told.splitlines()
+    )
+    return _NOT_PERMITTED if is_restricted and not _is_admin() else ""
+
+
+def _is_admin() -> bool:
+    """Tell whether this process has CAP_SYS_ADMIN."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return os.geteuid() == 0
+    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), ": 0")
+    return bool(int(effective.split(":")[1], 16) & 1 << 21)
+
+
+def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
+    path = path or os.environ.get(LIBRARY_VARIABLE)
+    for candidate in [path] if path else _candidates():
+        with suppress(OSError):
+            return candidate, ctypes.CDLL(candidate)
+    where = f"at {path}" if path else "here"
+    raise Unavailable(
+        f"there is no libcupti {where}. It comes with PyTorch for CUDA and with the CUDA toolkit; "
+        f"{LIBRARY_VARIABLE} names one."
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Yield libraries: first the one that is loaded already, for its name alone gives that."""
+    yield from _SONAMES
+    folders = [Path(root, place) for root in sys.path if root for place in _IN_SITE_PACKAGES]
+    folders += [Path(found) for pattern in _TOOLKITS for found in sorted(glob.glob(pattern))]
+    for folder in folders:
+        for soname in _SONAMES:
+            if (folder / soname).exists():
+                yield str(folder / soname)

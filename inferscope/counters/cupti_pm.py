@@ -1,0 +1,208 @@
+"""CUPTI PM sampling: what the device did within each step, in windows of 50 to 1000 µs.
+
+The one source that sees bytes per phase within a step. It needs rights, there is one session per
+device, and it may cost the device speed: so it runs only when asked for, and leaves a device alone
+that somebody else profiles. The library stamps windows with the wall clock; they are put on ours
+by the distance between the two clocks when they are decoded, at most a period later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from inferscope.counters import cupti_layout as layout
+from inferscope.counters.cupti import Cupti, CuptiError, in_words, may_profile, rivals
+from inferscope.counters.cupti_session import Session
+from inferscope.counters.source import Claimer, Say, Unavailable, facts, silence
+from inferscope.probe.clock import Clock
+from inferscope.records import CounterSample
+
+_JUMP_NS = 1_000_000
+"""Between two readings of the clocks: more is no drift, somebody has set the wall clock."""
+_LIBCUDA = "libcuda.so.1"
+
+
+class CudaDevices:
+    """The devices as CUDA numbers them, by uuid."""
+
+    def __init__(self) -> None:
+        """Load the driver; no context is made on any device.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        try:
+            self._library = ctypes.CDLL(_LIBCUDA)
+        except OSError:
+            raise Unavailable("no NVIDIA driver is here (libcuda.so.1).") from None
+        code = self._library.cuInit(0)
+        if code:
+            raise Unavailable(f"CUDA does not begin: error {code} of cuInit.")
+
+    def uuids(self) -> list[str]:
+        """Return each device's uuid, as NVML writes it."""
+        number = ctypes.c_int()
+        self._library.cuDeviceGetCount(ctypes.byref(number))
+        found = []
+        for ordinal in range(number.value):
+            device, raw = ctypes.c_int(), (ctypes.c_uint8 * 16)()
+            self._library.cuDeviceGet(ctypes.byref(device), ordinal)
+            self._library.cuDeviceGetUuid(ctypes.byref(raw), device)
+            found.append(uuid_text(bytes(raw)))
+        return found
+
+
+def uuid_text(raw: bytes) -> str:
+    """Return 16 bytes as NVML writes them."""
+    digits = raw.hex()
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return f"GPU-{'-'.join(parts)}"
+
+
+class CuptiPmSource:
+    """Reads PM samples.
+
+    Attributes:
+        name: pm.
+        period_ns: between two decodes.
+    """
+
+    name = "pm"
+
+    def __init__(
+        self,
+        claims: Claimer,
+        *,
+        clock: Clock,
+        say: Say,
+        period_ns: int,
+        interval_ns: int,
+        wanted: Sequence[str] = (),
+        load: Callable[[], Cupti] = Cupti,
+        list_devices: Callable[[], list[str]] = lambda: CudaDevices().uuids(),
+    ) -> None:
+        """Prepare.
+
+        Args:
+            claims: says which devices are ours.
+            clock: both clocks, to place windows by.
+            say: prints a line.
+            period_ns: between two decodes.
+            interval_ns: the windows' length.
+            wanted: devices, by CUDA's number or uuid; none means all.
+            load: loads the library.
+            list_devices: returns the devices' uuids, in CUDA's order.
+        """
+        self.period_ns = period_ns
+        self._claims = claims
+        self._clock = clock
+        self._say = say
+        self._interval_ns = interval_ns
+        self._wanted = wanted
+        self._load = load
+        self._list_devices = list_devices
+        self._cupti: Cupti | None = None
+        self._sessions: list[Session] = []
+        self._offset_ns = 0
+        self._has_overflowed = False
+
+    def open(self, now_ns: int) -> list[CounterSample]:
+        """Begin a session on each device that nobody else profiles.
+
+        Raises:
+            Unavailable: on none, with the reason.
+        """
+        held_by = rivals()
+        if held_by:
+            raise Unavailable(
+                f"{held_by} may hold the device's counters, and a second session would blank its "
+                "series. Stop it (dcgmi profile --pause), or use --counters gpm."
+            )
+        refused = may_profile()
+        if refused:
+            raise Unavailable(refused)
+        uuids = self._list_devices()  # before CUPTI: it asks the driver
+        cupti = self._load()
+        try:
+            cupti.call("cuptiProfilerInitialize", layout.Initialize())
+        except CuptiError as error:
+            raise Unavailable(in_words(error)) from None
+        self._cupti = cupti
+        self._offset_ns = self._wall_less_ours()
+        told, reasons = [], []
+        for ordinal, uuid in enumerate(uuids):
+            if self._wanted and not any(_is_named(word, ordinal, uuid) for word in self._wanted):
+                continue
+            try:
+                self._claims.take(uuid)
+                session = Session(cupti, ordinal, uuid, interval_ns=self._interval_ns)
+            except (Unavailable, CuptiError) as error:
+                reason = in_words(error) if isinstance(error, CuptiError) else str(error)
+                reasons.append(reason)
+                told.append(silence(self.name, uuid, now_ns, reason))
+                continue
+            self._sessions.append(session)
+            told.append(facts(self.name, uuid, now_ns, session.facts()))
+        if not self._sessions:
+            raise Unavailable(" ".join(dict.fromkeys(reasons)) or "CUDA shows no such device.")
+        return told
+
+    def read(self, now_ns: int) -> list[CounterSample]:
+        """Return the windows since the last read: a sample per device, of many windows.
+
+        Raises:
+            Unavailable: a session broke off; all are ended.
+        """
+        offset_ns, before_ns = self._wall_less_ours(), self._offset_ns
+        self._offset_ns = offset_ns
+        told = []
+        for session in self._sessions:
+            try:
+                windows, has_overflowed = session.decode()
+            except CuptiError as error:
+                raise Unavailable(_broke_off(session.uuid, error)) from None
+            if has_overflowed and not self._has_overflowed:
+                self._has_overflowed = True
+                self._say(
+                    f"{self.name}: the device's buffer overflowed and windows were lost. "
+                    f"Use a longer --pm-interval than {self._interval_ns // 1000}us."
+                )
+            if abs(offset_ns - before_ns) > _JUMP_NS:
+                # Nobody knows on which side of the jump each window's stamps are.
+                values = {"num_dropped": float(len(windows.starts_ns))}
+                told.append(CounterSample(now_ns, session.uuid, now_ns, now_ns, self.name, values))
+                continue
+            found = session.sample(windows, offset_ns, source=self.name)
+            if found is not None:
+                told.append(found)
+        return told
+
+    def close(self) -> None:
+        """End all sessions, and the profiler after them; once."""
+        sessions, self._sessions = self._sessions, []
+        cupti, self._cupti = self._cupti, None
+        for session in sessions:
+            session.close()
+        if cupti is not None:
+            with suppress(CuptiError):
+                cupti.call("cuptiProfilerDeInitialize", layout.DeInitialize())
+
+    def _wall_less_ours(self) -> int:
+        before_ns = self._clock.monotonic_ns()
+        real_ns = self._clock.real_ns()
+        return real_ns - (before_ns + self._clock.monotonic_ns()) // 2
+
+
+def _broke_off(uuid: str, error: CuptiError) -> str:
+    if error.code == layout.ERROR_OUT_OF_MEMORY:
+        return (
+            f"the buffer of {uuid} overflowed, and sampling it begins anew. "
+            "Use a longer --pm-interval."
+        )
+    return f"sampling {uuid} broke off. {in_words(error)}"
+
+
+def _is_named(word: str, ordinal: int, uuid: str) -> bool:
+    return word == str(ordinal) if word.isdecimal() else uuid.startswith(word)

@@ -1,0 +1,356 @@
+"""A session of PM sampling on one device, and the metrics that its chip counts in one pass.
+
+    metrics ─► config image (one pass) ─► enable, configure, start ─► decode … decode ─► stop
+
+The config image is read by the library as long as the session lasts. Decoding fills an image of
+windows, which is evaluated window by window and blanked again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from inferscope.counters import cupti_layout as layout
+from inferscope.counters.cupti import Cupti, CuptiError
+from inferscope.counters.source import Unavailable
+from inferscope.records import AMOUNTS, CounterSample
+
+_PERCENT = ".avg.pct_of_peak_sustained_elapsed"
+_CANDIDATES: dict[str, tuple[str, ...]] = {
+    "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
+    "dram_write_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
+    "sm_active_share": (f"sm__cycles_active{_PERCENT}",),
+    "busy_share": (f"gr__cycles_active{_PERCENT}",),
+    "dram_share": (f"dram__throughput{_PERCENT}",),
+    "tensor_share": (f"sm__pipe_tensor_cycles_active{_PERCENT}",),
+}
+"""By word, the metric's names, the second of Blackwell's GB20x. Those that matter least are last:
+they go first where a chip cannot count all in one pass."""
+
+_HARDWARE_BUFFER_BYTES = 64 << 20
+_MOST_SAMPLES = 4096
+_MOST_DECODES = 16
+_SYSCLK_PER_NS = 1.0
+"""About, of a clock that varies: windows tell their own length."""
+
+
+class Metrics(NamedTuple):
+    """What a chip counts in one pass."""
+
+    by_word: dict[str, str]
+    config: Any
+    """The library reads this image as long as the session lasts."""
+
+
+class Windows(NamedTuple):
+    """Decoded windows by the wall clock, and a row of values for each."""
+
+    starts_ns: list[int]
+    ends_ns: list[int]
+    rows: list[tuple[float, ...]]
+
+
+class Session:
+    """PM sampling of one device.
+
+    Attributes:
+        uuid: the device's.
+    """
+
+    def __init__(self, cupti: Cupti, ordinal: int, uuid: str, *, interval_ns: int) -> None:
+        """Configure and start.
+
+        Raises:
+            CuptiError: the library refuses.
+            Unavailable: the chip counts nothing of ours in one pass.
+        """
+        self.uuid = uuid
+        self._cupti = cupti
+        self._interval_ns = interval_ns
+        self._sampler: int | None = None
+        self._host: int | None = None
+        self._is_first = True
+        self._last_end_ns: int | None = None
+        try:
+            self._begin(ordinal)
+        except (CuptiError, Unavailable):
+            self.close()
+            raise
+
+    def facts(self) -> dict[str, str]:
+        """Return what there is to say of the session."""
+        missing = _CANDIDATES.keys() - self._metrics.by_word.keys()
+        told = {
+            "chip": self._chip,
+            "interval_ns": str(self._interval_ns),
+            "cupti": f"{self._cupti.version} {self._cupti.path}",
+        }
+        if missing:
+            told["missing"] = " ".join(sorted(missing))
+        return told
+
+    def decode(self) -> tuple[Windows, bool]:
+        """Return the windows that the device has filled, and whether it has lost any.
+
+        Raises:
+            CuptiError: the session is broken.
+        """
+        windows, has_overflowed = Windows([], [], []), False
+        for _ in range(_MOST_DECODES):
+            params = layout.Decode(
+                pPmSamplingObject=self._sampler,
+                pCounterDataImage=self._image_at,
+                counterDataImageSize=len(self._image),
+            )
+            self._cupti.call("cuptiPmSamplingDecodeData", params)
+            has_overflowed |= bool(params.overflow)
+            self._take(windows)
+            ctypes.memmove(self._image, self._blank, len(self._image))
+            if params.decodeStopReason != layout.STOPPED_FULL:
+                break
+        return windows, has_overflowed
+
+    def sample(self, windows: Windows, offset_ns: int, *, source: str) -> CounterSample | None:
+        """Put windows on our clock and return them as one sample; None for none."""
+        if not windows.rows:
+            return None
+        starts_ns = [start_ns - offset_ns for start_ns in windows.starts_ns]
+        ends_ns = [end_ns - offset_ns for end_ns in windows.ends_ns]
+        words = list(self._metrics.by_word)
+        columns = dict(zip(words, zip(*windows.rows, strict=True), strict=True))
+        values = whole(columns, starts_ns, ends_ns)
+        values["num_dropped"] = float(self._dropped(starts_ns, ends_ns))
+        return CounterSample(
+            ends_ns[-1],
+            self.uuid,
+            starts_ns[0],
+            ends_ns[-1],
+            source,
+            values,
+            starts_ns=array("q", starts_ns).tobytes(),
+            ends_ns=array("q", ends_ns).tobytes(),
+            series={word: array("f", column).tobytes() for word, column in columns.items()},
+        )
+
+    def close(self) -> None:
+        """Stop and disable; safe to call twice, and when half begun."""
+        sampler, self._sampler = self._sampler, None
+        host, self._host = self._host, None
+        if sampler is not None:
+            for function, params in (
+                ("cuptiPmSamplingStop", layout.Stop(pPmSamplingObject=sampler)),
+                ("cuptiPmSamplingDisable", layout.Disable(pPmSamplingObject=sampler)),
+            ):
+                with suppress(CuptiError):
+                    self._cupti.call(function, params)
+        if host is not None:
+            with suppress(CuptiError):
+                self._cupti.call(
+                    "cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host)
+                )
+
+    def _begin(self, ordinal: int) -> None:
+        cupti = self._cupti
+        named = layout.GetChipName(deviceIndex=ordinal)
+        cupti.call("cuptiDeviceGetChipName", named)
+        self._chip = named.pChipName.decode("ascii", "replace")
+        self._availability = _availability(cupti, ordinal)  # the host object goes on reading it
+        self._metrics = choose_metrics(cupti, self._chip, self._availability)
+        names = _names(self._metrics.by_word.values())
+        self._host = open_host(cupti, self._chip, self._availability)
+        _add(cupti, self._host, names)
+
+        enable = layout.Enable(deviceIndex=ordinal)
+        cupti.call("cuptiPmSamplingEnable", enable)
+        self._sampler = enable.pPmSamplingObject
+        mode = layout.trigger(self._chip)
+        per_ns = 1.0 if mode == layout.TRIGGER_TIME else _SYSCLK_PER_NS
+        cupti.call(
+            "cuptiPmSamplingSetConfig",
+            layout.SetConfig(
+                pPmSamplingObject=self._sampler,
+                configSize=len(self._metrics.config),
+                pConfig=_address(self._metrics.config),
+                hardwareBufferSize=_HARDWARE_BUFFER_BYTES,
+                samplingInterval=round(self._interval_ns * per_ns),
+                triggerMode=mode,
+                hwBufferAppendMode=layout.KEEP_LATEST,
+            ),
+        )
+        size = layout.DataSize(
+            pPmSamplingObject=self._sampler,
+            pMetricNames=names,
+            numMetrics=len(names),
+            maxSamples=_MOST_SAMPLES,
+        )
+        cupti.call("cuptiPmSamplingGetCounterDataSize", size)
+        self._image = ctypes.create_string_buffer(size.counterDataSize)
+        self._image_at = _address(self._image)
+        cupti.call(
+            "cuptiPmSamplingCounterDataImageInitialize",
+            layout.DataInitialize(
+                pPmSamplingObject=self._sampler,
+                counterDataSize=len(self._image),
+                pCounterData=self._image_at,
+            ),
+        )
+        self._blank = self._image.raw  # copied back after each decode: initialising takes longer
+        self._numbers = (ctypes.c_double * len(names))()
+        self._evaluate = layout.HostEvaluate(
+            pHostObject=self._host,
+            pCounterDataImage=self._image_at,
+            counterDataImageSize=len(self._image),
+            ppMetricNames=names,
+            numMetrics=len(names),
+            pMetricValues=self._numbers,
+        )
+        self._at = layout.SampleInfo(
+            pPmSamplingObject=self._sampler,
+            pCounterDataImage=self._image_at,
+            counterDataImageSize=len(self._image),
+        )
+        cupti.call("cuptiPmSamplingStart", layout.Start(pPmSamplingObject=self._sampler))
+
+    def _take(self, windows: Windows) -> None:
+        """Read the image's windows; the session's very first began before it, and is left out."""
+        cupti, at, evaluate = self._cupti, self._at, self._evaluate
+        scales = [_scale(word) for word in self._metrics.by_word]
+        filled = layout.DataInfo(
+            pCounterDataImage=self._image_at, counterDataImageSize=len(self._image)
+        )
+        cupti.call("cuptiPmSamplingGetCounterDataInfo", filled)
+        for place in range(filled.numCompletedSamples):
+            if self._is_first:
+                self._is_first = False
+                continue
+            at.sampleIndex = evaluate.rangeIndex = place
+            cupti.call("cuptiPmSamplingCounterDataGetSampleInfo", at)
+            if at.endTimestamp <= at.startTimestamp:
+                continue
+            cupti.call("cuptiProfilerHostEvaluateToGpuValues", evaluate)
+            windows.starts_ns.append(at.startTimestamp)
+            windows.ends_ns.append(at.endTimestamp)
+            windows.rows.append(
+                tuple(n * scale for n, scale in zip(self._numbers, scales, strict=True))
+            )
+
+    def _dropped(self, starts_ns: list[int], ends_ns: list[int]) -> int:
+        """Return how many windows would have fitted between those that are there."""
+        num_dropped, last_ns = 0, self._last_end_ns
+        for start_ns, end_ns in zip(starts_ns, ends_ns, strict=True):
+            if last_ns is not None and start_ns - last_ns > self._interval_ns // 2:
+                num_dropped += round((start_ns - last_ns) / self._interval_ns)
+            last_ns = end_ns
+        self._last_end_ns = last_ns
+        return num_dropped
+
+
+def whole(
+    columns: dict[str, tuple[float, ...]], starts_ns: list[int], ends_ns: list[int]
+) -> dict[str, float]:
+    """Return the values of many windows together: amounts add up, shares weigh by time."""
+    lengths_ns = [end_ns - start_ns for start_ns, end_ns in zip(starts_ns, ends_ns, strict=True)]
+    total_ns = sum(lengths_ns)
+    values = {}
+    for word, column in columns.items():
+        if word in AMOUNTS:
+            values[word] = sum(column)
+        else:
+            weighed = (n * length for n, length in zip(column, lengths_ns, strict=True))
+            values[word] = sum(weighed) / total_ns
+    return values
+
+
+def open_host(cupti: Cupti, chip: str, availability: Any) -> int:
+    """Return a host object, which knows a chip's metrics; no device is needed."""
+    params = cupti.HostInitialize(
+        profilerType=layout.PROFILER_TYPE_PM_SAMPLING,
+        pChipName=chip.encode(),
+        pCounterAvailabilityImage=None if availability is None else _address(availability),
+    )
+    cupti.call("cuptiProfilerHostInitialize", params)
+    host: int = params.pHostObject
+    return host
+
+
+def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
+    """Return the metrics that a chip has, as many as it counts in one pass.
+
+    Raises:
+        Unavailable: it is none.
+        CuptiError: the library does not know the chip.
+    """
+    by_word = {word: candidates[0] for word, candidates in _CANDIDATES.items()}
+    if _config(cupti, chip, availability, list(by_word.values())) is None:
+        by_word = {
+            word: name
+            for word, candidates in _CANDIDATES.items()
+            for name in candidates
+            if _config(cupti, chip, availability, [name]) is not None
+        }
+    while by_word:
+        found = _config(cupti, chip, availability, list(by_word.values()))
+        if found is not None:
+            config, num_passes = found
+            if num_passes == 1:
+                return Metrics(by_word, config)
+        by_word.popitem()
+    raise Unavailable(f"CUPTI knows no metric of {chip} that PM sampling could count.")
+
+
+def _config(cupti: Cupti, chip: str, availability: Any, names: list[str]) -> tuple[Any, int] | None:
+    """Return the config image for metrics and its passes; None for a metric the chip lacks."""
+    host = open_host(cupti, chip, availability)
+    try:
+        try:
+            _add(cupti, host, _names(names))
+        except CuptiError:
+            return None
+        size = layout.HostConfigSize(pHostObject=host)
+        cupti.call("cuptiProfilerHostGetConfigImageSize", size)
+        config = ctypes.create_string_buffer(size.configImageSize)
+        cupti.call(
+            "cuptiProfilerHostGetConfigImage",
+            layout.HostConfig(
+                pHostObject=host, configImageSize=len(config), pConfigImage=_address(config)
+            ),
+        )
+        passes = layout.HostPasses(configImageSize=len(config), pConfigImage=_address(config))
+        cupti.call("cuptiProfilerHostGetNumOfPasses", passes)
+        return config, passes.numOfPasses
+    finally:
+        cupti.call("cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host))
+
+
+def _availability(cupti: Cupti, ordinal: int) -> Any:
+    """Return the image of which counters the device can give now."""
+    params = layout.Availability(deviceIndex=ordinal)
+    cupti.call("cuptiPmSamplingGetCounterAvailability", params)
+    image = ctypes.create_string_buffer(params.counterAvailabilityImageSize)
+    params.pCounterAvailabilityImage = _address(image)
+    cupti.call("cuptiPmSamplingGetCounterAvailability", params)
+    return image
+
+
+def _add(cupti: Cupti, host: int | None, names: ctypes.Array[ctypes.c_char_p]) -> None:
+    cupti.call(
+        "cuptiProfilerHostConfigAddMetrics",
+        layout.HostAddMetrics(pHostObject=host, ppMetricNames=names, numMetrics=len(names)),
+    )
+
+
+def _names(names: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [name.encode() for name in names]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _address(buffer: Any) -> int:
+    return ctypes.addressof(buffer)
+
+
+def _scale(word: str) -> float:
+    return 1.0 if word in AMOUNTS else 0.01

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import ctypes
+import glob
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inferscope.counters import cupti, cupti_pm
+from inferscope.counters import cupti_layout as layout
+from inferscope.counters.claims import NoClaims
+from inferscope.counters.cupti import Cupti, CuptiError, in_words
+from inferscope.counters.cupti_pm import CuptiPmSource, uuid_text
+from inferscope.counters.cupti_session import choose_metrics, whole
+from inferscope.counters.source import Unavailable
+from inferscope.records import COUNTERS
+from tests.probe.fakes import FakeClock
+
+TOLD = json.loads((Path(__file__).parent / "recordings" / "cupti_13.0.json").read_text())["structs"]
+KINDS = {
+    kind.C_NAME: kind
+    for kind in vars(layout).values()
+    if isinstance(kind, type) and issubclass(kind, layout.Params) and kind is not layout.Params
+    if kind is not layout.HostInitialize56
+}
+_FOUND = [
+    path
+    for pattern in ("/usr/local/cuda*/lib64", "/usr/local/cuda*/lib")
+    for path in glob.glob(f"{pattern}/libcupti.so.1[2-9]")
+]
+LIBRARY = os.environ.get("INFERSCOPE_CUPTI") or next(iter(_FOUND), "")
+needs_library = pytest.mark.skipif(not LIBRARY, reason="there is no libcupti (INFERSCOPE_CUPTI)")
+HEADERS = next(iter(glob.glob("/usr/local/cuda*/include/cupti_pmsampling.h")), "")
+CHIPS = ("GA100", "GA102", "AD102", "GH100", "GB100", "GB202")
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_structure_stands_in_memory_as_the_headers_have_it(name: str) -> None:
+    kind, told = KINDS[name], TOLD[name]
+    assert ctypes.sizeof(kind) == told["sizeof"]
+    assert layout.struct_size(kind) == told["struct_size"]
+    fields = [(getattr(kind, field).offset, getattr(kind, field).size) for field, _ in names(kind)]
+    assert fields == [(offset, size) for _, offset, size in told["fields"]]
+    ours = [field for field, _ in names(kind)]
+    theirs = [field for field, _, _ in told["fields"]]
+    assert ours == [field.replace("pMetricNames", "pMetricNames") for field in theirs]
+
+
+def names(kind: type[layout.Params]) -> list[tuple[str, object]]:
+    return [(field[0], field[1]) for field in kind._fields_]
+
+
+def test_sizes_end_with_the_last_field_and_not_with_the_padding() -> None:
+    assert layout.struct_size(layout.Decode) == 45
+    assert ctypes.sizeof(layout.Decode) == 48
+    assert layout.struct_size(layout.DeviceSupported) == 52
+
+
+def test_the_one_structure_that_grew_is_chosen_by_what_the_library_has() -> None:
+    old = layout.host_initialize(has_single_pass_sets=False)
+    new = layout.host_initialize(has_single_pass_sets=True)
+    assert (layout.struct_size(old), layout.struct_size(new)) == (48, 56)
+    for field, _ in names(old):
+        assert getattr(old, field).offset == getattr(new, field).offset
+
+
+@pytest.mark.skipif(not HEADERS or not shutil.which("cc"), reason="no CUPTI headers or compiler")
+def test_sizes_are_those_of_the_headers_installed_here(tmp_path: Path) -> None:
+    source = tmp_path / "sizes.c"
+    folder = Path(HEADERS).parent
+    wanted = sorted(name for name in KINDS if name in TOLD)
+    lines = [f'printf("%zu\\n", (size_t){name}_STRUCT_SIZE);' for name in wanted]
+    source.write_text(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdbool.h>\n"
+        "#include <cupti_profiler_target.h>\n#include <cupti_profiler_host.h>\n"
+        "#include <cupti_pmsampling.h>\n"
+        f"int main(void) {{ {' '.join(lines)} return 0; }}\n"
+    )
+    program = tmp_path / "sizes"
+    built = subprocess.run(
+        ["cc", "-I", str(folder), "-o", str(program), str(source)], capture_output=True, check=False
+    )
+    if built.returncode:
+        pytest.skip("the CUPTI headers here do not compile by themselves")
+    said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
+    assert [int(line) for line in said.split()] == [
+        layout.struct_size(KINDS[name]) for name in wanted
+    ]
+
+
+@needs_library
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_chip_counts_our_metrics_in_one_pass(chip: str) -> None:
+    metrics = choose_metrics(Cupti(LIBRARY), chip, None)
+    assert set(metrics.by_word) == {
+        "busy_share", "sm_active_share", "tensor_share",
+        "dram_share", "dram_read_bytes", "dram_write_bytes",
+    }  # fmt: skip
+    assert set(metrics.by_word) <= COUNTERS.keys()
+    is_new = chip.startswith("GB20")
+    assert metrics.by_word["dram_read_bytes"] == (
+        "dram__bytes_op_read.sum" if is_new else "dram__bytes_read.sum"
+    )
+    assert len(metrics.config) > 100
+
+
+@needs_library
+def test_a_chip_that_needs_two_passes_gives_up_what_matters_least() -> None:
+    metrics = choose_metrics(Cupti(LIBRARY), "TU102", None)
+    assert {"dram_read_bytes", "dram_write_bytes", "sm_active_share"} <= metrics.by_word.keys()
+    assert "tensor_share" not in metrics.by_word
+
+
+@needs_library
+def test_a_library_refuses_structures_of_a_wrong_size() -> None:
+    library = Cupti(LIBRARY)
+    params = library.HostInitialize(profilerType=1, pChipName=b"GH100")
+    params.structSize = layout.struct_size(library.HostInitialize) + 8
+    code = library._library.cuptiProfilerHostInitialize(ctypes.byref(params))
+    assert code == layout.ERROR_INVALID_PARAMETER
+
+
+@needs_library
+def test_a_chip_that_does_not_exist_is_an_error_in_words() -> None:
+    with pytest.raises(CuptiError, match="cuptiProfilerHostInitialize failed: CUPTI_ERROR"):
+        choose_metrics(Cupti(LIBRARY), "XX999", None)
+
+
+def test_only_turing_and_a100_go_by_the_system_clock() -> None:
+    assert {
+        chip for chip in (*CHIPS, "TU102") if layout.trigger(chip) == layout.TRIGGER_SYSCLK
+    } == {
+        "GA100",
+        "TU102",
+    }
+
+
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(code: int) -> str:
+        return in_words(CuptiError("cuptiPmSamplingEnable", code, "CUPTI_ERROR_SOMETHING"))
+
+    assert "as root" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
+    assert "MIG" in said(layout.ERROR_MIG_NOT_SUPPORTED)
+    monkeypatch.setattr(cupti, "named", lambda names: {"nv-hostengine": 812})
+    assert "held, by nv-hostengine (process 812)" in said(layout.ERROR_INVALID_OPERATION)
+    monkeypatch.setattr(cupti, "named", lambda names: {})
+    assert "outside this container" in said(layout.ERROR_HARDWARE_BUSY)
+    for code in (1, 2, 7, 8, 26, 27, 35, 999):
+        assert "\n" not in said(code)
+
+
+def pm(said: list[str]) -> CuptiPmSource:
+    return CuptiPmSource(
+        NoClaims(),
+        clock=FakeClock(),
+        say=said.append,
+        period_ns=100_000_000,
+        interval_ns=500_000,
+        list_devices=lambda: ["GPU-1"],
+        load=lambda: Cupti("/nowhere/libcupti.so"),
+    )
+
+
+def test_a_device_that_somebody_profiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupti_pm, "rivals", lambda: "nv-hostengine (process 812)")
+    with pytest.raises(Unavailable, match=r"nv-hostengine \(process 812\).*would blank"):
+        pm([]).open(0)
+
+
+def test_without_a_library_there_is_one_line() -> None:
+    source = pm([])
+    with pytest.raises(Unavailable, match="no libcupti at /nowhere"):
+        source.open(0)
+    source.close()
+    source.close()
+
+
+def test_many_windows_together_add_amounts_up_and_weigh_shares_by_time() -> None:
+    columns = {"dram_read_bytes": (1.0, 2.0, 3.0), "sm_active_share": (1.0, 0.0, 0.5)}
+    values = whole(columns, [0, 10, 40], [10, 40, 50])
+    assert values == {"dram_read_bytes": 6.0, "sm_active_share": (10 + 5) / 50}
+
+
+def test_uuids_are_written_as_the_driver_does() -> None:
+    raw = bytes.fromhex("6f2a1c3e58d44b7a9c1e2f0d3b5a7e91")
+    assert uuid_text(raw) == "GPU-6f2a1c3e-58d4-4b7a-9c1e-2f0d3b5a7e91"

@@ -1,0 +1,242 @@
+"""The course of a PM session over a library that answers as the documentation says.
+
+What the device itself does only a device can show (benchmarks/gpu); here it is what we make of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferscope.counters import cupti_layout as layout
+from inferscope.counters.claims import NoClaims
+from inferscope.counters.cupti import CuptiError
+from inferscope.counters.cupti_pm import CuptiPmSource
+from inferscope.counters.source import Unavailable
+from inferscope.records import COLUMNS, COUNTERS, CounterSample, decode, encode
+from tests.probe.fakes import FakeClock
+
+INTERVAL = 500_000
+PERIOD = 100_000_000
+WALL_NS = 5
+"""That FakeClock's wall clock is ahead by."""
+
+
+@dataclass
+class ToyCupti:
+    """Stands where a loaded library does; a window is a start, an end and six values.
+
+    Attributes:
+        windows: that the device has filled and nobody has decoded.
+        fails: functions that fail, with which code.
+        calls: functions, in the order in which they were called.
+    """
+
+    windows: list[tuple[int, int, tuple[float, ...]]] = field(default_factory=list)
+    fails: dict[str, int] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    overflows: bool = False
+    version: int = 130001
+    path: str = "toy"
+    room: int = 4096
+    HostInitialize = layout.HostInitialize48
+
+    def call(self, function: str, params: Any, *, allowed: Container[int] = ()) -> int:
+        self.calls.append(function)
+        if function in self.fails:
+            raise CuptiError(function, self.fails[function], "CUPTI_ERROR_TOY")
+        answer = getattr(self, function, None)
+        if answer is not None:
+            answer(params)
+        return 0
+
+    def cuptiDeviceGetChipName(self, params: Any) -> None:
+        params.pChipName = b"GH100"
+
+    def cuptiPmSamplingGetCounterAvailability(self, params: Any) -> None:
+        params.counterAvailabilityImageSize = 64
+
+    def cuptiProfilerHostInitialize(self, params: Any) -> None:
+        assert params.profilerType == layout.PROFILER_TYPE_PM_SAMPLING
+        params.pHostObject = 11
+
+    def cuptiProfilerHostGetConfigImageSize(self, params: Any) -> None:
+        params.configImageSize = 128
+
+    def cuptiProfilerHostGetNumOfPasses(self, params: Any) -> None:
+        params.numOfPasses = 1
+
+    def cuptiPmSamplingEnable(self, params: Any) -> None:
+        params.pPmSamplingObject = 22
+
+    def cuptiPmSamplingSetConfig(self, params: Any) -> None:
+        assert params.samplingInterval == INTERVAL
+        assert params.triggerMode == layout.TRIGGER_TIME
+        assert params.hwBufferAppendMode == layout.KEEP_LATEST
+
+    def cuptiPmSamplingGetCounterDataSize(self, params: Any) -> None:
+        params.counterDataSize = 256
+
+    def cuptiPmSamplingDecodeData(self, params: Any) -> None:
+        image = (ctypes.c_char * 8).from_address(params.pCounterDataImage)
+        assert image.raw == bytes(8)  # blanked since the last time
+        self.decoded, self.windows = self.windows[: self.room], self.windows[self.room :]
+        image[:] = struct.pack("<q", len(self.decoded))
+        params.overflow = self.overflows
+        params.decodeStopReason = layout.STOPPED_FULL if self.windows else 2
+
+    def cuptiPmSamplingGetCounterDataInfo(self, params: Any) -> None:
+        params.numCompletedSamples = len(self.decoded)
+
+    def cuptiPmSamplingCounterDataGetSampleInfo(self, params: Any) -> None:
+        params.startTimestamp, params.endTimestamp, _ = self.decoded[params.sampleIndex]
+
+    def cuptiProfilerHostEvaluateToGpuValues(self, params: Any) -> None:
+        for place, value in enumerate(self.decoded[params.rangeIndex][2]):
+            params.pMetricValues[place] = value
+
+
+class Stage:
+    """A source over a toy, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.toy = ToyCupti()
+        self.clock = FakeClock()
+        self.said: list[str] = []
+        self.source = CuptiPmSource(
+            NoClaims(),
+            clock=self.clock,
+            say=self.said.append,
+            period_ns=PERIOD,
+            interval_ns=INTERVAL,
+            load=lambda: self.toy,  # type: ignore[arg-type, return-value]
+            list_devices=lambda: ["GPU-1"],
+        )
+
+    def fill(self, num: int, *, from_ns: int, read_bytes: float = 1e6, sm: float = 50.0) -> int:
+        """Have the device fill windows by the wall clock; return when the last ended, by ours."""
+        for i in range(num):
+            start_ns = from_ns + WALL_NS + i * INTERVAL
+            values = (read_bytes, 5e5, sm, 99.0, 80.0, 10.0)
+            self.toy.windows.append((start_ns, start_ns + INTERVAL, values))
+        return from_ns + num * INTERVAL
+
+    def read(self) -> list[CounterSample]:
+        self.clock.now_ns += PERIOD
+        return self.source.read(self.clock.now_ns)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage()
+    (opened,) = stage.source.open(stage.clock.now_ns)
+    assert opened.facts["chip"] == "GH100"
+    assert "missing" not in opened.facts
+    return stage
+
+
+def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
+    first_ns = stage.clock.now_ns
+    stage.fill(201, from_ns=first_ns)
+    (one,) = stage.read()
+    again = decode(CounterSample.CODE, encode(one))
+    assert again == one
+    starts = np.frombuffer(one.starts_ns, COLUMNS["starts_ns"])
+    ends = np.frombuffer(one.ends_ns, COLUMNS["ends_ns"])
+    assert len(starts) == 200  # the first began before the session
+    assert starts[0] == one.start_ns == first_ns + INTERVAL
+    assert ends[-1] == one.end_ns == first_ns + 201 * INTERVAL
+    assert set(one.series) == set(one.values) - {"num_dropped"}
+    assert one.values.keys() <= COUNTERS.keys()
+    assert one.values["dram_read_bytes"] == 200 * 1e6
+    assert one.values["dram_write_bytes"] == 200 * 5e5
+    assert one.values["sm_active_share"] == pytest.approx(0.5)
+    assert one.values["num_dropped"] == 0
+    column = np.frombuffer(one.series["busy_share"], COLUMNS["series"])
+    assert column == pytest.approx(0.99)
+    assert len(encode(one)) < 200 * 50
+
+
+def test_an_image_that_is_full_is_decoded_again_at_once(stage: Stage) -> None:
+    stage.toy.room = 64
+    stage.fill(200, from_ns=stage.clock.now_ns)
+    (one,) = stage.read()
+    assert len(one.starts_ns) // 8 == 199
+    assert stage.toy.calls.count("cuptiPmSamplingDecodeData") == 4
+    assert stage.read() == []
+
+
+def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
+    end_ns = stage.fill(10, from_ns=stage.clock.now_ns)
+    end_ns = stage.fill(10, from_ns=end_ns + 7 * INTERVAL)
+    stage.toy.overflows = True
+    (one,) = stage.read()
+    assert one.values["num_dropped"] == 7
+    stage.fill(10, from_ns=end_ns + 3 * INTERVAL)
+    (two,) = stage.read()
+    assert two.values["num_dropped"] == 3
+    assert len(stage.said) == 1
+    assert "longer --pm-interval than 500us" in stage.said[0]
+
+
+def test_windows_about_a_jump_of_the_wall_clock_are_dropped(stage: Stage) -> None:
+    stage.fill(10, from_ns=stage.clock.now_ns)
+    stage.clock.real_ns = lambda: stage.clock.now_ns + 3_600_000_000_000  # type: ignore[method-assign]
+    (one,) = stage.read()
+    assert one.values == {"num_dropped": 9.0}
+    stage.fill(10, from_ns=stage.clock.now_ns + 3_600_000_000_000)
+    (two,) = stage.read()
+    assert abs(two.start_ns - stage.clock.now_ns) < 2 * PERIOD
+
+
+def test_a_session_is_ended_in_order_and_once(stage: Stage) -> None:
+    stage.toy.calls.clear()
+    stage.source.close()
+    stage.source.close()
+    assert stage.toy.calls == [
+        "cuptiPmSamplingStop",
+        "cuptiPmSamplingDisable",
+        "cuptiProfilerHostDeinitialize",
+        "cuptiProfilerDeInitialize",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "word"),
+    [
+        ("cuptiPmSamplingEnable", layout.ERROR_INSUFFICIENT_PRIVILEGES, "as root"),
+        ("cuptiPmSamplingEnable", layout.ERROR_INVALID_OPERATION, "held"),
+        ("cuptiPmSamplingGetCounterAvailability", layout.ERROR_HARDWARE_BUSY, "held"),
+        ("cuptiProfilerInitialize", layout.ERROR_CONFIDENTIAL_COMPUTING, "confidential"),
+    ],
+)
+def test_a_refusal_is_one_line_and_leaves_nothing_behind(
+    function: str, code: int, word: str
+) -> None:
+    stage = Stage()
+    stage.toy.fails = {function: code}
+    with pytest.raises(Unavailable, match=word) as refused:
+        stage.source.open(0)
+    assert "\n" not in str(refused.value)
+    stage.source.close()
+    made = stage.toy.calls.count("cuptiProfilerHostInitialize")
+    assert stage.toy.calls.count("cuptiProfilerHostDeinitialize") == made
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (layout.ERROR_OUT_OF_MEMORY, "overflowed.*longer --pm-interval"),
+        (layout.ERROR_UNKNOWN, "sampling GPU-1 broke off"),
+    ],
+)
+def test_a_session_that_breaks_off_is_told(stage: Stage, code: int, said: str) -> None:
+    stage.toy.fails = {"cuptiPmSamplingDecodeData": code}
+    with pytest.raises(Unavailable, match=said):
+        stage.read()
