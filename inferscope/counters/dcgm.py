@@ -1,0 +1,160 @@
+"""dcgm-exporter's page: for devices without GPM whose profiling counters DCGM holds already.
+
+The page says neither when its numbers were taken nor over which time: DCGM refreshes them every
+second or more, whatever we do. A window is what lies between two pages that differ; within it the
+numbers may be as late as the exporter's interval. Instances of a divided device are named on the
+page by a number that only the driver can translate, so their rows are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
+from inferscope.errors import InferScopeError
+from inferscope.records import CounterSample
+
+if TYPE_CHECKING:
+    from inferscope.metrics_page.fetch import Page
+
+DEFAULT_URL = "http://127.0.0.1:9400/metrics"
+_SLOWEST_NS = 1_000_000_000
+_TIMEOUT_S = 2.0
+_MIB = float(1 << 20)
+
+_WORDS: dict[str, tuple[str, float]] = {
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("busy_share", 1.0),
+    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active_share", 1.0),
+    "DCGM_FI_PROF_SM_OCCUPANCY": ("sm_occupancy_share", 1.0),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_share", 1.0),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("dram_share", 1.0),
+    "DCGM_FI_DEV_MEM_COPY_UTIL": ("copy_share", 0.01),
+    "DCGM_FI_DEV_POWER_USAGE": ("power_w", 1.0),
+    "DCGM_FI_DEV_SM_CLOCK": ("sm_clock_mhz", 1.0),
+    "DCGM_FI_DEV_MEM_CLOCK": ("memory_clock_mhz", 1.0),
+    "DCGM_FI_DEV_GPU_TEMP": ("temperature_c", 1.0),
+    "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
+}
+_ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total"
+"""In mJ since the driver was loaded. The page has it without the ending, as OpenMetrics may not
+have a counter: its parser adds that where the page says it is one."""
+_BLANK = 2.0**47
+"""DCGM's numbers for "there is none" are this and larger (dcgm_structs.h: DCGM_FP64_BLANK)."""
+
+
+class DcgmSource:
+    """Reads a page of dcgm-exporter.
+
+    Attributes:
+        name: dcgm.
+        period_ns: between two reads.
+    """
+
+    name = "dcgm"
+
+    def __init__(
+        self,
+        claims: Claimer,
+        *,
+        period_ns: int,
+        url: str = DEFAULT_URL,
+        wanted: Sequence[str] = (),
+    ) -> None:
+        """Prepare; devices are wanted by uuid, for the page's indices are the exporter's own."""
+        self.period_ns = max(period_ns, _SLOWEST_NS)
+        self._claims = claims
+        self._url = url
+        self._wanted = [word for word in wanted if not word.isdecimal()]
+        self._ours: set[str] = set()
+        self._before: dict[str, tuple[int, dict[str, float]]] = {}
+        """By device: when its numbers last changed, and what they were."""
+
+    def open(self, now_ns: int) -> list[CounterSample]:
+        """Read the page and begin with the devices on it that nobody else samples.
+
+        Raises:
+            Unavailable: nobody answers, or there is no device on the page that is ours.
+        """
+        rows = self._rows()
+        told, refused = [], []
+        for uuid, (name, numbers) in rows.items():
+            if self._wanted and not any(uuid.startswith(word) for word in self._wanted):
+                continue
+            try:
+                self._claims.take(uuid)
+            except Unavailable as error:
+                refused.append(str(error))
+                told.append(silence(self.name, uuid, now_ns, str(error)))
+                continue
+            self._ours.add(uuid)
+            self._before[uuid] = (now_ns, numbers)
+            news = {"name": name, "url": self._url}
+            if not any(word.startswith("DCGM_FI_PROF_") for word in numbers):
+                news["missing"] = (
+                    "no DCGM_FI_PROF_ metrics on the page: enable them in dcgm-exporter's "
+                    "counters file (-f) for SM activity and memory traffic"
+                )
+            told.append(facts(self.name, uuid, now_ns, news))
+        if not self._ours:
+            raise Unavailable(
+                " ".join(dict.fromkeys(refused)) or f"{self._url} tells of no device that is ours."
+            )
+        return told
+
+    def read(self, now_ns: int) -> list[CounterSample]:
+        """Return what changed on the page since it last did.
+
+        Raises:
+            Unavailable: nobody answers any more.
+        """
+        told = []
+        for uuid, (_, numbers) in self._rows().items():
+            if uuid not in self._ours:
+                continue
+            from_ns, before = self._before[uuid]
+            if numbers == before:
+                continue
+            self._before[uuid] = (now_ns, numbers)
+            values = {
+                word: numbers[name] * scale
+                for name, (word, scale) in _WORDS.items()
+                if name in numbers
+            }
+            if numbers.get(_ENERGY, -1.0) >= before.get(_ENERGY, float("inf")):
+                values["energy_uj"] = (numbers[_ENERGY] - before[_ENERGY]) * 1000
+            told.append(sample(self.name, uuid, start_ns=from_ns, end_ns=now_ns, values=values))
+        return told
+
+    def close(self) -> None:
+        """Forget the page."""
+        self._ours, self._before = set(), {}
+
+    def _rows(self) -> dict[str, tuple[str, dict[str, float]]]:
+        try:
+            from inferscope.metrics_page.fetch import fetch
+        except ModuleNotFoundError:
+            raise Unavailable(
+                'prometheus-client is missing: pip install "inferscope[prometheus]"'
+            ) from None
+        try:
+            return read_page(fetch(self._url, timeout_s=_TIMEOUT_S))
+        except InferScopeError:
+            raise Unavailable(
+                f"no dcgm-exporter answers at {self._url}. Start one, or name it with --dcgm-url."
+            ) from None
+
+
+def read_page(page: Page) -> dict[str, tuple[str, dict[str, float]]]:
+    """Return each whole device's name and numbers, by uuid; anything may stand on a page."""
+    rows: dict[str, tuple[str, dict[str, float]]] = {}
+    for found in page.samples:
+        uuid = found.labels.get("UUID", "")
+        name = _ENERGY if found.name == _ENERGY.removesuffix("_total") else found.name
+        is_known = name in _WORDS or name == _ENERGY
+        if not is_known or not uuid or found.labels.get("GPU_I_ID"):
+            continue
+        if 0 <= found.number < _BLANK:
+            _, numbers = rows.setdefault(uuid, (found.labels.get("modelName", ""), {}))
+            numbers[name] = found.number
+    return rows
