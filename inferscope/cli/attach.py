@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from inferscope.cli.counters import how_to_sample
 from inferscope.cli.moments import accept_minus, ago, into
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.past import open_past
@@ -97,6 +98,9 @@ def source_of(target: str | None) -> RingSource | RecordingSource:
     if path is not None:
         return open_source(path)
     engine = engine_of(target)
+    command = how_to_sample(engine)
+    if command is not None:
+        sys.stderr.write(f"nothing samples the GPU; this does: {command}\n")
     return RingSource(rings_of(engine), name=engine.engine_id)
 
 

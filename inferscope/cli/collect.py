@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
@@ -31,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="say what it would do and whether it could, and leave"
     )
+    add_counters_option(parser)
     parser.epilog = f"""exporters installed: {", ".join(live_exporter_names())}
 
 examples:
@@ -50,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGUSR1, wishes.pin)
         outlets = Outlets(exporters, say=_say)
         outlets.open()
+        sample_beside(options.counters)
         _say(f"collecting from {config.rings}; Ctrl-C ends it")
         is_through = Service(config, outlets, clock=SystemClock(), say=_say).run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it

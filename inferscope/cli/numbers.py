@@ -9,7 +9,7 @@ import re
 MOST = 1e9
 """Thirty years of seconds: beyond it somebody meant something else."""
 
-_LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)")
+_SHORT = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)")
 _UNITS_NS = {"us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
 
 
@@ -61,8 +61,21 @@ def latency_ns(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none.
     """
-    found = _LATENCY.fullmatch(text)
-    latency = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
-    if not 0 < latency <= MOST * 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no latency: give one such as 500ms or 2s")
-    return latency
+    return _short_ns(text, "latency")
+
+
+def interval_ns(text: str) -> int:
+    """Read the time between two of a kind with its unit for argparse, and return nanoseconds.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    return _short_ns(text, "interval")
+
+
+def _short_ns(text: str, what: str) -> int:
+    found = _SHORT.fullmatch(text)
+    time_ns = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
+    if not 0 < time_ns <= MOST * 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}: give one such as 500ms or 2s")
+    return time_ns

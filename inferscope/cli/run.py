@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.run_beside import collecting, run_beside
 from inferscope.cli.run_target import Target, Unobservable, find_target, shim_of
 from inferscope.errors import BadInput
@@ -40,12 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     beside = parser.add_argument_group("beside it")
     beside.add_argument("--record", type=Path, metavar="FILE", help="record it from start to end")
     beside.add_argument("--collect", action="store_true", help="export with `inferscope collect`")
-    beside.add_argument(
-        "--counters",
-        choices=("none", "auto"),
-        default="none",
-        help="hardware counters; auto takes what there is (default: %(default)s)",
-    )
+    add_counters_option(beside)
     how = parser.add_argument_group("observing")
     how.add_argument(
         "--unobserved", action="store_true", help="run it even if it cannot be observed"
@@ -77,8 +73,7 @@ def run(options: argparse.Namespace) -> int:
         _say(f"not observed: {error.what}. {error.fix}")
     else:
         _say(f"this is engine {engine_id}; look with: inferscope attach {engine_id}")
-    if options.counters == "auto":
-        _say("there are no hardware counters to read yet; going on without")
+    sample_beside(options.counters)
     if options.record is None and not options.collect:
         sys.stdout.flush()
         sys.stderr.flush()

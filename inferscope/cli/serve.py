@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from typing import Literal
 
+from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.numbers import above_zero
 from inferscope.engine.config import DtypeName, EngineOptions
 from inferscope.engine.names import BUILTIN
@@ -68,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--worker", action="store_true", help="run the model in a process of its own"
     )
     engine.add_argument("--device", default="cpu", help="cpu, cuda:0, … (%(default)s)")
+    add_counters_option(parser.add_argument_group("beside it"))
     parser.epilog = """examples:
   inferscope serve builtin
   inferscope serve random:small-100m --port 0 --api-servers 2 --max-running 32
@@ -103,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
     )
     name = engine_id()  # before the children start: they inherit it
     listening = listen(options.host, options.port)
+    sample_beside(options.counters)
     port = listening.getsockname()[1]
 
     def on_ready() -> None:

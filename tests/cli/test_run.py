@@ -18,8 +18,10 @@ import pytest
 
 import inferscope
 from inferscope.collecting.lock import LOCK_NAME
-from inferscope.ring.discovery import find_engines
+from inferscope.records import CLOSED, CounterSample, ProbeHealth
+from inferscope.ring.discovery import find_engines, sampler_rings
 from tests.cli.running import inferscope as run_inferscope
+from tests.probe.fakes import of
 
 ROOT = str(Path(inferscope.__file__).parents[1])
 SAY_ENVIRONMENT = """
@@ -52,6 +54,30 @@ while not (lock.exists() and lock.read_text()):
     time.sleep(0.05)
 time.sleep(0.5)
 print("over")
+"""
+
+UNTIL_SAMPLED = """
+import os, time
+from inferscope.probe import EngineInfo, Probe
+from inferscope.records import CounterSample
+from inferscope.ring.discovery import sampler_rings
+from inferscope.ring.reader import Frame, RingReader
+probe = Probe.open(EngineInfo(0, "toy"))
+until = time.monotonic() + 60
+def num_samples():
+    num = 0
+    for path in sampler_rings():
+        reader = RingReader(path)
+        num += sum(frame.code == CounterSample.CODE for frame in reader.read())
+        reader.close()
+    return num
+while num_samples() < 8 and time.monotonic() < until:
+    time.sleep(0.05)
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("sampled")
+probe.close()
 """
 
 
@@ -293,8 +319,24 @@ def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
     assert again.returncode == 0
 
 
-def test_counters_say_that_there_are_none_yet(tmp_path: Path) -> None:
+def test_a_sampler_beside_it_tells_of_its_process_and_ends_with_it(tmp_path: Path) -> None:
+    words = script(tmp_path, UNTIL_SAMPLED)
+    done = run("--counters", "host", "--", *words, rings=tmp_path / "rings", INFERSCOPE_RING_MB="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sampled\n"
+    (path,) = sampler_rings(tmp_path / "rings")
+    until = time.monotonic() + 30
+    while of(ProbeHealth, path)[-1].state != CLOSED:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    (engine,) = find_engines(tmp_path / "rings")
+    pids = {one.values["pid"] for one in of(CounterSample, path) if one.values}
+    assert pids == set(engine.pids)
+
+
+def test_counters_are_sources_that_there_are(tmp_path: Path) -> None:
     words = script(tmp_path, "print('over')")
-    said = run("--counters", "auto", "--", *words, rings=tmp_path).stderr
-    assert "no hardware counters to read yet" in said
     assert run("--counters", "some", "--", *words, rings=tmp_path).returncode == 2
+    done = run("--counters", "off", "--", *words, rings=tmp_path)
+    assert done.stdout == "over\n"
+    assert sampler_rings(tmp_path) == []

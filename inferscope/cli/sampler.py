@@ -1,0 +1,160 @@
+"""Sample what devices and hosts count, into a ring of its own that every reader finds by itself.
+
+`run`, `serve` and `collect` start one themselves; by hand it is for counters that need root, and
+for engines that were started without it. There is one per device: a second one waits until the
+first has ended. As root it becomes the user whose rings they are. Sources that have nothing to
+tell say why, once, and are tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from inferscope.cli.counters import sampled_sources
+from inferscope.cli.numbers import interval_ns
+from inferscope.cli.stopping import stoppable
+from inferscope.counters.cupti import may_profile
+from inferscope.counters.dcgm import DEFAULT_URL
+from inferscope.counters.privilege import become, owner_of
+from inferscope.counters.processes import observed
+from inferscope.counters.sampler import Look, Settings, look_once, preload, sample
+from inferscope.counters.source import SOURCES
+from inferscope.errors import NotFound
+from inferscope.probe.clock import SystemClock
+from inferscope.records import CounterSample
+from inferscope.ring.discovery import ring_directory
+
+_PM_NEEDS_ASKING = "only when asked for, with --counters pm: it may cost the device speed."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    what = parser.add_argument_group("what")
+    what.add_argument(
+        "--counters", type=sampled_sources, default="auto", metavar="LIST",
+        help=f"auto, or some of {', '.join(SOURCES)} (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--device", action="append", default=[], metavar="ID",
+        help="index or uuid, once per device (default: all that the driver shows)",
+    )  # fmt: skip
+    what.add_argument("--dcgm-url", default=DEFAULT_URL, metavar="URL", help="(%(default)s)")
+    when = parser.add_argument_group("when")
+    when.add_argument(
+        "--interval", type=interval_ns, default="100ms", metavar="TIME",
+        help="between two readings (%(default)s)",
+    )  # fmt: skip
+    when.add_argument(
+        "--pm-interval", type=interval_ns, default="500us", metavar="TIME",
+        help="windows of PM sampling (%(default)s)",
+    )  # fmt: skip
+    whose = parser.add_argument_group("beside whom")
+    of = whose.add_mutually_exclusive_group()
+    of.add_argument("--for", dest="engine", metavar="ENGINE_ID", help="end when it has ended")
+    of.add_argument("--beside", type=int, metavar="PID", help="end when this process has ended")
+    whose.add_argument("--dir", type=Path, help="the rings' folder (default: INFERSCOPE_DIR)")
+    whose.add_argument(
+        "--owner", type=int, metavar="UID", help="of the rings, for root (default: the folder's)"
+    )
+    how = parser.add_argument_group("output")
+    how.add_argument("--once", action="store_true", help="print one reading of all and leave")
+    how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
+    parser.epilog = """examples:
+  inferscope sampler --once                       what can be counted here, and why not the rest
+  sudo inferscope sampler --counters auto,pm --dir /run/user/1000/inferscope
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Sample until somebody stops it, or print one reading."""
+    folder = options.dir or ring_directory()
+    settings = Settings(
+        folder=folder,
+        sources=options.counters,
+        interval_ns=options.interval,
+        pm_interval_ns=options.pm_interval,
+        dcgm_url=options.dcgm_url,
+        devices=tuple(options.device),
+    )
+    if options.once or options.json:
+        _print(_looks(settings), is_json=options.json)
+        return 0
+    beside_pid = options.beside if options.engine is None else _pid_of(options.engine, folder)
+    owner = owner_of(folder) if options.owner is None else options.owner
+    if os.geteuid() == 0:
+        preload(settings, clock=SystemClock())
+    given_up = become(owner, keeps_admin="pm" in settings.sources)
+    if given_up:
+        _say(given_up)
+    os.environ["INFERSCOPE_DIR"] = str(folder)
+    with stoppable() as stop:
+        sample(settings, stop, clock=SystemClock(), say=_say, beside_pid=beside_pid)
+    return 0
+
+
+def _pid_of(engine_id: str, folder: Path) -> int:
+    """Return the process of an engine that was first."""
+    there = observed(folder, time.monotonic_ns())
+    pids = [process.pid for process in there if process.engine_id == engine_id]
+    if not pids:
+        raise NotFound(
+            f"no engine {engine_id} runs under {folder}. `inferscope attach` lists them."
+        )
+    return pids[0]
+
+
+def _looks(settings: Settings) -> list[Look]:
+    looks = look_once(settings, clock=SystemClock(), say=_say)
+    if "pm" not in settings.sources:
+        refused = may_profile()
+        reason = f"{_PM_NEEDS_ASKING} {refused}" if refused else _PM_NEEDS_ASKING
+        looks.append(Look("pm", reason, [], []))
+    return looks
+
+
+def _print(looks: list[Look], *, is_json: bool) -> None:
+    if is_json:
+        sys.stdout.write(msgspec.json.encode({"sources": list(map(_row, looks))}).decode() + "\n")
+        return
+    for look in looks:
+        if look.reason:
+            sys.stdout.write(f"--  {look.source:<6} {look.reason}\n")
+        for told in look.facts:
+            about = told.reason or ", ".join(f"{word} {fact}" for word, fact in told.facts.items())
+            mark, device = "--" if told.reason else "ok", told.device_uuid or "this machine"
+            sys.stdout.write(f"{mark}  {look.source:<6} {device}: {about}\n")
+        for told in look.samples:
+            values = ", ".join(f"{word} {value:g}" for word, value in sorted(told.values.items()))
+            sys.stdout.write(f"    {'':<6} {values}\n")
+
+
+def _row(look: Look) -> dict[str, object]:
+    return {
+        "source": look.source,
+        "reason": look.reason,
+        "devices": [_device(told) for told in look.facts],
+        "samples": [
+            {
+                "device": told.device_uuid,
+                "start_ns": told.start_ns,
+                "end_ns": told.end_ns,
+                "values": told.values,
+            }
+            for told in look.samples
+        ],
+    }
+
+
+def _device(told: CounterSample) -> dict[str, object]:
+    return {"device": told.device_uuid, "reason": told.reason, "facts": told.facts}
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"inferscope: sampler: {line}\n")
+    sys.stderr.flush()
