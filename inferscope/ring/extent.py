@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferscope.errors import UnreadableFile
-from inferscope.records import Tick, UnknownRecord, decode
+from inferscope.records import SAMPLER_ROLE, Tick, UnknownRecord, decode
 from inferscope.ring.reader import Frame, RingReader
 from inferscope.ring.recording import RecordingReader
 
@@ -21,13 +21,17 @@ class Extent(NamedTuple):
 
 
 def extent_of_rings(paths: Iterable[Path]) -> Extent | None:
-    """Return the time from the first record of the rings to the last; None where none is held."""
+    """Return the time from the first record of the rings to the last; None where none is held.
+
+    Samplers' rings are left out: theirs go on when there is nothing left to see.
+    """
     found = []
     for path in paths:
         with suppress(UnreadableFile):
             reader = RingReader(path)
             try:
-                times = _times_of_ring(reader)
+                is_sampler = reader.identity.role == SAMPLER_ROLE
+                times = None if is_sampler else _times_of_ring(reader)
             finally:
                 reader.close()
             if times is not None:

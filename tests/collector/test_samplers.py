@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.collector.source import RingSource, open_source
+from inferscope.collector.source import RecordingSource, RingSource, open_source
 from inferscope.errors import NotFound
 from inferscope.records import (
     SAMPLER_ROLE,
@@ -18,7 +18,9 @@ from inferscope.records import (
     encode,
 )
 from inferscope.ring.discovery import boot_id, find_engines, sampler_rings
+from inferscope.ring.extent import extent_of_rings
 from inferscope.ring.layout import STARTS_KEYFRAME, Identity
+from inferscope.ring.recording import RecordingWriter
 from inferscope.ring.writer import RingWriter
 
 SECOND = 1_000_000_000
@@ -93,6 +95,25 @@ def test_a_sampler_that_lives_on_does_not_keep_an_engine_alive(tmp_path: Path) -
         assert folded(RingSource(lambda: tmp_path.glob("**/*.ring"), name="folder")).has_ended
     finally:
         living.close()
+
+
+def test_a_recording_of_both_replays_to_the_same_numbers(tmp_path: Path) -> None:
+    engine(tmp_path, START)
+    sampler(tmp_path, START + SECOND, 7)
+    file = tmp_path / "both.isr"
+    live = RingSource(lambda: tmp_path.glob("**/*.ring"), name="", recording=RecordingWriter(file))
+    folded(live)
+    replayed = RecordingSource(file)
+    replayed.advance()
+    assert replayed.collector.digest() == live.collector.digest()
+    assert replayed.collector.samplers.num_samples == 7
+    replayed.close()
+
+
+def test_a_samplers_time_is_not_the_engines(tmp_path: Path) -> None:
+    path = engine(tmp_path, START)
+    later = sampler(tmp_path, START + 5 * SECOND, 7)
+    assert extent_of_rings([path, later]) == extent_of_rings([path])
 
 
 def test_a_folder_with_nothing_but_a_sampler_is_no_engines(tmp_path: Path) -> None:
