@@ -8,6 +8,7 @@ cupti_profiler_host.h, cupti_profiler_target.h); all but `HostInitialize56`, of 
 
 from __future__ import annotations
 
+import functools
 from ctypes import (
     POINTER,
     Structure,
@@ -288,6 +289,7 @@ class SampleInfo(Params):
     ]
 
 
+@functools.cache
 def struct_size(kind: type[Params]) -> int:
     """Return what CUPTI expects in `structSize`: where the last field ends."""
     last: Any = getattr(kind, kind._fields_[-1][0])

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
-from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
+from inferscope.counters.source import ASK_AGAIN_NS, Claimer, Unavailable, facts, sample, silence
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
 
@@ -56,6 +56,8 @@ class GpmSource:
         self._load = load
         self._nvml: ModuleType | None = None
         self._pairs: list[_Pair] = []
+        self._refused: dict[str, Device] = {}
+        self._ask_again_ns = 0
 
     def open(self, now_ns: int) -> list[CounterSample]:
         """Begin with the devices that have it and that nobody else samples.
@@ -104,12 +106,12 @@ class GpmSource:
             )
         if self._pairs and len(reasons) == len(self._pairs):
             raise Unavailable(" ".join(reasons))
-        return told
+        return told + self._ask_again(nvml, now_ns)
 
     def close(self) -> None:
         """Free the samples and end with NVML."""
         nvml, self._nvml = self._nvml, None
-        pairs, self._pairs = self._pairs, []
+        pairs, self._pairs, self._refused = self._pairs, [], {}
         if nvml is None:
             return
         with suppress(nvml.NVMLError):
@@ -122,9 +124,20 @@ class GpmSource:
         """Begin with one device; return its facts, or why there are none."""
         try:
             self._claims.take(device.uuid)
-            return self._sampled(nvml, device, now_ns)
+            told = self._sampled(nvml, device, now_ns)
+            self._refused.pop(device.uuid, None)
+            return told
         except (Unavailable, nvml.NVMLError) as error:
+            self._refused[device.uuid] = device
+            self._ask_again_ns = now_ns + ASK_AGAIN_NS
             return [silence(self.name, device.uuid, now_ns, str(error))]
+
+    def _ask_again(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
+        """Return the facts of devices that were refused and are not any longer."""
+        if not self._refused or now_ns < self._ask_again_ns:
+            return []
+        again = [self._begin(nvml, device, now_ns) for device in list(self._refused.values())]
+        return [news for told in again for news in told if not news.reason]
 
     def _sampled(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
         support = ask(nvml, lambda: nvml.nvmlGpmQueryDeviceSupport(device.handle))
@@ -184,7 +197,11 @@ class _Pair:
         self._request.numMetrics = len(_METRICS)
         for place, name in enumerate(_METRICS.values()):
             self._request.metrics[place].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
-        self._older_ns = self._take(self._older)
+        try:
+            self._older_ns = self._take(self._older)
+        except nvml.NVMLError:
+            self.free()
+            raise
 
     def read(self) -> tuple[int, int, dict[str, float]] | None:
         """Return a window and its metrics; None where too little time has passed for one."""

@@ -22,6 +22,9 @@ AUTO = ("nvml", "gpm", "host")
 """What costs nobody anything. dcgm joins where it is named, pm only where it is asked for."""
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
+ASK_AGAIN_NS = 10_000_000_000
+"""Until a source that goes on asks again for a device that was refused."""
+
 Say = Callable[[str], None]
 """Prints a line for whoever looks after this machine."""
 

@@ -68,21 +68,25 @@ def test_the_one_structure_that_grew_is_chosen_by_what_the_library_has() -> None
         assert getattr(old, field).offset == getattr(new, field).offset
 
 
-@pytest.mark.skipif(not HEADERS or not shutil.which("cc"), reason="no CUPTI headers or compiler")
+@pytest.mark.skipif(
+    not HEADERS or not shutil.which("c++"), reason="no CUPTI headers or C++ compiler"
+)
 def test_sizes_are_those_of_the_headers_installed_here(tmp_path: Path) -> None:
-    source = tmp_path / "sizes.c"
+    source = tmp_path / "sizes.cpp"
     folder = Path(HEADERS).parent
-    wanted = sorted(name for name in KINDS if name in TOLD)
+    wanted = sorted(KINDS)
     lines = [f'printf("%zu\\n", (size_t){name}_STRUCT_SIZE);' for name in wanted]
     source.write_text(
         "#include <stdio.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdbool.h>\n"
-        "#include <cupti_profiler_target.h>\n#include <cupti_profiler_host.h>\n"
+        "#include <cupti_target.h>\n#include <cupti_profiler_target.h>\n#include <cupti_profiler_host.h>\n"
         "#include <cupti_pmsampling.h>\n"
         f"int main(void) {{ {' '.join(lines)} return 0; }}\n"
     )
     program = tmp_path / "sizes"
     built = subprocess.run(
-        ["cc", "-I", str(folder), "-o", str(program), str(source)], capture_output=True, check=False
+        ["c++", "-I", str(folder), "-o", str(program), str(source)],
+        capture_output=True,
+        check=False,
     )
     if built.returncode:
         pytest.skip("the CUPTI headers here do not compile by themselves")

@@ -9,9 +9,9 @@ import pynvml
 import pytest
 
 from inferscope.counters import nvml as module
-from inferscope.counters.claims import NoClaims
+from inferscope.counters.claims import Claims, NoClaims
 from inferscope.counters.nvml import NvmlSource
-from inferscope.counters.source import Unavailable
+from inferscope.counters.source import ASK_AGAIN_NS, Unavailable
 from inferscope.records import COUNTERS, CounterSample
 from tests.counters.conftest import Play
 from tests.counters.recorded_nvml import H200, Recording
@@ -112,6 +112,27 @@ def test_a_device_that_is_lost_is_told_once_and_so_is_its_return(
     assert len([one for one in of_first if one.facts]) == 2
     assert len(with_values(of_first)) == 11
     assert len(with_values([one for one in told if one.device_uuid == "GPU-other"])) == 13
+
+
+def test_a_device_that_another_sampler_lets_go_of_is_taken_over(play: Play, tmp_path: Path) -> None:
+    recording = play()
+    second = copy.deepcopy(recording.told["devices"][0])
+    second["uuid"] = "GPU-other"
+    recording.told["devices"].append(second)
+    theirs, ours = Claims(tmp_path), Claims(tmp_path)
+    theirs.take("GPU-other")
+    reader = NvmlSource(tmp_path, ours, period_ns=PERIOD)
+    (first, refused) = reader.open(0)
+    assert first.facts
+    assert "sampled already" in refused.reason
+    recording.turn = 1
+    theirs.close()
+    assert {one.device_uuid for one in reader.read(PERIOD)} == {UUID}
+    told = [one for one in reader.read(ASK_AGAIN_NS) if one.device_uuid == "GPU-other"]
+    assert [bool(one.facts) for one in told] == [True]
+    assert {one.device_uuid for one in reader.read(ASK_AGAIN_NS + PERIOD)} == {UUID, "GPU-other"}
+    reader.close()
+    ours.close()
 
 
 def test_a_source_without_a_device_left_says_so(play: Play, tmp_path: Path) -> None:
