@@ -261,7 +261,8 @@ def is_held(reader: RingReader) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return reader.heartbeat_ns() > 0  # else it has said its last word
+        _, num_bytes, _, heartbeat_ns, *_ = reader.words()
+        return heartbeat_ns > 0 or not num_bytes  # else it has said its last word
     except OSError:  # a file system without locks
         return False
     finally:

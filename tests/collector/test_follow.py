@@ -157,6 +157,23 @@ def test_ticks_keep_their_grid_and_rings_are_named_again(tmp_path: Path) -> None
     ring.close()
 
 
+def test_a_ring_that_is_just_made_is_not_over_yet(tmp_path: Path) -> None:
+    clock = _Clock()
+    ring = made_ring(tmp_path, "core-0-1", clock)
+    follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
+    follower.poll()
+    assert not follower.has_ended
+    ring.beat(clock.now_ns)
+    record = Clock(clock.now_ns, 0)
+    ring.write(record.CODE, encode(record))
+    ring.beat(0)
+    ring.close()
+    items = [item for _ in range(3) for item in follower.poll()]
+    assert follower.has_ended
+    assert record in [item.record for item in items]
+    follower.close()
+
+
 def test_a_record_from_the_future_holds_nobody_up(tmp_path: Path) -> None:
     clock = _Clock()
     ring = made_ring(tmp_path, "core-0-1", clock)
