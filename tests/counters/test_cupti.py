@@ -78,8 +78,8 @@ def test_sizes_are_those_of_the_headers_installed_here(tmp_path: Path) -> None:
     lines = [f'printf("%zu\\n", (size_t){name}_STRUCT_SIZE);' for name in wanted]
     source.write_text(
         "#include <stdio.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdbool.h>\n"
-        "#include <cupti_target.h>\n#include <cupti_profiler_target.h>\n#include <cupti_profiler_host.h>\n"
-        "#include <cupti_pmsampling.h>\n"
+        "#include <cupti_target.h>\n#include <cupti_profiler_target.h>\n"
+        "#include <cupti_profiler_host.h>\n#include <cupti_pmsampling.h>\n"
         f"int main(void) {{ {' '.join(lines)} return 0; }}\n"
     )
     program = tmp_path / "sizes"
