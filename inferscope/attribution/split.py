@@ -129,26 +129,18 @@ def split_f(
         return [], whole / num_single if num_single else 0.0
     if num_single == 0 and len(chunks) == 1:
         return [whole], 0.0
+    if len(chunks) > _FEW:
+        return _split_by_quadrature(model, chunks, num_single, num_before=num_before, whole=whole)
     f_ns = model.f_ns
     is_inside = num_before + total < len(f_ns)
-    if not is_inside:
-        f_ns = _extended(f_ns, num_before + total)
-    if len(chunks) > _FEW:
-        return _split_by_quadrature(f_ns[num_before:], chunks, num_single, whole)
     if len(chunks) == 1 and is_inside:
         parts = [_one_chunk(model.f_sum, chunks[0], num_single, num_before)]
-    elif len(chunks) == 2:
+    elif len(chunks) == 2 and is_inside:
         parts = _two_chunks(f_ns[num_before:], chunks[0], chunks[1], num_single)
     else:
-        parts = _few_chunks(f_ns[num_before:], chunks, num_single)
+        parts = _few_chunks(f_ns, chunks, num_single, num_before)
     rest = whole - sum(parts)
     return parts, max(0.0, rest / num_single) if num_single else 0.0
-
-
-def _extended(table: Floats, last: int) -> Floats:
-    """Continue a table up to a position by its last slope, as `StepModel.f` does."""
-    more = np.arange(1, last - len(table) + 2) * (table[-1] - table[-2])
-    return np.concatenate([table, table[-1] + more])
 
 
 def _one_chunk(f_sum: Floats, chunk: int, num_single: int, before: int) -> float:
@@ -183,22 +175,32 @@ def _weights_of_two(num_single: int) -> tuple[Floats, Floats]:
     return before[::-1].copy(), before
 
 
-def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int) -> list[float]:
+def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int, before: int) -> list[float]:
     """Weigh every subset of the chunks together with every number of singles.
 
     A coalition counts for each chunk in it as what it reached by joining, and against each chunk
     outside as what was there before; the weights are the chances of just that coalition.
     """
     subsets, singles, reaching, leaving = _coalitions(len(chunks), num_single)
-    tokens = subsets @ np.asarray(chunks)
-    cost = f_ns[tokens[:, None] + singles]
+    tokens = before + subsets @ np.asarray(chunks)
+    cost = _look_up(f_ns, tokens[:, None] + singles)
     reached = np.einsum("sk,sk->s", cost, reaching)
     left = np.einsum("sk,sk->s", cost, leaving)
     parts: list[float] = ((reached + left) @ subsets - left.sum()).tolist()
     return parts
 
 
-@lru_cache(maxsize=256)
+def _look_up(f_ns: Floats, tokens: Ints) -> Floats:
+    """Return f of many numbers of tokens, the largest last, as `StepModel.f` does of one."""
+    last = len(f_ns) - 1
+    if tokens.item(-1) <= last:
+        return f_ns[tokens]
+    beyond = np.maximum(tokens - last, 0)
+    found: Floats = f_ns[tokens - beyond] + beyond * (f_ns[last] - f_ns[last - 1])
+    return found
+
+
+@lru_cache(maxsize=32)  # of which each is 1 MB for a thousand singles
 def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats, Floats]:
     """Return subsets of chunks, numbers of singles, and the weights of their coalitions.
 
@@ -232,7 +234,7 @@ _QUADRATURE = np.repeat(_WEIGHTS / 2, 3) * np.tile(_SPREAD_WEIGHTS, 6)
 
 
 def _split_by_quadrature(
-    f_ns: Floats, chunks: list[int], num_single: int, whole: float
+    model: StepModel, chunks: list[int], num_single: int, *, num_before: int, whole: float
 ) -> tuple[list[float], float]:
     """Approximate many chunks: everyone else is present with probability t, their sum normal.
 
@@ -240,24 +242,26 @@ def _split_by_quadrature(
     6-point Gauss-Legendre, over the normal sum by 3-point Gauss-Hermite, then scaled to f(N).
 
     Args:
-        f_ns: from whom is there before on; its first entry is taken off from all.
+        model: whose f.
         chunks: tokens of each.
         num_single: requests with one token.
+        num_before: tokens of others; what they cost is taken off.
         whole: what the parts must sum to.
     """
     sizes = np.array([*chunks, 1] if num_single else chunks, dtype=np.float64)
     counts = np.ones(len(sizes))
     if num_single:
         counts[-1] = num_single
-    jump = max(0.0, float(2 * f_ns[1] - f_ns[2] - f_ns[0]))
+    before_ns = model.f(num_before)
+    jump = max(0.0, 2 * model.f(num_before + 1) - model.f(num_before + 2) - before_ns)
     totals = sizes * counts
     rest = totals.sum() - sizes
     deviation = np.sqrt(np.maximum((sizes * totals).sum() - sizes**2, 0.0))
     present = np.clip(_T * rest + _DEVIATION * deviation, 0.0, rest)
-    grid = np.arange(len(f_ns), dtype=np.float64)
-    smooth = f_ns - (f_ns[0] + jump)
+    tokens, f_ns = _corners(model, num_before, num_before + sum(chunks) + num_single)
+    smooth = f_ns - (before_ns + jump)
     smooth[0] = 0.0
-    added = np.interp(present + sizes, grid, smooth) - np.interp(present, grid, smooth)
+    added = np.interp(present + sizes, tokens, smooth) - np.interp(present, tokens, smooth)
     parts = _QUADRATURE @ added + jump / (len(chunks) + num_single)
     weight = float(parts @ counts)
     if weight > 0:
@@ -267,6 +271,21 @@ def _split_by_quadrature(
     if num_single:
         return parts[:-1].tolist(), float(parts[-1])
     return parts.tolist(), 0.0
+
+
+def _corners(model: StepModel, first: int, last: int) -> tuple[Floats, Floats]:
+    """Return f between two numbers of tokens, by where it may bend: beyond its table, nowhere.
+
+    Returns:
+        tokens beyond the first, and f there.
+    """
+    inside = model.f_ns[first : last + 1]
+    tokens = np.arange(len(inside), dtype=np.float64)
+    if last < len(model.f_ns):
+        return tokens, inside
+    if not len(inside):
+        tokens, inside = np.zeros(1), np.array([model.f(first)])
+    return np.append(tokens, last - first), np.append(inside, model.f(last))
 
 
 def to_whole_ns(parts: Floats, total_ns: int) -> Ints:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.split import fair, round_ns, to_whole_ns
+from inferscope.attribution.split import fair, round_ns, split_f, to_whole_ns
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel
 from tests.attribution.games import (
@@ -142,6 +142,31 @@ def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, mor
     bare = without_attention(model)
     before, after = split(bare, batch), split(bare, longer)
     assert after[chunk] >= before[chunk] - 1e-9 * before.sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(chunks=(1, 8), singles=(0, 40)), st.integers(2, 4000), st.integers(0, 5000))
+def test_a_longer_table_of_a_straight_line_changes_no_share(
+    batch: Batch, length: int, num_before: int
+) -> None:
+    bent = 3e5 + 9e4 * np.sqrt(np.minimum(N, length))
+    bent += np.maximum(N - length, 0) * (bent[length] - bent[length - 1])
+    bent[0] = 0.0
+    whole, cut = model_of(bent), model_of(bent[: length + 1])
+    team = batch.team
+    for before in (0, num_before):
+        told, single = split_f(whole, team.chunk_tokens, team.num_single, num_before=before)
+        chunks, of_single = split_f(cut, team.chunk_tokens, team.num_single, num_before=before)
+        assert [*chunks, of_single] == pytest.approx([*told, single], rel=1e-6, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 3, 8])
+def test_a_step_of_a_damaged_record_is_split_in_a_moment(num_chunks: int) -> None:
+    most = 2**32 - 1
+    batch = batch_of([most] * num_chunks + [1], [most] * (num_chunks + 1), [1] * (num_chunks + 1))
+    parts = split(H200, batch)
+    assert parts[:num_chunks].tolist() == pytest.approx([parts[0]] * num_chunks)
+    assert parts[0] > parts[-1] > 0
 
 
 def test_a_step_beyond_the_model_s_table_is_split_too() -> None:
