@@ -16,13 +16,12 @@ of its shape; a member's own part that recomputes lost tokens as `recompute`.
 
 from __future__ import annotations
 
-from operator import add
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Line, Team
+from inferscope.cost.alone import alone
+from inferscope.cost.batch import Batch, Line
 from inferscope.cost.model import StepModel
 
 Ints = NDArray[np.int64]
@@ -91,8 +90,8 @@ def explain(
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
     scale = explained_ns / whole
-    alone = _alone(model, batch, own)
-    own_ns = alone.values(batch, scale).astype(np.int64)
+    by_itself = alone(model, batch, own)
+    own_ns = by_itself.values(batch, scale).astype(np.int64)
     prefill_ns = decode_ns = explained_ns
     of_them: list[int] = []
     if prefills:
@@ -102,7 +101,7 @@ def explain(
         if of_decodes:
             decode_ns = min(explained_ns, round(of_decodes * scale))
         of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
-    if not alone.is_within(batch, decode_ns, scale):
+    if not by_itself.is_within(batch, decode_ns, scale):
         np.minimum(own_ns, decode_ns, out=own_ns)
     if prefills:
         for at, mine_ns in zip(prefills, of_them, strict=True):
@@ -114,30 +113,6 @@ def explain(
     return Delay(
         own_ns, again, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
     )
-
-
-def _alone(model: StepModel, batch: Batch, own: Line) -> Line:
-    """Return what each member would take by itself: with nobody to be padded to."""
-    team = batch.team
-    if team.alone is None or team.alone[0] is not model.key:
-        team.alone = (model.key, _alone_but_for_chunks(model, team))
-    line = team.alone[1]
-    if not own.chunks:
-        return line
-    return Line(line.slope, line.level, list(map(add, own.chunks, line.chunks)))
-
-
-def _alone_but_for_chunks(model: StepModel, team: Team) -> Line:
-    """Return each member's f and g by itself, and of its attention what is on the line."""
-    slope = model.single_ns + model.padded_ns
-    f_one, g_one = model.f(1) + model.decoding_ns, model.g(1)
-    chunks = [
-        model.f(tokens) + model.g(rows)
-        for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
-    ]
-    if team.rows is None:
-        return Line(slope, f_one + g_one, chunks)
-    return Line(slope, f_one + model.g_ns[team.rows.clip(max=len(model.g_ns) - 1)], chunks)
 
 
 def _class_ns(

@@ -9,7 +9,7 @@ with: its model, who was in it, and each one's attention.
     token       Aumann-Shapley     one price per token: a request cut in two pays the same, and
                                    nobody else's price changes
     marginal    T(S) - T(S - i)    what the step would have saved without it
-    standalone  T({i})             what it would have taken alone
+    standalone  T({i})             what it would have taken alone           `cost.alone`
 
 The first three sum to the step. The other two do not, and are never scaled to: standalone - fair is
 the discount that batching gives a request; of a batch that is cheaper together, marginals sum to
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.padding import padding, padding_after
 from inferscope.attribution.split import NOTHING_NS, fair, round_ns, split_f, to_whole_ns
+from inferscope.cost.alone import alone
 from inferscope.cost.batch import Batch, Line
 from inferscope.cost.model import StepModel
 
@@ -129,20 +130,6 @@ def token(model: StepModel, batch: Batch, own: Line) -> Line:
     level += model.decoding_ns / max(1, team.num_single)
     level += per_row if team.rows is None else np.multiply(team.rows, per_row)
     return Line(model.single_ns, level, chunks)
-
-
-def standalone(model: StepModel, batch: Batch, own: Line) -> Line:
-    """Return what each request would take alone: with nobody to be padded to."""
-    team = batch.team
-    chunks = [
-        attention + model.f(tokens) + model.g(rows)
-        for attention, tokens, rows in zip(
-            own.chunks, team.chunk_tokens, team.chunk_rows, strict=True
-        )
-    ]
-    g_ns = model.g(1) if team.rows is None else _each(team.rows, model.g)
-    f_ns = model.f(1) + model.decoding_ns
-    return Line(model.single_ns + model.padded_ns, f_ns + g_ns, chunks)
 
 
 def marginal(model: StepModel, batch: Batch, own: Line) -> Line:
@@ -250,5 +237,5 @@ _BY_NAME: dict[str, Callable[[Components], Line]] = {
     "phase": lambda of: phase(of.model, of.batch, of.own, of.prefills),
     "token": lambda of: token(of.model, of.batch, of.own),
     "marginal": lambda of: marginal(of.model, of.batch, of.own),
-    "standalone": lambda of: standalone(of.model, of.batch, of.own),
+    "standalone": lambda of: alone(of.model, of.batch, of.own),
 }

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.padding import padding
 from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import StepModel
+from inferscope.cost.model import StepModel, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -183,21 +183,11 @@ def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int, before: int) -
     """
     subsets, singles, reaching, leaving = _coalitions(len(chunks), num_single)
     tokens = before + subsets @ np.asarray(chunks)
-    cost = _look_up(f_ns, tokens[:, None] + singles)
+    cost = look_up(f_ns, tokens[:, None] + singles)
     reached = np.einsum("sk,sk->s", cost, reaching)
     left = np.einsum("sk,sk->s", cost, leaving)
     parts: list[float] = ((reached + left) @ subsets - left.sum()).tolist()
     return parts
-
-
-def _look_up(f_ns: Floats, tokens: Ints) -> Floats:
-    """Return f of many numbers of tokens, the largest last, as `StepModel.f` does of one."""
-    last = len(f_ns) - 1
-    if tokens.item(-1) <= last:
-        return f_ns[tokens]
-    beyond = np.maximum(tokens - last, 0)
-    found: Floats = f_ns[tokens - beyond] + beyond * (f_ns[last] - f_ns[last - 1])
-    return found
 
 
 @lru_cache(maxsize=32)  # of which each is 1 MB for a thousand singles

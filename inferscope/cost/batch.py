@@ -41,7 +41,7 @@ class Team:
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
         padded: likewise with its padding, and the contexts for which it holds.
-        alone: what `attribution.counterfactual` has.
+        alone: what `cost.alone` has.
         weights: what `attribution.weights` has, and of which model's.
     """
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inferscope.cost.alone import alone
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.flops import FlopRates, flop_rates
 from inferscope.cost.hbm import HbmRates, hbm_rates
@@ -65,4 +66,4 @@ def _alone_ns(model: StepModel, tokens: int, context: int) -> float:
     if tokens <= 0:
         return 0.0
     batch = Batch(Team(np.array([tokens]), np.array([1])), np.array([context]))
-    return model.f(tokens) + model.g(1) + model.own(batch).total(batch)
+    return alone(model, batch, model.own(batch)).one(batch, 0)

@@ -105,6 +105,16 @@ def _look_up(table: Floats, n: int) -> float:
     return found + (n - last) * (found - table.item(last - 1))
 
 
+def look_up(table: Floats, numbers: Ints) -> Floats:
+    """Return what many numbers of tokens or rows cost, as `StepModel` says of one."""
+    last = len(table) - 1
+    if int(np.max(numbers)) <= last:
+        return table[numbers]
+    beyond = np.maximum(numbers - last, 0)
+    found: Floats = table[numbers - beyond] + beyond * (table[last] - table[last - 1])
+    return found
+
+
 def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:
     """Model a step by what the device can do at best; with no shape, by tokens alone.
 
