@@ -257,15 +257,12 @@ class Bookings:
 
 def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
     """Return how many of each row's tokens were drafts that the target model did not take."""
-    num = len(tokens)
-    proposed, accepted = (
-        np.frombuffer(raw, dtype=COLUMNS["proposed"]).astype(np.int64)
-        for raw in (slices.proposed, slices.accepted)
-    )
-    if len(proposed) != num:  # nothing was proposed, or nobody says to whom
-        return np.zeros(num, dtype=np.int64)
-    if len(accepted) != num:
-        accepted = np.zeros(num, dtype=np.int64)
+    num, dtype = len(tokens), np.dtype(COLUMNS["proposed"])
+    size = num * dtype.itemsize
+    if len(slices.proposed) != size or len(slices.accepted) not in (0, size):
+        return np.zeros(num, dtype=np.int64)  # nothing was proposed, or nobody says to whom
+    proposed = np.frombuffer(slices.proposed, dtype=dtype).astype(np.int64)
+    accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
     rejected: Ints = np.clip(proposed - accepted, 0, tokens)
     return rejected
 

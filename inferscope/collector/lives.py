@@ -387,6 +387,8 @@ class Lives:
     def _saved(self, request: Request) -> Saved:
         """Return what the prefix cache saved, by the model in force where prompts are computed."""
         cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
+        if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):
+            return Saved()  # one of the two is wrong
         flops = None if self.rates is None else self.rates.saved_flops(cached_tokens)
         if not cached_tokens:
             return Saved(flops, 0)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from inferscope.collector.slots import SlotMap
 from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
+from inferscope.cost.shape import pairs
 from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
 Ints = NDArray[np.int64]
@@ -20,6 +21,8 @@ Bytes = NDArray[np.uint8]
 _FEW = 4
 """Prefills that are cheaper told one by one than by column."""
 _MOST_KINDS = 8
+_MOST_PAIRS = 1 << 40
+"""Of query and key in a slice: a million tokens behind half a million. More is damage."""
 _U32 = np.dtype(COLUMNS["contexts"])
 _ONE_TOKEN, _ONE_ROW = b"\1\0\0\0", b"\1\0"
 """One, as the columns have it."""
@@ -166,12 +169,16 @@ class Rows:
         """Return the contexts, by row.
 
         Raises:
-            ValueError: they are not as many as the rows.
+            ValueError: they are not as many as the rows, or no engine computes so much in a step.
         """
         found = np.frombuffer(slices.contexts, dtype=_U32)
         if len(found) != len(self.slots):
             found = _column(slices.contexts, "contexts", len(self.slots))
-        return found.astype(np.int64)
+        contexts: Ints = found.astype(np.int64)
+        chunks = self.team.chunk_tokens
+        if chunks and pairs(max(chunks), int(np.maximum.reduce(contexts))) > _MOST_PAIRS:
+            raise ValueError(f"a chunk of {max(chunks)} tokens in one step")
+        return contexts
 
     def batch(self, contexts: Ints) -> Batch:
         """Return the requests as the cost model sees them."""

@@ -24,6 +24,10 @@ from inferscope.records import Shape
 TIME_ONLY = "time-only"
 """What readers see in place of counts."""
 
+_MOST_PARAMETERS = 1 << 45
+"""Thirty times those of the largest models; a shape that has more is damaged."""
+_MOST_BITS = 64
+
 Count = TypeVar("Count", int, NDArray[np.int64])
 
 
@@ -33,8 +37,14 @@ def is_counted(shape: Shape | None) -> bool:
         return False
     sizes = (shape.num_layers, shape.hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim)
     bits = (shape.weight_bits, shape.kv_bits, shape.activation_bits)
+    more = (shape.num_experts, shape.num_shared_experts, shape.num_shared_gates, shape.head_bits)
+    if min(*sizes, *bits, shape.ffn, shape.vocab) <= 0 or min(*more, shape.window_tokens) < 0:
+        return False
     has_experts = not shape.num_experts or 0 < shape.experts_per_token <= shape.num_experts
-    return min(*sizes, *bits, shape.ffn, shape.vocab) > 0 and has_experts
+    has_layers = 0 <= shape.num_full_layers <= shape.num_layers
+    head = 2 * shape.hidden * shape.vocab
+    is_possible = resident_parameters(shape) + head <= _MOST_PARAMETERS
+    return has_experts and has_layers and is_possible and max(*bits, shape.head_bits) <= _MOST_BITS
 
 
 def pairs(tokens: Count, context: Count, window: int = 0) -> Count:

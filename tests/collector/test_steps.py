@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.steps import rank_span
 from inferscope.collector.view import snapshot
-from inferscope.records import Clock, Emitted, Live, RequestEvent, StepSlices, StepSpan
+from inferscope.records import Clock, Emitted, EngineInfo, Live, RequestEvent, StepSlices, StepSpan
 from tests.collector.scripts import MS, START_NS, Finals, Ring, Script, assert_all_closes
+from tests.cost.shapes import LLAMA_8B
 
 
 def two_ranks(script: Script) -> tuple[Ring, Ring, int]:
@@ -347,6 +349,48 @@ def test_malformed_columns_and_unknown_words_are_counted_and_harm_nobody() -> No
     assert collector.num_unjoined >= 6
     assert collector.num_unknown == 1
     assert_all_closes(collector, finals)
+
+
+_MOST = 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "is_joined"),
+    [
+        ([(0, _MOST, 0), (1, 1, 8)], {}, False),
+        ([(0, _MOST, _MOST), (1, _MOST, _MOST)], {}, False),
+        ([(0, 8, _MOST), (1, 1, _MOST)], {}, True),
+        ([(0, 8, 0), (1, 4, 8)], {"proposed": b"\1\2\3", "phases": b"\1\2"}, True),
+        ([(0, 8, 0), (1, 4, 8)], {"proposed": b"\1\2\3\4", "accepted": b"\1"}, True),
+        ([(0, 8, 0), (1, 4, 8)], {"phases": b"\xc8\xff", "flags": b"\xff\xff"}, True),
+        ([(0, 0, 0), (1, 0, 0)], {"sampled": b"\xff" * 4}, True),
+    ],
+)
+def test_a_step_that_says_the_impossible_harms_nobody(
+    rows: list[tuple[int, int, int]], columns: dict[str, bytes], is_joined: bool
+) -> None:
+    script = Script()
+    core = script.ring()
+    core.tell(EngineInfo(script.now_ns, "made-up", shape=LLAMA_8B, device="gpu"))
+    parts = (("system", 4), ("user", 2**62))
+    mine, other = core.queued("a", prompt_parts=parts), core.queued("b")
+    core.admitted(mine)
+    core.admitted(other)
+    script.at(9)
+    core.span(0, 1, 9)
+    core.slices(0, rows)
+    number, slices = script.told[-1]
+    assert isinstance(slices, StepSlices)
+    script.told[-1] = number, replace(slices, **columns)
+    core.finished(mine)
+    core.finished(other)
+    collector, finals = script.play()
+    assert_all_closes(collector, finals)
+    assert collector.num_unjoined == (not is_joined)
+    for final in finals.requests:
+        assert final.prefill_flops is not None
+        assert final.decode_flops is not None
+        assert min(final.prefill_flops, final.decode_flops) >= 0
 
 
 def test_a_fold_of_nothing_has_a_snapshot() -> None:

@@ -319,6 +319,16 @@ def test_what_the_prefix_cache_saved_is_what_a_prompt_without_it_costs_more() ->
     assert with_it.saved.fit_id == "roofline"
 
 
+@pytest.mark.parametrize("cached_tokens", [-5, 49])
+def test_a_prompt_cannot_be_cached_beyond_its_ends(cached_tokens: int) -> None:
+    traffic = Traffic(DENSE)
+    mine = traffic.request("a", prompt_tokens=48, cached_tokens=cached_tokens)
+    traffic.step([Row(mine, PREFILL, 16, 32)])
+    traffic.core.finished(mine)
+    saved = traffic.play().only().saved
+    assert (saved.flops, saved.ns) == (None, None)
+
+
 def test_of_a_model_of_no_shape_nothing_is_said_to_be_saved() -> None:
     traffic = Traffic(None)
     mine = traffic.request("a", prompt_tokens=48, cached_tokens=32)

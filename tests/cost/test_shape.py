@@ -98,6 +98,12 @@ def test_a_window_clips_what_each_query_sees(tokens: int, context: int, window: 
         replace(LLAMA_8B, latent_ranks=(1536, 512)),
         replace(LLAMA_8B, num_kv_heads=0),
         replace(MIXTRAL, experts_per_token=9),
+        replace(LLAMA_8B, hidden=1 << 62),
+        replace(LLAMA_8B, window_tokens=-1),
+        replace(LLAMA_8B, window_tokens=512, num_full_layers=33),
+        replace(LLAMA_8B, head_bits=-8),
+        replace(LLAMA_8B, weight_bits=1 << 62),
+        replace(MIXTRAL, num_experts=1 << 60, experts_per_token=1 << 60),
     ],
 )
 def test_what_cannot_be_counted_is_not_guessed(shape: Shape | None) -> None:
