@@ -124,6 +124,8 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "error": None,
     }
 
+    by_tokens = compute | {"method": "apportioned", "source": "share, by tokens"}
+
     def counted(source: str) -> dict[str, Any]:
         is_counted = request.prefill_flops is not None
         method, source = ("modelled", source) if is_counted else (None, TIME_ONLY)
@@ -194,11 +196,13 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "flops": counted("shape"),
             "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
             "recomputed_ns": compute,
-            "rejected_ns": {**compute, "method": "apportioned", "source": "share, by tokens"},
-            "draft_ns": compute,
+            "rejected_ns": by_tokens,
+            "draft_ns": by_tokens,
             "saved_by_cache": {
-                **counted("shape; cost model, alone in one step"),
+                "method": None if request.saved.ns is None else "modelled",
+                "source": "cost model, alone in one step; FLOPs by shape",
                 "fit": request.saved.fit_id,
+                "error": None,
             },
             "ledger_ns": ledger,
             "ttft_ledger_ns": ledger,

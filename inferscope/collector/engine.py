@@ -209,7 +209,8 @@ class EngineFold:
         if ring.authority < self._told_by:
             return
         self._told_by = ring.authority
-        if self.info is None or info.shape != self.info.shape:
+        told = self.info
+        if told is None or (info.shape, info.sizes) != (told.shape, told.sizes):
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
         self.info = info

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.collector.finals import FinalRequest, Saved
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
 from inferscope.records import (
@@ -243,6 +244,9 @@ def test_the_drafter_s_time_is_told_apart_and_its_flops_are_nobody_s() -> None:
     assert (final.decode_work.tokens, final.drafted.tokens) == (5, 4)
     assert final.drafted.ns == finals.steps[-1].shares_ns.item(0)
     assert final.rejected.ns == 0
+    told = request_row(final)["provenance"]
+    assert told["compute_ns"]["method"] == "measured", "it was alone"
+    assert told["draft_ns"]["method"] == told["rejected_ns"]["method"] == "apportioned"
 
 
 @pytest.mark.parametrize("num_others", [0, 2])
@@ -327,6 +331,32 @@ def test_a_prompt_cannot_be_cached_beyond_its_ends(cached_tokens: int) -> None:
     traffic.core.finished(mine)
     saved = traffic.play().only().saved
     assert (saved.flops, saved.ns) == (None, None)
+
+
+def test_time_that_only_a_fit_says_was_saved_is_modelled_all_the_same() -> None:
+    traffic = Traffic(None)
+    mine = traffic.request("a", prompt_tokens=48, cached_tokens=32)
+    traffic.step([Row(mine, PREFILL, 16, 32)])
+    traffic.core.finished(mine)
+    unknown = traffic.play().only()
+    assert request_row(unknown)["provenance"]["saved_by_cache"]["method"] is None
+    known = request_row(replace(unknown, saved=Saved(None, 5_000, "eager-64")))
+    assert known["provenance"]["saved_by_cache"]["method"] == "modelled"
+    assert known["provenance"]["flops"]["method"] is None
+
+
+def test_ranks_that_are_told_of_later_count_from_there_on() -> None:
+    traffic = Traffic(DENSE, 1)
+    info = traffic.script.told[-1][1]
+    traffic.script.at(0.5)
+    traffic.core.tell(replace(info, t_ns=traffic.script.now_ns, sizes=(4, 1, 1, 1)))
+    mine = traffic.request("a")
+    traffic.step([Row(mine, PREFILL, 8, 0)])
+    traffic.core.finished(mine)
+    rates = rates_of(DENSE, 4)
+    assert rates is not None
+    read = rates.hbm.reads(8, 0, 1) + rates.hbm.weights.of_step(8, 1)
+    assert traffic.play().only().prefill_work.hbm_read_bytes == read
 
 
 def test_of_a_model_of_no_shape_nothing_is_said_to_be_saved() -> None:
