@@ -120,20 +120,43 @@ def _class_ns(
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
-    tokens = rows = num_single = 0
+    tokens = rows = 0
     of_prefills = 0.0
+    singles: list[int] = []
     for at in prefills:
         tokens += team.tokens.item(at)
         rows += team.rows_of(at)
-        num_single += team.tokens.item(at) == 1
-        of_prefills += own.one(batch, at)
-    of_decodes = max(0.0, own.total(batch) - of_prefills)
-    if num_single:
-        of_prefills += model.decoding_ns
-    if team.num_single > num_single:
-        of_decodes += model.decoding_ns
+        if team.tokens.item(at) == 1:
+            singles.append(at)
+        else:
+            of_prefills += own.one(batch, at)
+    of_decodes = max(0.0, sum(own.chunks) - of_prefills)
+    visible, longest = batch.single_visible, batch.longest_single
+    if singles:  # all of a prompt but its last token was cached
+        theirs = [batch.context.item(at) + 1 for at in singles]
+        of_prefills += _singles_ns(model, len(singles), sum(theirs), max(theirs))
+        visible -= sum(theirs)
+        if max(theirs) == longest:
+            of_others = batch.context.copy()
+            of_others[[*singles, *team.chunks]] = -1
+            longest = int(np.maximum.reduce(of_others)) + 1
+    of_decodes += _singles_ns(model, team.num_single - len(singles), visible, longest)
     others = team.num_tokens - tokens
     return (
         model.f(tokens) + model.g(rows) + of_prefills,
         model.f(others) + model.g(team.num_rows - rows) + of_decodes if others else 0.0,
     )
+
+
+def _singles_ns(model: StepModel, num: int, visible: int, longest: int) -> float:
+    """Return what the attention of so many requests with one token takes.
+
+    Args:
+        model: the cost model in force.
+        num: of them.
+        visible: tokens of all together.
+        longest: the most that one of them has.
+    """
+    if not num:
+        return 0.0
+    return model.decoding_ns + model.single_ns * visible + model.padded_ns * num * longest

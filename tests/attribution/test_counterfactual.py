@@ -13,6 +13,7 @@ from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.records import Shape
+from tests.attribution.games import any_model, batches, step_ns
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
 H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
@@ -147,6 +148,37 @@ def test_a_model_that_says_nothing_explains_nothing() -> None:
     )
     delay = case.explain(1000)
     assert case.parts(delay).sum(axis=1).tolist() == [1000, 1000]
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_model, batches(), st.data())
+def test_each_class_is_told_what_the_step_takes_with_it_alone(
+    model: StepModel, batch: Batch, data: st.DataObject
+) -> None:
+    num = len(batch.context)
+    prefills = sorted(data.draw(st.sets(st.integers(0, num - 1))))
+    decodes = [at for at in range(num) if at not in prefills]
+    own = model.own(batch)
+    whole = fair(model, batch, own).total(batch)
+    delay = explain(
+        model,
+        batch,
+        own,
+        modelled_ns=whole,
+        prefills=prefills,
+        recomputed=None,
+        delay_ns=round(whole),
+        healthy_ratio=1.0,
+    )
+    if prefills:
+        of_prefills = step_ns(model, batch, tuple(prefills))
+        assert delay.prefill_class_ns == pytest.approx(of_prefills, rel=1e-9, abs=2)
+    if decodes:
+        of_decodes = step_ns(model, batch, tuple(decodes))
+        assert delay.decode_class_ns == pytest.approx(of_decodes, rel=1e-9, abs=2)
+    for at in range(num):
+        mine_ns = step_ns(model, batch, (at,))
+        assert delay.own_ns.item(at) == pytest.approx(mine_ns, rel=1e-9, abs=2)
 
 
 def test_what_decoding_costs_once_is_paid_by_a_decode_alone_and_not_by_a_prefill() -> None:
