@@ -52,11 +52,11 @@ def _queue(ns: int, facts: Facts) -> str:
             words = BINDINGS.get(binding, binding)
             said.append(f"{words} in {_part(part)} of the scheduler's plans meanwhile")
     busy_ns = waiting.prefill_ns + waiting.decode_ns
-    blamed = _blamed("queue", facts, len(waiting.behind))
-    if blamed:
+    whom = blamed("queue", facts, len(waiting.behind))
+    if whom:
         scarce, part = next(iter(waiting.bindings.items()), ("", 0.0))
         holding = _HOLDING.get(scarce) if part == 1 else None
-        said.append(f"{holding or 'it was held up by'} {blamed}")
+        said.append(f"{holding or 'it was held up by'} {whom}")
     if waiting.behind and busy_ns:
         said.append(f"{share(waiting.prefill_ns / busy_ns)} of the device's work was prefill")
     return "; ".join(said)
@@ -80,7 +80,7 @@ def _prefill_own(ns: int, facts: Facts) -> str:
 
 
 def _prefill_co_batched(ns: int, facts: Facts) -> str:
-    return _blamed("prefill_co_batched", facts, len(facts.prefill.same), facts.prefill.same)
+    return blamed("prefill_co_batched", facts, len(facts.prefill.same), facts.prefill.same)
 
 
 def _prefill_interference(ns: int, facts: Facts) -> str:
@@ -114,10 +114,10 @@ def _decode_interference(ns: int, facts: Facts) -> str:
     own = facts.decode
     if not own.num_mixed:
         return ""
-    blamed = _blamed("decode_interference", facts, len(own.other), own.other)
+    whom = blamed("decode_interference", facts, len(own.other), own.other)
     return (
         f"{_of(own.num_mixed, own.num_steps)} decode steps also computed prompts,"
-        f" of {blamed or named(own.other, of_tokens)}"
+        f" of {whom or named(own.other, of_tokens)}"
     )
 
 
@@ -154,8 +154,8 @@ def _preempted(ns: int, facts: Facts) -> str:
         reason = BINDINGS.get(one.reason, one.reason)
         kv = f", {share(one.kv_share)} of the KV cache in use" if one.kv_share is not None else ""
         said.append(f"{duration(one.into_life_ns)} into its life {held} ({reason}{kv})")
-    blamed = _blamed("preempted", facts, 0)
-    holders = f"; the blocks were with {blamed}" if blamed else ""
+    whom = blamed("preempted", facts)
+    holders = f"; the blocks were with {whom}" if whom else ""
     return _and_more(said, len(facts.preemptions)) + holders
 
 
@@ -199,11 +199,11 @@ def named(companions: tuple[Companion, ...], tell: Callable[[Companion], str]) -
 
 
 def _among_them(cause: str, facts: Facts, companions: tuple[Companion, ...]) -> str:
-    blamed = _blamed(cause, facts, len(companions))
-    return f", among them {blamed}" if blamed else ""
+    whom = blamed(cause, facts, len(companions))
+    return f", among them {whom}" if whom else ""
 
 
-def _blamed(cause: str, facts: Facts, num: int, companions: tuple[Companion, ...] = ()) -> str:
+def blamed(cause: str, facts: Facts, num: int = 0, companions: tuple[Companion, ...] = ()) -> str:
     """Name who is most to blame for a cause, and for what part of it.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inferscope.attribution.breach import OWN_WORK, Breach
 from inferscope.attribution.spent import Metric
-from inferscope.report.evidence import named, of_tokens
-from inferscope.report.facts import Companion, Facts
+from inferscope.report.evidence import blamed
+from inferscope.report.facts import Facts
 from inferscope.tui.plots import duration
 from inferscope.tui.words import CAUSE_MEANINGS
 
@@ -59,10 +59,11 @@ def _missed(breach: Breach, facts: Facts) -> list[str]:
         said = [f"It missed {limit} by {over}{each}."]
     said += _but_for(breach)
     said.append(_compared(breach))
-    who = _culprits(breach.top, facts)
     if breach.top is not None:
         meaning = CAUSE_MEANINGS.get(breach.top, "a cause of a newer version")
-        said.append(f"To blame: {breach.top} ({meaning}){f', by {who}' if who else ''}.")
+        who = blamed(breach.top, facts)
+        lies = f"; over its life that lies with {who}" if who else ""
+        said.append(f"To blame: {breach.top} ({meaning}){lies}.")
     return [sentence for sentence in said if sentence]
 
 
@@ -94,19 +95,6 @@ def _compared(breach: Breach) -> str:
     ]
     against = f"Against the median of {breach.num_peers} compliant requests of like length"
     return f"{against}: {', '.join(longer[:_MOST_COMPARED]) or 'nothing took longer'}."
-
-
-def _culprits(cause: str | None, facts: Facts) -> str:
-    """Name those who were there, of the causes that are somebody's."""
-    by_cause: dict[str, tuple[Companion, ...]] = {
-        "queue": () if facts.waiting is None else facts.waiting.behind,
-        "prefill_co_batched": facts.prefill.same,
-        "prefill_interference": facts.prefill.other,
-        "decode_co_batched": facts.decode.same,
-        "decode_interference": facts.decode.other,
-    }
-    companions = by_cause.get(cause or "", ())
-    return named(companions, of_tokens) if companions else ""
 
 
 def _listed(words: list[str]) -> str:

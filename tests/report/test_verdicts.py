@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inferscope.attribution.breach import Breach, BreachCause, Objective, breaches
+from inferscope.attribution.culprits import Culprit
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
 from tests.attribution.test_breach import MS, Lived
@@ -59,3 +60,20 @@ def test_a_cause_of_a_newer_version_is_named_as_it_is() -> None:
     )  # fmt: skip
     facts = replace(FACTS, objectives=(Objective("ttft", MS),), breaches=(breach,))
     assert "To blame: warp (a cause of a newer version)" in verdicts(facts)[0]
+
+
+def test_whom_a_cause_lies_with_is_what_blame_says() -> None:
+    life = Lived({"preempted": 300 * MS, "prefill_own": 10 * MS})
+    blame = (
+        Culprit("queue", "bystander", 9),
+        Culprit("preempted", "holder", 75),
+        Culprit("preempted", None, 25),
+    )
+    facts = replace(judged(life, Objective("ttft", 100 * MS)), blame=blame)
+    (said,) = verdicts(facts)
+    assert said.endswith(
+        "To blame: preempted (evicted, waiting to resume); over its life that lies with holder"
+        " (75.0%) and others."
+    )
+    (unknown,) = verdicts(replace(facts, blame=()))
+    assert unknown.endswith("To blame: preempted (evicted, waiting to resume).")
