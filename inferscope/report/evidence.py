@@ -87,9 +87,10 @@ def _prefill_interference(ns: int, facts: Facts) -> str:
     own = facts.prefill
     if not own.num_mixed:
         return ""
+    steps = f"{_of(own.num_mixed, own.num_steps)} prefill steps"
     return (
-        f"{_some(own.mean_other, 'request')} decoded in {_of(own.num_mixed, own.num_steps)}"
-        f" prefill steps{_among_them('prefill_interference', facts, own.other)}"
+        f"{_some(own.mean_other, 'request')} on average decoded in {steps}"
+        f"{_among_them('prefill_interference', facts, own.other)}"
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from inferscope.report.shares import NO_AMOUNTS, Amounts, ShareRow, Shares
 from inferscope.tui.plots import fit_name, milliseconds, plain, share, to_ascii
+from inferscope.tui.words import more_or_less
 
 _NAME, _MS = 26, 12
 _MEANINGS = {
@@ -169,8 +170,8 @@ def _caveats(shares: Shares) -> list[str]:
             f"{name} for {share(part)} of the time" for name, part in shares.source_shares.items()
         )
         said.append(
-            f"Cost model: {sources}; steps took {100 * middle:+.0f}% against it in the median,"
-            f" four of five between {100 * low:+.0f}% and {100 * high:+.0f}%."
+            f"Cost model: {sources}; in the median steps took {more_or_less(middle)} than modelled,"
+            f" four of five between {more_or_less(low)} and {more_or_less(high)}."
         )
     if shares.num_unjoined:
         said.append(

@@ -15,7 +15,7 @@ from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens,
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
 from inferscope.tui.plots import closed, count, duration, share
-from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS
+from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS, more_or_less
 
 NS_PER_TENTH_MS = 100_000
 _ENOUGH = 0.8
@@ -49,7 +49,7 @@ class Report:
     rows: tuple[Row, ...]
     """Largest first. What the records do not explain is a row as well, the last one."""
     conclusions: tuple[str, ...]
-    """What made the first token late, what made tokens slow."""
+    """Where the time up to the first token went, where the time after it."""
     caveats: tuple[str, ...]
     """How the numbers were made, and what is missing from them."""
     sum_ns: int
@@ -128,12 +128,12 @@ def _conclusions(facts: Facts) -> tuple[str, ...]:
     row = facts.row
     said = []
     if row.ttft_ns:
-        said.append(f"What made the first token late: {_largest(row.ttft_ledger_ns)}.")
+        said.append(f"Up to the first token: {_largest(row.ttft_ledger_ns)}.")
         after = {
             cause: ns - row.ttft_ledger_ns.get(cause, 0) for cause, ns in row.ledger_ns.items()
         }
         if row.output_tokens > 1:
-            said.append(f"What made the tokens after it slow: {_largest(after)}.")
+            said.append(f"After it: {_largest(after)}.")
     said += _prompt(facts)
     gap = facts.longest_gap
     if gap is not None and row.tbt_mean_ns and gap.gap_ns > 2 * row.tbt_mean_ns:
@@ -232,8 +232,17 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
         fits = ", ".join(fit for fit in facts.fit_ids[-2:] if fit)
         said.append(
             "Modelled: how a step's time divides into own, co-batched, interference and slowdown"
-            f" (cost model {fits or 'none'}; its steps took {100 * facts.residual:+.0f}% against it"
-            " in the median)."
+            f" (cost model {fits or 'none'}; in the median its steps took"
+            f" {more_or_less(facts.residual)} than modelled)."
+        )
+    if any(one.request_id is not None for one in facts.blame):
+        said.append(
+            "Apportioned: which part of a row lies with whom (by what each held or computed)."
+        )
+    if facts.breaches:
+        said.append(
+            "What would have let it pass is told to first order: a cause is taken off, and what"
+            " would have followed from that is left as it was."
         )
     if len(facts.parts) > 1:
         said.append(

@@ -65,6 +65,11 @@ def cause_role(cause: str) -> Role:
     return "bar"
 
 
+def more_or_less(difference: float) -> str:
+    """Say how far something is above or below what it is held against: `9% less`."""
+    return f"{100 * abs(difference):.0f}% {'less' if difference < 0 else 'more'}"
+
+
 def has_gpu(view: EngineView) -> bool:
     """Tell whether the device may be called a GPU."""
     device = view.device.lower()

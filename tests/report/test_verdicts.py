@@ -8,6 +8,7 @@ from inferscope.attribution.breach import Breach, BreachCause, Objective, breach
 from inferscope.attribution.culprits import Culprit
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
+from inferscope.report.why import why
 from tests.attribution.test_breach import MS, Lived
 from tests.report.test_why import made
 
@@ -25,6 +26,13 @@ def test_the_fewest_causes_are_listed_with_their_time() -> None:
     assert "But for queue (300.0 ms) and cpu_gap (200.0 ms) it would have passed." in said
     assert "Too few compliant requests" in said
     assert "To blame" not in said
+
+
+def test_what_would_have_let_it_pass_is_said_to_be_of_first_order() -> None:
+    life = Lived({"queue": 300 * MS, "prefill_own": 100 * MS})
+    facts = judged(life, Objective("ttft", 150 * MS))
+    assert any("to first order" in caveat for caveat in why(facts).caveats)
+    assert not any("to first order" in caveat for caveat in why(FACTS).caveats)
 
 
 def test_own_work_that_is_too_slow_by_itself_is_said_to_be() -> None:

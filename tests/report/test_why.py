@@ -149,6 +149,7 @@ def test_the_queue_says_what_was_scarce_and_who_had_it() -> None:
         " scheduler's plans meanwhile; the slots were held by req-17 (60.0%), req-9 (30.0%) and"
         " others"
     )
+    assert any(one.startswith("Apportioned: which part") for one in why(facts).caveats)
 
 
 def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]]]) -> None:
@@ -273,3 +274,11 @@ def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
     said = " ".join(why(replace(facts, num_lost=7)).caveats)
     assert "Part of its life was not seen: the rows sum to 10 of 15 ns" in said
     assert "7 records of this engine were lost" in said
+
+
+def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:
+    facts = replace(
+        made({"decode_own": 10}, 0, is_over=True, joined_late=False), fit_ids=("eager-64",)
+    )
+    for residual, words in ((-0.09, "9% less than modelled"), (0.5, "50% more than modelled")):
+        assert words in " ".join(why(replace(facts, residual=residual)).caveats)
