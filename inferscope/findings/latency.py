@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.requests import QUEUED
 from inferscope.findings.steps import Steps
 from inferscope.findings.watch import Run
 from inferscope.findings.words import duration, percent, times
@@ -26,6 +27,11 @@ _FAR_MORE = 3.0
 """Waiting on one side, over waiting on the other: below it neither is *the* problem."""
 _MATTERS = 0.15
 """Of all answers' time; less is felt by nobody."""
+_ON_ADMISSION = (
+    "Work on admission, not on decoding: more slots or KV blocks, a larger token budget, another "
+    "replica."
+)
+_ON_THE_CAUSE = "Work on what comes before the first token, on the cause named above."
 
 _STARVED = 0.2
 """Of the time between tokens. A batch that is half prefills by time costs each decode that much."""
@@ -87,7 +93,7 @@ def _one_sided(
     )
     waited = percent(waited_ns / this_ns)
     of_this, of_all = percent(cause_ns / this_ns), percent(others_ns / (this_ns + other_ns))
-    mostly = f"{waited} of it is waiting, mostly `{cause}` ({of_this})"
+    mostly = f"{waited} of it is waiting, most of all `{cause}` ({of_this})"
     against = f"that is {percent(lost_share)} of all time, against {of_all} for"
     ttft_p95, tbt_p99 = _p(ttft.quantile_ns(0.95)), _p(tbt.quantile_ns(0.99))
     if is_first:
@@ -101,10 +107,12 @@ def _one_sided(
             ),
             evidence=figures,
             advice=(
-                "Work on admission, not on decoding: more slots or KV blocks, a larger token "
-                "budget, another replica. Faster decode steps would hardly be felt."
+                f"{_ON_ADMISSION if cause in QUEUED else _ON_THE_CAUSE} Faster decode steps would "
+                "hardly be felt."
             ),
-            counterfactual=_unqueued(run),
+            counterfactual=_without(
+                cause, cause_ns, this_ns, ttft.num, name="TTFT", metric="ttft_mean"
+            ),
         )
     return Finding(
         id="late_later_tokens",
@@ -119,6 +127,23 @@ def _one_sided(
             "Work on what comes between decode steps, not on admission: the cause named above. "
             "A shorter queue would hardly be felt."
         ),
+        counterfactual=_without(
+            cause, cause_ns, this_ns, requests.num_tokens_after, name="TPOT", metric="tpot_mean"
+        ),
+    )
+
+
+def _without(
+    cause: str, cause_ns: int, whole_ns: int, num: int, *, name: str, metric: str
+) -> Counterfactual:
+    """Take a cause off a mean."""
+    actual_ns, without_ns = whole_ns / num, (whole_ns - cause_ns) / num
+    return Counterfactual(
+        f"Without `{cause}`, the mean {name} would be {duration(without_ns)} instead of "
+        f"{duration(actual_ns)}.",
+        metric,
+        actual_ns,
+        without_ns,
     )
 
 

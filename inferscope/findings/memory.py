@@ -41,7 +41,7 @@ def short_of_kv(run: Run) -> Finding | None:
         )
     peak = plans.peak_blocks_share
     evidence = [
-        Number("preempted_and_recompute_share", lost, "measured"),
+        Number("preempted_and_recompute_share", lost, "modelled"),
         Number("preempted_requests", requests.num_preempted, "measured"),
         Number("preemptions", requests.num_preemptions, "measured"),
         Number("plans_bound_by_blocks_share", plans.bound_share("blocks"), "measured"),
@@ -53,7 +53,11 @@ def short_of_kv(run: Run) -> Finding | None:
     actual_ns, without_ns = requests.e2e.quantile_ns(0.95), without.quantile_ns(0.95)
     counterfactual = None
     if actual_ns is not None and without_ns is not None:
-        what = "preemption and recomputation" if lost >= _PREEMPTED else "the queue"
+        what = (
+            "preemption and recomputation"
+            if lost >= _PREEMPTED
+            else "any queue, whatever requests waited for in it"
+        )
         counterfactual = Counterfactual(
             f"Without {what}, E2E p95 would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}, had the steps stayed as they were.",

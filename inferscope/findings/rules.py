@@ -55,6 +55,7 @@ class EngineFindings(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] | None
     """What took most of the answers' time first; None where there were too few requests."""
     disaggregation: Disaggregation | None
+    """None likewise, and where no answer had several tokens."""
 
 
 def findings(watch: Watch) -> tuple[EngineFindings, ...]:
@@ -74,5 +75,5 @@ def _of(run: Run) -> EngineFindings:
         run.requests.num,
         run.requests.num_joined_late,
         found,
-        disaggregation(run),
+        disaggregation(run) if found is not None else None,
     )

@@ -8,7 +8,9 @@ import msgspec
 
 from inferscope.findings import EngineFindings, Finding
 from inferscope.findings.disaggregation import Disaggregation, Distribution
+from inferscope.findings.finding import Counterfactual
 from inferscope.findings.rules import FEWEST_REQUESTS
+from inferscope.report.evidence import many
 from inferscope.tui.plots import milliseconds, plain, share, to_ascii
 
 _MARGIN = "    "
@@ -20,7 +22,7 @@ def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: boo
 
     Args:
         engines: what each one's run shows.
-        width: no line is wider.
+        width: no line is wider, but for the table's.
         ascii: use ASCII characters only.
     """
     lines: list[str] = []
@@ -54,10 +56,11 @@ def _with_severities(engine: EngineFindings) -> dict[str, object]:
 def _engine(engine: EngineFindings, width: int) -> list[str]:
     model = f" ({engine.model})" if engine.model else ""
     late = f"; {engine.num_joined_late} not seen whole" if engine.num_joined_late else ""
-    head = f"{engine.engine_id}{model}: {engine.num_requests} finished requests{late}"
+    head = f"{engine.engine_id}{model}: {many(engine.num_requests, 'finished request')}{late}"
     lines = textwrap.wrap(plain(head), width)
     if engine.findings is None:
-        return [*lines, "", f"Fewer than {FEWEST_REQUESTS} requests are no run to judge."]
+        few = f"Not judged: fewer than {FEWEST_REQUESTS} requests are no run to judge."
+        return [*lines, "", *textwrap.wrap(few, width)]
     if not engine.findings:
         lines += ["", "Nothing found: none of the classic mistakes shows in this run."]
     for number, finding in enumerate(engine.findings, 1):
@@ -74,9 +77,26 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
     return [
         *textwrap.wrap(head, width, subsequent_indent="   "),
         *_wrapped(" ".join(finding.sentences), width),
-        *(_wrapped(finding.counterfactual.sentence, width) if finding.counterfactual else ()),
+        *_wrapped(_provenance(finding), width),
+        *(_wrapped(_if_not(finding.counterfactual), width) if finding.counterfactual else ()),
         *_wrapped(f"Try: {finding.advice}", width),
     ]
+
+
+def _provenance(finding: Finding) -> str:
+    """Say which of its figures are not measured, by the names they have in JSON."""
+    names: dict[str, list[str]] = {}
+    for number in finding.evidence:
+        names.setdefault(number.provenance.capitalize(), []).append(number.name)
+    names.pop("Measured", None)
+    said = [f"{how}: {', '.join(of)}." for how, of in names.items()]
+    return " ".join([*said, "All else is measured." if said else "All measured."])
+
+
+def _if_not(what: Counterfactual) -> str:
+    """Say what would have been, and what that rests on."""
+    rests_on = "modelled" if what.provenance == "modelled" else "from measured times"
+    return f"{what.sentence} (First-order, {rests_on}.)"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -23,6 +23,11 @@ def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     assert engine["num_requests"] == 102
     titles = [finding["title"] for finding in engine["findings"]]
     assert all(title in said.stdout for title in titles)
+    words = " ".join(said.stdout.split())
+    numbers = [number for finding in engine["findings"] for number in finding["evidence"]]
+    modelled = [number["name"] for number in numbers if number["provenance"] == "modelled"]
+    assert modelled
+    assert all(name in words for name in modelled)
     assert all(
         {"id", "severity", "lost_share", "sentences", "evidence", "try", "counterfactual"}
         <= finding.keys()

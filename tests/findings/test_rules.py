@@ -11,7 +11,12 @@ import pytest
 
 from inferscope.engine import Engine, EngineOptions
 from inferscope.findings.finding import Finding
-from inferscope.findings.latency import large_batch_for_nothing, small_batch_with_queue
+from inferscope.findings.latency import (
+    large_batch_for_nothing,
+    late_first_tokens,
+    late_later_tokens,
+    small_batch_with_queue,
+)
 from inferscope.findings.rules import FEWEST_REQUESTS
 from inferscope.findings.watch import Run
 from inferscope.report.findings import findings_text
@@ -69,6 +74,7 @@ def test_a_healthy_run_shows_nothing(served: Serve) -> None:
 def test_too_few_requests_are_not_judged(served: Serve) -> None:
     judged = served(asks(FEWEST_REQUESTS - 1, every=1, prompt_tokens=8, max_tokens=2))
     assert judged.of_engine.findings is None
+    assert judged.of_engine.disaggregation is None
     assert "no run to judge" in findings_text((judged.of_engine,), width=80)
 
 
@@ -108,6 +114,39 @@ def test_a_batch_beyond_what_the_device_gives_is_found(
     assert (found is not None) is is_found
     if found is not None and found.counterfactual is not None:
         assert found.counterfactual.without_ns < 0.6 * found.counterfactual.actual_ns
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"), [("queue", "Work on admission"), ("frontend", "on the cause named above")]
+)
+def test_late_first_tokens_are_laid_to_their_own_cause(cause: str, advice: str) -> None:
+    run = Run("engine")
+    requests = run.requests
+    for _ in range(10):
+        requests.ttft.add(100)
+    requests.before_ns.update({cause: 800, "prefill_own": 200})
+    requests.after_ns.update(decode_own=500)
+    found = late_first_tokens(run)
+    assert found is not None
+    assert advice in found.advice
+    assert found.counterfactual is not None
+    assert (found.counterfactual.actual_ns, found.counterfactual.without_ns) == (100, 20)
+    assert f"Without `{cause}`, the mean TTFT would be 20 ns" in found.counterfactual.sentence
+    assert late_later_tokens(run) is None
+
+
+def test_late_later_tokens_are_told_with_what_would_be_without_their_cause() -> None:
+    run = Run("engine")
+    requests = run.requests
+    requests.ttft.add(100)
+    requests.before_ns.update(prefill_own=100)
+    requests.after_ns.update(cpu_gap=900, decode_own=300)
+    requests.num_tokens_after = 12
+    found = late_later_tokens(run)
+    assert found is not None
+    assert found.counterfactual is not None
+    assert (found.counterfactual.actual_ns, found.counterfactual.without_ns) == (100, 25)
+    assert late_first_tokens(run) is None
 
 
 def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
