@@ -17,9 +17,13 @@ _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", type=Path, help="a recording, a ring or a folder of rings")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="a recording, a ring or a folder of rings"
+    )
     parser.add_argument("--format", default="jsonl", help=f"one of: {', '.join(exporter_names())}")
-    parser.add_argument("-o", "--out", help="the file to write, - for stdout (default: by FILE)")
+    parser.add_argument(
+        "-o", "--out", help="the file to write, - for stdout (default: beside FILE, by its name)"
+    )
     parser.epilog = """examples:
   inferscope export demo.isr --format jsonl -o - | head
   inferscope export demo.isr --format perfetto      then open demo.json in ui.perfetto.dev

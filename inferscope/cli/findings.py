@@ -1,8 +1,8 @@
 """Say which of the classic mistakes a run shows, with its numbers and what to try.
 
-SOURCE is a recording, a ring, a folder of rings, a pid or an engine's id; without one, the only
-engine that runs here. Of a living engine, what its rings hold is judged. Each finding names what
-was measured and what a model says, and what would have been without it, to first order.
+Judged is a recording, a ring, a folder of rings, or an engine by pid or id; without one, the only
+engine that runs here. Of a living engine, what its rings hold is judged. Each finding says what was
+measured and what is modelled, what would have been without it, to first order, and what to try.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--ascii", action="store_true", help="write plain characters")
     parser.epilog = """examples:
   inferscope findings demo.isr
+  inferscope findings                       of the only engine running, up to now
   inferscope findings 41233 --json | jq '.[].findings[].id'
 """
 

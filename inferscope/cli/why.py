@@ -1,8 +1,9 @@
-"""Say in sentences where one request's time went.
+"""Say in sentences where one request's time went, and with whom its waits lie.
 
 REQUEST is the engine's own id, the client's (X-Request-Id), or the beginning of either. Without a
 source all rings here are searched, those of dead engines too: a server killed a minute ago can
-still be asked.
+still be asked. With objectives it also says why one was missed, what would have let it pass, and
+how the request compares with those that met it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     slo = parser.add_argument_group("objectives: say why one was missed, such as 500ms or 2s")
     slo.add_argument("--ttft", type=latency_ns, metavar="TIME", help="up to the first token")
     slo.add_argument("--tbt", type=latency_ns, metavar="TIME", help="each gap between tokens")
-    slo.add_argument("--tpot", type=latency_ns, metavar="TIME", help="mean time by later token")
+    slo.add_argument(
+        "--tpot", type=latency_ns, metavar="TIME", help="mean time per token after the first"
+    )
     slo.add_argument("--e2e", type=latency_ns, metavar="TIME", help="up to the last token")
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the report and its facts as JSON")
@@ -63,8 +66,10 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput("REQUEST is empty. Give an id, or the beginning of one.")
     place = place_of(options.source)
     lives = place.lives(options.request)
-    life = _chosen(matching(lives, options.request), options.request, options.pick, place.name)
+    life = _chosen(matching(lives, options.request), options, place.name)
     facts = place.facts(life, lives, objectives=_objectives(options))
+    for note in place.notes:
+        sys.stderr.write(f"inferscope: {options.source}: {note}\n")
     report = why(facts)
     if options.json:
         sys.stdout.write(to_json(report, facts).decode() + "\n")
@@ -111,21 +116,28 @@ def place_of(target: str | None) -> Place:
     return Place(str(path), engines=one)
 
 
-def _chosen(lives: list[Life], name: str, pick: int | None, where: str) -> Life:
+def _chosen(lives: list[Life], options: argparse.Namespace, where: str) -> Life:
     """Return the one that is meant.
 
     Raises:
         NotFound: there is none.
         BadInput: there are several and none was picked, or a wrong one.
     """
+    name, pick = options.request, options.pick
     if not lives:
+        what_to_do = (
+            "Names are those of `inferscope attach`; a recording or a folder of rings can be given"
+            " after the name."
+            if options.source is None
+            else f"`inferscope shares {plain(options.source)}` tells the names that there are."
+        )
         raise NotFound(
-            f"no request is called {plain(name)}, nor begins so, in {where}. Names are those of"
-            " `inferscope attach`; a recording or a folder of rings can be given after the name."
+            f"no request is called {plain(name)}, nor begins so, in {where}. {what_to_do}"
         )
     if pick is not None:
         if not 1 <= pick <= len(lives):
-            raise BadInput(f"--pick is {pick}, but {len(lives)} requests match {plain(name)}.")
+            matches = "1 request matches" if len(lives) == 1 else f"{len(lives)} requests match"
+            raise BadInput(f"--pick is {pick}, but {matches} {plain(name)}.")
         return lives[pick - 1]
     if len(lives) == 1:
         return lives[0]

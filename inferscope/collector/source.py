@@ -185,7 +185,8 @@ class RecordingSource:
         """Return what must be said of the file."""
         notes = []
         if self._reader.damaged_blocks:
-            notes.append(f"{self._reader.damaged_blocks} damaged blocks were skipped")
+            num = self._reader.damaged_blocks
+            notes.append(f"{num} damaged block{' was' if num == 1 else 's were'} skipped")
         if self._reader.is_newer:
             notes.append(
                 f"written by a newer version (format {self._reader.version}); "

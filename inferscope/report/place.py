@@ -27,6 +27,7 @@ class Place:
 
     Attributes:
         name: for messages.
+        notes: what must be said of a recording that was read; empty before, and for rings.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Place:
             recording: the file to read instead.
         """
         self.name = name
+        self.notes: tuple[str, ...] = ()
         self._engines = list(engines)
         self._recording = recording
 
@@ -74,6 +76,8 @@ class Place:
             facts = witness.facts(source.collector)
         finally:
             source.close()
+        if isinstance(source, RecordingSource):
+            self.notes = source.notes()
         if facts is None:
             raise NotFound(
                 f"{life.request_id} is named in {self.name}, but its records are gone: the ring"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.running import Engine, Run, inferscope
+from tests.report.test_why import SAMPLE
 
 
 class Killed:
@@ -97,6 +98,24 @@ def test_no_match_says_where_it_looked(killed: Killed) -> None:
     (line,) = done.stderr.splitlines()
     assert "no request is called nobody" in line
     assert str(killed.rings) in line
+    assert "can be given after the name" in line
+
+
+def test_no_match_in_a_recording_says_how_to_see_the_names(tmp_path: Path) -> None:
+    done = inferscope("why", "nobody", str(SAMPLE), rings=tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"`inferscope shares {SAMPLE}` tells the names" in line
+    assert "can be given after" not in line
+
+
+def test_why_says_that_a_recording_was_cut_off(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.isr"
+    cut.write_bytes(SAMPLE.read_bytes()[:100_000])
+    done = inferscope("why", "chat-0011", str(cut), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the recorder was cut off" in done.stderr
+    assert "cut off" not in done.stdout
 
 
 def test_why_in_a_recording_agrees_with_its_export(demo: Run, tmp_path: Path) -> None:
