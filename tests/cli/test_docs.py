@@ -1,0 +1,101 @@
+"""What the pages show can be typed, and what an export holds is on its page."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferscope.cli.main import COMMANDS, _parser
+from inferscope.collector.source import open_source
+from inferscope.exporting import load_exporter
+from tests.report.test_why import SAMPLE
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OPEN_MAPS = ("ns_by", "seconds_by", "ledger_ns", "ttft_ledger_ns", "provenance")
+"""Their keys are causes, places and fields."""
+
+
+def typed(line: str) -> list[str] | None:
+    """Return the arguments of a line that shows a command; None for other lines."""
+    found = re.match(r" {0,2}(?:\.venv/bin/)?inferscope (?P<rest>.*)", line)
+    if found is None:
+        return None
+    command = re.split(r" {2,}| [|&#] ?|\\$|…", found["rest"])[0]
+    words = shlex.split(command)
+    return words if words and words[0] in COMMANDS else None
+
+
+def shown(text: str) -> Iterator[list[str]]:
+    """Yield the commands in the blocks of a page."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from filter(None, map(typed, block.splitlines()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
+    for words in shown(page.read_text(encoding="utf-8")):
+        _parser(words).parse_args(words)
+
+
+def test_pages_show_commands() -> None:
+    pages = [page for page in PAGES if any(shown(page.read_text(encoding="utf-8")))]
+    assert len(pages) > 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_example_of_a_command_can_be_parsed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _parser([command]).parse_args([command, "--help"])
+    _, _, examples = capsys.readouterr().out.partition("examples:")
+    for words in filter(None, map(typed, examples.splitlines())):
+        _parser(words).parse_args(words)
+
+
+def test_pages_link_to_pages_and_headings_that_are_there() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+\.md[^)\s]*)\)", page.read_text(encoding="utf-8")):
+            if "://" in target:
+                continue
+            name, _, heading = target.partition("#")
+            text = (page.parent / name).read_text(encoding="utf-8")
+            assert not heading or heading in set(map(anchor, text.splitlines())), (page, target)
+
+
+def anchor(line: str) -> str:
+    """Return the anchor of a heading, as it is made of Markdown."""
+    words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+    return words.replace(" ", "-") if line.startswith("#") else ""
+
+
+def test_every_key_of_the_json_lines_is_on_the_page_about_files() -> None:
+    out = io.BytesIO()
+    exporter = load_exporter("jsonl")(out)
+    source = open_source(SAMPLE, sinks=(exporter,))
+    source.advance()
+    exporter.close(source.collector.devices(), source.collector.totals())
+    source.close()
+    page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    keys = {key for line in out.getvalue().splitlines() for key in keys_of(json.loads(line))}
+    assert {"blame", "saved_by_cache", "digest"} <= keys
+    assert {key for key in keys if f'"{key}"' not in page} == set()
+
+
+def keys_of(value: object) -> Iterator[str]:
+    """Yield the keys of a line, but for those of open maps."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            if key not in OPEN_MAPS:
+                yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)
