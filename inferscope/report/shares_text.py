@@ -8,10 +8,19 @@ from typing import Any
 import msgspec
 
 from inferscope.report.shares import NO_AMOUNTS, Amounts, ShareRow, Shares
-from inferscope.tui.plots import fit_name, milliseconds, plain, share, to_ascii
+from inferscope.tui.plots import (
+    UNKNOWN,
+    closed,
+    fit_name,
+    milliseconds,
+    plain,
+    share,
+    to_ascii,
+)
 from inferscope.tui.words import more_or_less
 
 _NAME, _MS = 26, 12
+_NS_PER_TENTH_MS = 100_000
 _MEANINGS = {
     "fair": "Shapley value: what each adds to a step, averaged over all orders",
     "phase": "Owen value: prefill and decode each come as one",
@@ -35,24 +44,12 @@ def to_text(shares: Shares, *, most: int | None, width: int = 100, ascii: bool =
         width: of the sentences.
         ascii: use ASCII characters only.
     """
-    first = f"by {shares.by}"
     lines = [
         f"{milliseconds(shares.measured_ns, width=12)} ms of steps, divided by the rule"
         f" `{shares.rule}` ({_MEANINGS[shares.rule]})",
         "",
-        _line(first, _HEADS),
-    ]
-    shown = shares.rows if most is None else shares.rows[:most]
-    hidden = shares.rows[len(shown) :]
-    lines += [_row(_name(row, shares.by), row.prefill, row.decode, shares) for row in shown]
-    if hidden:
-        prefill, decode = _sum(hidden)
-        lines.append(_row(f"{len(hidden)} smaller ones", prefill, decode, shares))
-    lines += [
-        _rest("padding", shares.padding_ns, shares),
-        _rest("idle (dummy steps)", shares.idle_ns, shares),
-        _rest("unattributed", shares.unattributed_ns, shares),
-        _rest("sum = measured", shares.measured_ns, shares),
+        _line(f"by {shares.by}", _HEADS),
+        *_table(shares, most),
         "",
     ]
     for sentence in _caveats(shares):
@@ -106,16 +103,41 @@ def _json_row(row: ShareRow, shares: Shares) -> dict[str, Any]:
     return told | {"prefill": row.prefill, "decode": row.decode}
 
 
-def _row(name: str, prefill: Amounts, decode: Amounts, shares: Shares) -> str:
+def _table(shares: Shares, most: int | None) -> list[str]:
+    """Write the rows and their sum, rounded so that what is printed adds up as well."""
+    shown = shares.rows if most is None else shares.rows[:most]
+    hidden = shares.rows[len(shown) :]
+    rows = [(_name(row, shares.by), row.prefill, row.decode) for row in shown]
+    if hidden:
+        rows.append((f"{len(hidden)} smaller ones", *_sum(hidden)))
+    rest_ns = {
+        "padding": shares.padding_ns,
+        "idle (dummy steps)": shares.idle_ns,
+        "unattributed": shares.unattributed_ns,
+    }
+    num = len(rows)
+    cells_ns = [phase.share_ns for _, *phases in rows for phase in phases] + [*rest_ns.values()]
+    tenths = closed(cells_ns, round(sum(cells_ns) / _NS_PER_TENTH_MS))
+    wholes_ns = [(prefill + decode).share_ns for _, prefill, decode in rows] + [*rest_ns.values()]
+    mills = closed(wholes_ns, 1000)
+    lines = [
+        _row(name, prefill, decode, tenths=tenths[2 * at : 2 * at + 2], mills=mills[at])
+        for at, (name, prefill, decode) in enumerate(rows)
+    ]
+    lines += map(_rest, rest_ns, tenths[2 * num :], mills[num:])
+    return [*lines, _rest("sum = measured", sum(tenths), sum(mills))]
+
+
+def _row(name: str, prefill: Amounts, decode: Amounts, *, tenths: list[int], mills: int) -> str:
     whole = prefill + decode
     discount = whole.discount_ns / whole.standalone_ns if whole.standalone_ns else None
     return _line(
         name,
         (
-            _ms(prefill.share_ns if prefill.tokens else None),
-            _ms(decode.share_ns if decode.tokens else None),
-            _ms(whole.share_ns),
-            _of_all(whole.share_ns, shares),
+            _tenths(tenths[0]) if prefill.tokens else UNKNOWN,
+            _tenths(tenths[1]) if decode.tokens else UNKNOWN,
+            _tenths(sum(tenths)),
+            _per_cent(mills),
             _ms(whole.standalone_ns),
             _ms(whole.marginal_ns),
             share(discount),
@@ -123,19 +145,23 @@ def _row(name: str, prefill: Amounts, decode: Amounts, shares: Shares) -> str:
     )
 
 
-def _rest(name: str, ns: int, shares: Shares) -> str:
-    return _line(name, ("", "", _ms(ns), _of_all(ns, shares)))
-
-
 def _line(name: str, cells: tuple[str, ...]) -> str:
     return fit_name(plain(name), _NAME) + "".join(f"{cell:>{_MS}}" for cell in cells)
 
 
-def _of_all(ns: int, shares: Shares) -> str:
-    return share(ns / shares.measured_ns if shares.measured_ns else None)
+def _rest(name: str, tenths: int, mills: int) -> str:
+    return _line(name, ("", "", _tenths(tenths), _per_cent(mills)))
 
 
-def _ms(value_ns: int | None) -> str:
+def _per_cent(mills: int) -> str:
+    return f"{mills / 10:.1f}%"
+
+
+def _tenths(tenths: int) -> str:
+    return _ms(tenths * _NS_PER_TENTH_MS)
+
+
+def _ms(value_ns: int) -> str:
     return milliseconds(value_ns, width=_MS - 1)
 
 

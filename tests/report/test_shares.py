@@ -165,6 +165,33 @@ def test_text_says_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> 
     assert len(to_text(table, most=None).splitlines()) == len(text.splitlines()) + 1
 
 
+@pytest.fixture(scope="module")
+def of_the_sample() -> Shares:
+    tally = Tally("fair")
+    source = RecordingSource(SAMPLE, sinks=(tally,))
+    source.advance()
+    source.close()
+    return tally.table("request", source.collector)
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 30, None])
+def test_what_is_printed_adds_up(of_the_sample: Shares, most: int | None) -> None:
+    _, table, *_ = to_text(of_the_sample, most=most).split("\n\n")
+    *rows, (_, _, whole, of_all) = [printed(line) for line in table.splitlines()[1:]]
+    assert whole == round(of_the_sample.measured_ns / 1e5)
+    assert of_all == 1000
+    assert sum(row[2] for row in rows) == whole
+    assert sum(row[3] for row in rows) == of_all
+    assert all(prefill + decode == both for prefill, decode, both, _ in rows[:-3])
+
+
+def printed(line: str) -> tuple[int, int, int, int]:
+    """Return prefill, decode, total and part of a line, in units of their last digit."""
+    cells = (line[at : at + 12].strip(" -%") for at in range(26, 74, 12))
+    prefill, decode, whole, of_all = (round(10 * float(cell or 0)) for cell in cells)
+    return prefill, decode, whole, of_all
+
+
 def test_json_holds_all_rows_in_whole_nanoseconds() -> None:
     tally, _, collector = told(two_tenants(), "phase")
     table = tally.table("request", collector)
