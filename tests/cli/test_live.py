@@ -59,6 +59,17 @@ def test_why_explains_a_request_that_is_still_under_way(engine: Engine) -> None:
     raise AssertionError("every request had finished before it could be explained")
 
 
+def test_a_living_engine_is_judged_by_any_of_its_names(engine: Engine) -> None:
+    before = engine.wait_for(2)
+    for name in ((), (str(engine.process.pid),), (before["engine_id"],), (str(engine.rings),)):
+        done = inferscope("findings", "--json", *name, rings=engine.rings)
+        assert done.returncode == 0, done.stderr
+        (judged,) = json.loads(done.stdout)
+        assert judged["engine_id"] == before["engine_id"]
+        assert judged["num_requests"] + judged["num_joined_late"] >= 2
+    engine.wait_for(engine.attach()["num_finished"] + 1)
+
+
 def test_a_recording_replays_to_the_recorders_digest(engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "run.isr"
     recorded = inferscope("record", "--duration", "1", "-o", str(out), rings=engine.rings)
