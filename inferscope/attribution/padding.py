@@ -34,7 +34,7 @@ def padding(visible: Floats) -> Floats:
     levels = _levels(visible[order])
     by_shorter, more_by_longer = _level_prices(len(visible))
     values = np.empty(len(visible))
-    values[order] = np.cumsum(levels * more_by_longer) + levels @ by_shorter
+    values[order] = np.add.accumulate(levels * more_by_longer) + levels @ by_shorter
     return values
 
 

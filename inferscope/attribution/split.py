@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.padding import padding
-from inferscope.cost.batch import Batch, Line, Team
+from inferscope.cost.batch import Batch, Line, Spread, Team, level_sum
 from inferscope.cost.model import StepModel, look_up
 
 Floats = NDArray[np.float64]
@@ -59,43 +59,43 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
     line, chunks = shared[1], own.chunks
     if chunks:
         chunks = list(map(add, chunks, line.chunks))
-    if model.padded_ns and team.num_single > 1:
-        level = _padded_level(model, batch, line)
-        return Line(model.single_ns + model.padded_ns, level, chunks)
+    if model.padded_ns and team.num_single > 1 and batch.spread is not None:
+        padded = _padded(model, batch.team, batch.spread, line)
+        return Line(padded.slope, padded.level, chunks, padded.levels) if chunks else padded
     return Line(own.slope, own.level + line.level, chunks)
 
 
-def _padded_level(model: StepModel, batch: Batch, line: Line) -> Floats:
-    """Return the level of a line that pays for padding, beyond one's own visible tokens, as well.
+def _padded(model: StepModel, team: Team, spread: Spread, line: Line) -> Line:
+    """Return the line of those who pay for padding beyond their own visible tokens as well.
 
     Who pays how much depends on how much longer one is than another, which stays the same while
-    those who decode together do: so it is kept with the team.
+    those who decode together do.
 
-    Returns:
-        [requests]; entries of chunks say nothing.
+    Args:
+        model: the cost model in force.
+        team: the requests of the step.
+        spread: how much longer they are.
+        line: what else they pay.
     """
-    team, context = batch.team, batch.context
+    kept = spread.padded
+    if kept is not None and kept[0] is line:
+        return kept[1]
+    ahead = spread.ahead
     if team.chunks:
-        is_single = np.ones(len(context), dtype=np.bool_)
-        is_single[team.chunks] = False
-        context = context[is_single]
-    relative = context - context[0]
-    key = relative.tobytes()
-    kept = team.padded
-    if kept is not None and kept[0] is line and kept[1] == key:
-        return kept[2]
-    visible = (relative - np.minimum.reduce(relative)).astype(np.float64)
+        singles = (team.tokens == 1).nonzero()[0]
+        ahead = ahead[singles]
+    visible = (ahead - np.minimum.reduce(ahead)).astype(np.float64)
     beyond = padding(visible)
     beyond -= visible
     beyond *= model.padded_ns
+    level = beyond
     if team.chunks:
-        level: Floats = np.zeros(len(is_single))
-        level[is_single] = beyond
-    else:
-        level = beyond
+        level = np.zeros(len(spread.ahead))
+        level[singles] = beyond
     level += line.level
-    team.padded = (line, key, level)
-    return level
+    padded = Line(model.single_ns + model.padded_ns, level, [], level_sum(team, level))
+    spread.padded = (line, padded)
+    return padded
 
 
 def _shared(model: StepModel, team: Team) -> Line:

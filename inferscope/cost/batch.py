@@ -37,10 +37,11 @@ class Team:
         chunk_tokens: [chunks].
         chunk_rows: [chunks], sampled.
         num_single: requests with one token.
+        first_single: position of the first of them, -1 where there is none.
         rows: [requests], sampled; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
-        padded: likewise with its padding, and the contexts for which it holds.
+        spread: of its last step.
         alone: what `cost.alone` has.
         weights: what `attribution.weights` has, and of which model's.
     """
@@ -51,12 +52,13 @@ class Team:
         "chunk_tokens",
         "chunks",
         "features",
+        "first_single",
         "num_rows",
         "num_single",
         "num_tokens",
-        "padded",
         "rows",
         "shared",
+        "spread",
         "tokens",
         "weights",
     )
@@ -71,11 +73,12 @@ class Team:
         self.chunk_tokens: list[int] = [tokens.item(at) for at in self.chunks]
         self.chunk_rows: list[int] = [sampled.item(at) for at in self.chunks]
         self.num_single = len(tokens) - len(self.chunks)
+        self.first_single = _first_beside(self.chunks, len(tokens))
         num_plain = np.count_nonzero(sampled == 1) - self.chunk_rows.count(1)
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
         self.shared: tuple[object, Line] | None = None
-        self.padded: tuple[Line, bytes, Floats] | None = None
+        self.spread: Spread | None = None
         self.alone: tuple[object, Line] | None = None
         self.weights: tuple[object, Any] | None = None
 
@@ -96,9 +99,10 @@ class Team:
             team.chunk_tokens.append(tokens)
             team.chunk_rows.append(rows)
         team.num_single = num - len(chunks)
+        team.first_single = _first_beside(team.chunks, num)
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.shared = team.padded = team.alone = None
+        team.rows = team.features = team.shared = team.spread = team.alone = None
         team.weights = None
         return team
 
@@ -107,6 +111,16 @@ class Team:
         if self.rows is not None:
             return self.rows.item(at)
         return self.chunk_rows[self.chunks.index(at)] if at in self.chunks else 1
+
+
+def _first_beside(chunks: list[int], num: int) -> int:
+    """Return the first of so many positions that is no chunk's, -1 where all are."""
+    if len(chunks) == num:
+        return -1
+    at = 0
+    while at in chunks:
+        at += 1
+    return at
 
 
 class PlainTeams:
@@ -126,6 +140,29 @@ class PlainTeams:
         return found
 
 
+class Spread:
+    """How much further than the first of a team's requests with one token the others have come.
+
+    Which stays the same while they decode together: what follows from it is kept with it.
+
+    Attributes:
+        key: `ahead`, as bytes.
+        ahead: [requests], tokens; 0 where one is a chunk.
+        total: their sum.
+        most: of them.
+        padded: what `attribution.split` has worked out for it, and what of the team's it rests on.
+    """
+
+    __slots__ = ("ahead", "key", "most", "padded", "total")
+
+    def __init__(self, key: bytes, ahead: Ints) -> None:
+        self.key = key
+        self.ahead = ahead
+        self.total = int(np.add.reduce(ahead))
+        self.most = int(np.maximum.reduce(ahead))
+        self.padded: tuple[Line, Line] | None = None
+
+
 class Batch:
     """A team and how far it has come.
 
@@ -133,6 +170,7 @@ class Batch:
         team: who computes what.
         context: [requests], cached before.
         context_float: the same, for lines over it.
+        spread: of the requests with one token; None where there is none.
         single_visible: visible tokens (context and new) of the requests with one token, in all.
         longest_single: the most that one of them has, 0 where there is none.
         chunk_pairs: [chunks], query-key pairs.
@@ -146,6 +184,7 @@ class Batch:
         "context_float",
         "longest_single",
         "single_visible",
+        "spread",
         "team",
     )
 
@@ -155,24 +194,27 @@ class Batch:
         self.context_float: Floats = context.astype(np.float64)
         self.chunk_pairs: list[int] = []
         self.chunk_visible: list[int] = []
-        self.single_visible = int(np.add.reduce(context)) + team.num_single
-        self.longest_single = int(np.maximum.reduce(context)) + 1
-        if not team.chunks:
-            return
-        longest_chunk = 0
+        self.single_visible = self.longest_single = 0
+        self.spread: Spread | None = None
+        if team.num_single:
+            self.spread = spread = self._spread(first := context.item(team.first_single))
+            self.single_visible = spread.total + team.num_single * (first + 1)
+            self.longest_single = spread.most + first + 1
         for at, tokens in zip(team.chunks, team.chunk_tokens, strict=True):
             cached = context.item(at)
             self.chunk_pairs.append(pairs(tokens, cached))
             self.chunk_visible.append(cached + tokens)
-            self.single_visible -= cached
-            if cached >= longest_chunk:
-                longest_chunk = cached + 1
-        if not team.num_single:
-            self.longest_single = 0
-        elif longest_chunk == self.longest_single:  # perhaps no single's
-            of_singles = context.copy()
-            of_singles[team.chunks] = -1
-            self.longest_single = int(np.maximum.reduce(of_singles)) + 1
+
+    def _spread(self, first: int) -> Spread:
+        """Return how much further the others have come than the first, who is as far as this."""
+        team = self.team
+        ahead = self.context - first
+        for at in team.chunks:
+            ahead[at] = 0
+        key, spread = ahead.tobytes(), team.spread
+        if spread is None or spread.key != key:
+            spread = team.spread = Spread(key, ahead)
+        return spread
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -188,14 +230,18 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """Of each; [requests] where they differ."""
     chunks: list[float]
     """[chunks], in place of the line."""
+    levels: float | None = None
+    """The sum of the levels without the chunks', if it is known already."""
 
     def total(self, batch: Batch) -> float:
         """Return the sum over all requests."""
         team, level = batch.team, self.level
-        if isinstance(level, float):
+        if self.levels is not None:
+            levels = self.levels
+        elif isinstance(level, float):
             levels = level * team.num_single
         else:
-            levels = float(np.add.reduce(level)) - sum(level[team.chunks].tolist())
+            levels = level_sum(team, level)
         return self.slope * batch.single_visible + levels + sum(self.chunks)
 
     def values(self, batch: Batch, scale: float = 1.0) -> Floats:
@@ -224,3 +270,9 @@ class Line(msgspec.Struct, frozen=True, gc=False):
             return self.chunks[chunks.index(at)]
         level = self.level if isinstance(self.level, float) else self.level.item(at)
         return self.slope * (batch.context.item(at) + 1) + level
+
+
+def level_sum(team: Team, level: Floats) -> float:
+    """Return the sum of the levels of a team's requests with one token."""
+    whole = float(np.add.reduce(level))
+    return whole - sum(level[team.chunks].tolist()) if team.chunks else whole
