@@ -245,20 +245,24 @@ class Blame:
 
     def _step_with_prompts(self, course: Course, delay: Delay, num_decodes: int) -> None:
         slots, prefills = course.members, delay.prefills
+        of_decodes_ns = 0
+        if num_decodes:
+            of_decodes_ns = delay.decode_interference_ns
+            beside_ns = delay.prefill_interference_ns
+            course.prompts += of_decodes_ns
+            course.beside_ns += beside_ns
+            course.beside_prompts += beside_ns / num_decodes
+        if len(prefills) == 1:
+            row = self._row_of.item(slots.item(prefills[0]))
+            self._roster.cost_ns[PROMPTS, row] += of_decodes_ns
+            return
         own_ns, again_ns = delay.own_ns, delay.recompute_ns
         alone_ns = [own_ns.item(at) for at in prefills]
         if again_ns is not None:
             alone_ns = [ns + again_ns.item(at) for ns, at in zip(alone_ns, prefills, strict=True)]
         whole_ns = sum(alone_ns)
-        of_decodes_ns = others_ns = 0
-        if num_decodes:
-            of_decodes_ns = delay.decode_interference_ns
-            course.prompts += of_decodes_ns
-            course.beside_ns += delay.prefill_interference_ns
-            course.beside_prompts += delay.prefill_interference_ns / num_decodes
-        if len(prefills) > 1:
-            others_ns = max(0, delay.prefill_class_ns - min(alone_ns))
-            course.beside_other_prompts += others_ns
+        others_ns = max(0, delay.prefill_class_ns - min(alone_ns))
+        course.beside_other_prompts += others_ns
         for at, ns in zip(prefills, alone_ns, strict=True):
             row = self._row_of.item(slots.item(at))
             part = ns / whole_ns if whole_ns else 1 / len(prefills)

@@ -104,12 +104,13 @@ class Roster:
         order = self._worth(older).argsort(kind="stable")
         lesser = {older[at] for at in order[: len(older) // 2].tolist()}
         self._over = [row for row in over if row not in lesser]
-        self._free += sorted(lesser, reverse=True)
-        for row in lesser:
+        rows = sorted(lesser, reverse=True)
+        self._free += rows
+        for row in rows:
             self.names[row] = None
-            self.held_ns[row] = 0
-            self.entered[:, row] = self.left[:, row] = np.inf
-            self.cost_ns[:, row] = 0
+        self.held_ns[rows] = 0
+        self.entered[:, rows] = self.left[:, rows] = np.inf
+        self.cost_ns[:, rows] = 0
 
     def _worth(self, rows: list[int]) -> Floats:
         """Return what stays that are over have cost others, whom it may concern: [rows]."""

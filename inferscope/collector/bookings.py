@@ -102,17 +102,14 @@ class Bookings:
         else:
             self._book_rows(rows, contexts, split, slices)
         if rows is not self._last_rows:
+            self._note_phases(rows, self._last_rows)
             self._last_rows = rows
-            table.in_prefill[split.slots] = False
-            for at in split.delay.prefills:
-                table.in_prefill[split.slots.item(at)] = True
-            if len(split.slots) > 1:
-                table.is_shared[split.slots] = True
         self._lives.fit_id = split.fit_id
 
         num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
         of_ranks_ns = [0] * len(run.ranks)
-        rest_ns = sum(split.padding_ns) + sum(split.unattributed_ns)
+        padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
+        rest_ns = padding_ns + unattributed_ns
         bucket = self._lives.windows.at(run.end_ns)
         amounts = bucket.amounts
         prefill_ns = 0
@@ -128,11 +125,29 @@ class Bookings:
         amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
         amounts["decode_ns"] += run.sum_ns - prefill_ns - rest_ns
         if rest_ns:
-            amounts["padding_ns"] += sum(split.padding_ns)
-            amounts["unattributed_ns"] += sum(split.unattributed_ns)
+            amounts["padding_ns"] += padding_ns
+            amounts["unattributed_ns"] += unattributed_ns
         amounts["steps"] += 1
         bucket.durations["step"].add(run.longest_ns, 1)
         return of_ranks_ns
+
+    def _note_phases(self, rows: Rows, last: Rows | None) -> None:
+        """Note who prefills in a step, and who shares it; the last one noted the same of its own.
+
+        Args:
+            rows: of the step.
+            last: of the step before.
+        """
+        members, in_prefill = rows.members, self._lives.table.in_prefill
+        if last is not None and last.members is members:
+            for at in last.member_prefills:
+                in_prefill[members.item(at)] = False
+        else:
+            in_prefill[members] = False
+            if len(members) > 1:
+                self._lives.table.is_shared[members] = True
+        for at in rows.member_prefills:
+            in_prefill[members.item(at)] = True
 
     def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Book a step of decodes that have one token each, and a few prefills."""

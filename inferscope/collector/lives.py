@@ -307,7 +307,7 @@ class Lives:
             attributes=request.attributes,
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
-            output_tokens=sum(tokens_per_event),
+            output_tokens=table.tokens.num_of(slot),
             arrived_ns=request.arrived_ns,
             queued_ns=request.queued_ns,
             admitted_ns=request.admitted_ns,

@@ -203,6 +203,12 @@ class Tokens:
             self._tell(slot)
         return self._edge_ns.item(slot), self._engine_ns.item(slot)
 
+    def num_of(self, slot: int) -> int:
+        """Return the tokens that a request has emitted."""
+        if slot in self._since:
+            self._tell(slot)
+        return self._num.item(slot)
+
     def events_of(self, slot: int) -> tuple[array[int], tuple[int, ...]]:
         """Return a request's events, and how many tokens each brought."""
         if slot in self._since:

@@ -10,6 +10,7 @@ of slow steps most, so that a co-tenant is not learned as normal: a healthy step
 
 from __future__ import annotations
 
+import struct
 from operator import le
 
 import numpy as np
@@ -35,6 +36,8 @@ _NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 """All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 7
+_ROW = struct.Struct(f"{_NUM_FEATURES}d")
+"""Writes an observation in half the time that numpy takes to convert one."""
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _SLOW_PULL = 0.25
@@ -77,6 +80,7 @@ class OnlineFit:
         """Start empty; `name` is the mode's, for the fit's id."""
         self._name = name
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
+        self._row_bytes = self._rows.data.cast("B")
         self._times = np.zeros(REMEMBERED_STEPS)
         self._seen = 0
         self._num_unknown = 0
@@ -92,7 +96,8 @@ class OnlineFit:
     def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
         """Take a healthy step in; return whether a refresh is due."""
         at = self._seen % REMEMBERED_STEPS
-        self._rows[at], self._times[at] = row, measured_ns
+        _ROW.pack_into(self._row_bytes, at * _ROW.size, *row)
+        self._times[at] = measured_ns
         self._seen += 1
         if self._coefficients is not None and not self.knows(row):
             self._num_unknown += 1
