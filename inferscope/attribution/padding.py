@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def padding(visible: Floats) -> Floats:
@@ -30,32 +31,40 @@ def padding(visible: Floats) -> Floats:
     Args:
         visible: tokens, [requests], at least one request.
     """
+    return visible + beyond_own(visible)
+
+
+def beyond_own(visible: Floats | Ints) -> Floats:
+    """Return what each pays for padding beyond its own visible tokens: [requests].
+
+    The lowest level is everybody's own, so it is only how much longer one is than another that
+    counts.
+
+    Args:
+        visible: tokens, or how many more than any number, [requests], at least one request.
+    """
     order = visible.argsort(kind="stable")
-    levels = _levels(visible[order])
+    ordered = visible[order].astype(np.float64)
+    levels = ordered[1:] - ordered[:-1]
     by_shorter, more_by_longer = _level_prices(len(visible))
-    values = np.empty(len(visible))
-    values[order] = np.add.accumulate(levels * more_by_longer) + levels @ by_shorter
-    return values
+    prices = np.empty(len(visible))
+    prices[0] = levels @ by_shorter
+    np.multiply(levels, more_by_longer, out=prices[1:])
+    beyond = np.empty(len(visible))
+    beyond[order] = np.add.accumulate(prices)
+    return beyond
 
 
 @lru_cache(maxsize=256)
 def _level_prices(num: int) -> tuple[Floats, Floats]:
-    """Return what each level costs a request that is shorter, and how much more one that is not.
+    """Return what each level but the lowest costs, beyond the own part of who is as long.
 
     Returns:
-        both [requests], by how many are shorter than the level.
+        for a request that is shorter, and how much more for one that is not: both [requests - 1],
+        by how many are shorter than the level.
     """
-    longer: Floats = np.arange(num, 0, -1, dtype=np.float64)
-    by_shorter: Floats = longer / (longer + 1)
-    by_longer: Floats = num / longer - (num - longer) / (longer + 1)
-    return by_shorter, by_longer - by_shorter
-
-
-def _levels(ordered: Floats) -> Floats:
-    """Return how much longer each is than the one before, the first than nothing."""
-    levels: Floats = ordered.copy()
-    levels[1:] -= ordered[:-1]
-    return levels
+    longer: Floats = np.arange(num - 1, 0, -1, dtype=np.float64)
+    return longer / (longer + 1), num / (longer * (longer + 1)) - 1
 
 
 def airport(heights: Floats) -> Floats:
@@ -65,7 +74,8 @@ def airport(heights: Floats) -> Floats:
         heights: [players], none negative, at least one player.
     """
     order = heights.argsort(kind="stable")
-    levels = _levels(heights[order])
+    ordered = heights[order]
+    levels = np.concatenate([ordered[:1], ordered[1:] - ordered[:-1]])
     values = np.empty(len(heights))
     values[order] = np.cumsum(levels / np.arange(len(heights), 0, -1))
     return values

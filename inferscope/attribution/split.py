@@ -29,8 +29,8 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.padding import padding
-from inferscope.cost.batch import Batch, Line, Spread, Team, level_sum
+from inferscope.attribution.padding import beyond_own
+from inferscope.cost.batch import Batch, Line, Spread, Team
 from inferscope.cost.model import StepModel, look_up
 
 Floats = NDArray[np.float64]
@@ -80,20 +80,17 @@ def _padded(model: StepModel, team: Team, spread: Spread, line: Line) -> Line:
     kept = spread.padded
     if kept is not None and kept[0] is line:
         return kept[1]
-    ahead = spread.ahead
-    if team.chunks:
-        singles = (team.tokens == 1).nonzero()[0]
-        ahead = ahead[singles]
-    visible = (ahead - np.minimum.reduce(ahead)).astype(np.float64)
-    beyond = padding(visible)
-    beyond -= visible
-    beyond *= model.padded_ns
-    level = beyond
-    if team.chunks:
-        level = np.zeros(len(spread.ahead))
-        level[singles] = beyond
-    level += line.level
-    padded = Line(model.single_ns + model.padded_ns, level, [], level_sum(team, level))
+    level = beyond_own(spread.ahead)
+    level *= model.padded_ns
+    if isinstance(line.level, float) or team.singles is None:
+        level += line.level
+    else:
+        level += line.level[team.singles]
+    whole = float(np.add.reduce(level))
+    if team.singles is not None:
+        of_singles, level = level, np.zeros(len(team.tokens))
+        level[team.singles] = of_singles
+    padded = Line(model.single_ns + model.padded_ns, level, [], whole)
     spread.padded = (line, padded)
     return padded
 

@@ -14,7 +14,7 @@ from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import Rows
-from inferscope.collector.steps import Execution, SplitStep
+from inferscope.collector.steps import Execution, SplitStep, pair_shares
 from inferscope.collector.work import (
     COMPUTE_NS,
     DRAFT_NS,
@@ -204,6 +204,7 @@ class Bookings:
     def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Divide the chunks of labelled prompts over their parts."""
         by_slot, chunks = self._lives.table.by_slot, rows.team.chunks
+        of_pairs = pair_shares(split)
         for at in rows.prefills:
             request = by_slot[rows.slots.item(at)]
             if request is None or not request.told_parts:
@@ -220,7 +221,7 @@ class Bookings:
                 context,
                 share_ns=sum(shares_ns.item(at) for shares_ns in split.shares_ns),
                 own_ns=split.delay.own_ns.item(member),
-                pair_share=split.pair_shares[chunks.index(member)] if member in chunks else 0.0,
+                pair_share=of_pairs[chunks.index(member)] if member in chunks else 0.0,
                 is_recomputed=again,
             )
             if self._lives.rates is not None:

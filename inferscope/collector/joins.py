@@ -228,7 +228,6 @@ def _split_among_none(run: Execution) -> SplitStep:
         shares_ns=[none for _ in run.ranks],
         padding_ns=[0 for _ in run.ranks],
         unattributed_ns=[rank.measured_ns for rank in run.ranks],
-        pair_shares=[],
         residual=0.0,
         fit_id="",
         slots=none,

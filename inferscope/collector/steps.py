@@ -18,9 +18,8 @@ from inferscope.attribution.split import fair
 from inferscope.attribution.stays import Grip
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
-from inferscope.cost.batch import Batch, Line
+from inferscope.cost.batch import Line
 from inferscope.cost.book import CostBook
-from inferscope.cost.model import StepModel
 from inferscope.records import StepSlices, StepSpan
 
 Ints = NDArray[np.int64]
@@ -100,8 +99,6 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """For each rank, [rows]."""
     padding_ns: list[int]
     unattributed_ns: list[int]
-    pair_shares: list[float]
-    """[chunks], how much of each one's modelled cost goes by pairs of query and key."""
     residual: float
     fit_id: str
     slots: Ints
@@ -109,6 +106,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     delay: Delay
     components: Components | None
     """What it was divided with; None where it was of no request."""
+    parts: Line | None = None
+    """The modelled parts that were scaled to what was measured; None likewise."""
     grip: Grip | None = None
     """What the requests hold that keeps others out."""
 
@@ -248,18 +247,22 @@ def split_step(
         shares,
         paddings,
         unattributed,
-        _pair_shares(model, batch, parts),
         ratio - 1.0,
         model.fit_id,
         rows.members,
         delay,
         components,
+        parts,
         Grip(binding, block_tokens, rows.team.tokens, batch.context, dp_rank),
     )
 
 
-def _pair_shares(model: StepModel, batch: Batch, parts: Line) -> list[float]:
+def pair_shares(split: SplitStep) -> list[float]:
+    """Return how much of each chunk's modelled cost goes by pairs of query and key: [chunks]."""
+    of, parts = split.components, split.parts
+    if of is None or parts is None:
+        return []
     return [
-        min(1.0, model.pair_ns * pairs / part) if part > 0 else 0.0
-        for pairs, part in zip(batch.chunk_pairs, parts.chunks, strict=True)
+        min(1.0, of.model.pair_ns * pairs / part) if part > 0 else 0.0
+        for pairs, part in zip(of.batch.chunk_pairs, parts.chunks, strict=True)
     ]

@@ -37,7 +37,7 @@ class Team:
         chunk_tokens: [chunks].
         chunk_rows: [chunks], sampled.
         num_single: requests with one token.
-        first_single: position of the first of them, -1 where there is none.
+        singles: [singles], their positions; None where there are no others.
         rows: [requests], sampled; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
@@ -52,12 +52,12 @@ class Team:
         "chunk_tokens",
         "chunks",
         "features",
-        "first_single",
         "num_rows",
         "num_single",
         "num_tokens",
         "rows",
         "shared",
+        "singles",
         "spread",
         "tokens",
         "weights",
@@ -73,7 +73,7 @@ class Team:
         self.chunk_tokens: list[int] = [tokens.item(at) for at in self.chunks]
         self.chunk_rows: list[int] = [sampled.item(at) for at in self.chunks]
         self.num_single = len(tokens) - len(self.chunks)
-        self.first_single = _first_beside(self.chunks, len(tokens))
+        self.singles = _singles(tokens) if self.chunks else None
         num_plain = np.count_nonzero(sampled == 1) - self.chunk_rows.count(1)
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
@@ -99,7 +99,7 @@ class Team:
             team.chunk_tokens.append(tokens)
             team.chunk_rows.append(rows)
         team.num_single = num - len(chunks)
-        team.first_single = _first_beside(team.chunks, num)
+        team.singles = _singles(team.tokens) if chunks else None
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
         team.rows = team.features = team.shared = team.spread = team.alone = None
@@ -113,14 +113,9 @@ class Team:
         return self.chunk_rows[self.chunks.index(at)] if at in self.chunks else 1
 
 
-def _first_beside(chunks: list[int], num: int) -> int:
-    """Return the first of so many positions that is no chunk's, -1 where all are."""
-    if len(chunks) == num:
-        return -1
-    at = 0
-    while at in chunks:
-        at += 1
-    return at
+def _singles(tokens: Ints) -> Ints:
+    singles: Ints = (tokens == 1).nonzero()[0]
+    return singles
 
 
 class PlainTeams:
@@ -147,7 +142,7 @@ class Spread:
 
     Attributes:
         key: `ahead`, as bytes.
-        ahead: [requests], tokens; 0 where one is a chunk.
+        ahead: [singles], tokens.
         total: their sum.
         most: of them.
         padded: what `attribution.split` has worked out for it, and what of the team's it rests on.
@@ -197,7 +192,9 @@ class Batch:
         self.single_visible = self.longest_single = 0
         self.spread: Spread | None = None
         if team.num_single:
-            self.spread = spread = self._spread(first := context.item(team.first_single))
+            of_singles = context if team.singles is None else context[team.singles]
+            first = of_singles.item(0)
+            self.spread = spread = _spread(team, of_singles - first)
             self.single_visible = spread.total + team.num_single * (first + 1)
             self.longest_single = spread.most + first + 1
         for at, tokens in zip(team.chunks, team.chunk_tokens, strict=True):
@@ -205,16 +202,13 @@ class Batch:
             self.chunk_pairs.append(pairs(tokens, cached))
             self.chunk_visible.append(cached + tokens)
 
-    def _spread(self, first: int) -> Spread:
-        """Return how much further the others have come than the first, who is as far as this."""
-        team = self.team
-        ahead = self.context - first
-        for at in team.chunks:
-            ahead[at] = 0
-        key, spread = ahead.tobytes(), team.spread
-        if spread is None or spread.key != key:
-            spread = team.spread = Spread(key, ahead)
-        return spread
+
+def _spread(team: Team, ahead: Ints) -> Spread:
+    """Return the spread of the last step, if it is this one."""
+    key, spread = ahead.tobytes(), team.spread
+    if spread is None or spread.key != key:
+        spread = team.spread = Spread(key, ahead)
+    return spread
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -241,7 +235,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         elif isinstance(level, float):
             levels = level * team.num_single
         else:
-            levels = level_sum(team, level)
+            levels = float(np.add.reduce(level if team.singles is None else level[team.singles]))
         return self.slope * batch.single_visible + levels + sum(self.chunks)
 
     def values(self, batch: Batch, scale: float = 1.0) -> Floats:
@@ -270,9 +264,3 @@ class Line(msgspec.Struct, frozen=True, gc=False):
             return self.chunks[chunks.index(at)]
         level = self.level if isinstance(self.level, float) else self.level.item(at)
         return self.slope * (batch.context.item(at) + 1) + level
-
-
-def level_sum(team: Team, level: Floats) -> float:
-    """Return the sum of the levels of a team's requests with one token."""
-    whole = float(np.add.reduce(level))
-    return whole - sum(level[team.chunks].tolist()) if team.chunks else whole
