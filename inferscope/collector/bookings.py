@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.parts import PromptCost
 from inferscope.attribution.split import round_ns
 from inferscope.attribution.weights import plain_shares, weight_shares
+from inferscope.collector.counted_steps import Moved
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
@@ -97,10 +98,14 @@ class Bookings:
             self._mix(rows.slot_bytes)
         for shares_ns in split.shares_ns:
             self._mix(shares_ns.data)
+        counters = self._lives.counters
+        if counters.is_on:
+            counters.reach(run.end_ns)
+        moved: Moved | None = None
         if rows.is_simple:
             self._book_singles(rows, contexts, split)
         else:
-            self._book_rows(rows, contexts, split, slices)
+            moved = self._book_rows(rows, contexts, split, slices)
         if rows is not self._last_rows:
             self._note_phases(rows, self._last_rows)
             self._last_rows = rows
@@ -129,6 +134,8 @@ class Bookings:
             amounts["unattributed_ns"] += unattributed_ns
         amounts["steps"] += 1
         bucket.durations["step"].add(run.longest_ns, 1)
+        if counters.is_on:
+            counters.step(run, split, of_ranks_ns, rows, contexts, moved)
         return of_ranks_ns
 
     def _note_phases(self, rows: Rows, last: Rows | None) -> None:
@@ -169,8 +176,8 @@ class Bookings:
             slot = rows.slots.item(at)
             work.prefilled_instead(slot, amounts, context=context, weight_bytes=booked)
 
-    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> None:
-        """Book a step row by row."""
+    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> Moved:
+        """Book a step row by row; return what it moved and computed."""
         rates, phases = self._lives.rates, rows.phases
         share_ns, tokens = np.add.reduce(split.shares_ns), rows.tokens
         amounts = np.zeros((len(rows.slots), NUM_COLUMNS), dtype=np.int64)
@@ -200,6 +207,10 @@ class Bookings:
             amounts,
             is_once=rows.member_of_row is None,
         )
+        is_prefill = phases == PREFILL
+        prefill, decode = (amounts[of].sum(axis=0).tolist() for of in (is_prefill, ~is_prefill))
+        columns = (READ_BYTES, WRITE_BYTES, FLOPS)
+        return tuple(of[column] for column in columns for of in (prefill, decode))
 
     def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Divide the chunks of labelled prompts over their parts."""

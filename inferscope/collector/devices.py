@@ -49,17 +49,28 @@ class RankTime:
         self.busy_ns = list(map(add, self.busy_ns, parts_ns))
         self.until_ns = end_ns
 
-    def seconds_by_ns(self, wall_ns: int, *, no_work_ns: int) -> dict[str, int]:
+    def seconds_by_ns(
+        self, wall_ns: int, *, no_work_ns: int, foreign_ns: int | None = None
+    ) -> dict[str, int]:
         """Return where the wall time went; what is neither busy nor workless waited for the host.
 
         Args:
             wall_ns: up to `until_ns` at least.
             no_work_ns: idle time in which no request was there.
+            foreign_ns: idle time in which others used the device, None where nobody tells.
         """
         idle_ns = wall_ns - sum(self.busy_ns)
         no_work_ns = min(no_work_ns, idle_ns)
         spent = dict(zip(BUSY, self.busy_ns, strict=True))
-        return spent | {"idle_no_work": no_work_ns, "idle_host_gap": idle_ns - no_work_ns}
+        gap_ns = idle_ns - no_work_ns
+        if foreign_ns is not None:
+            foreign_ns = min(foreign_ns, idle_ns)
+            # Samples do not say in which gaps: it is taken off both kinds alike.
+            of_no_work_ns = foreign_ns * no_work_ns // idle_ns if idle_ns else 0
+            spent["foreign"] = foreign_ns
+            no_work_ns -= of_no_work_ns
+            gap_ns -= foreign_ns - of_no_work_ns
+        return spent | {"idle_no_work": no_work_ns, "idle_host_gap": gap_ns}
 
     def followed_by(self, heir: RankTime) -> RankTime:
         """Return the time of both as one's; the heir's began when this one's was over."""

@@ -79,8 +79,8 @@ class EngineFold:
         self._sinks = sinks
         self._mix = mix
         self.book = CostBook()
-        self.lives = Lives(engine_id, sinks, mix, self.book)
         self.rings: dict[int, RingState] = {}
+        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings)
         self.info: EngineInfo | None = None
         self._told_by = 0
         """The authority of who said so."""
@@ -145,6 +145,8 @@ class EngineFold:
         self.joins.give_up()
         self._sweep()
         through_ns = min(now_ns, self._through())
+        self.lives.counters.tick(min(through_ns, now_ns - _SETTLE_NS), now_ns)
+        self.lives.hand_over(now_ns)
         self.lives.table.ledger.close_steps(through_ns)
         self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
@@ -183,7 +185,10 @@ class EngineFold:
             name = (info.device_uuid or info.device if info else "") or "unknown"
             if ring is not None and len(lines) > 1:
                 name += f"#{ring.opened.rank}"
-            spent = rank.seconds_by_ns(wall_ns, no_work_ns=device.idle_no_work_ns)
+            foreign_ns = self.lives.counters.foreign_ns.get(ring.opened.ring) if ring else None
+            spent = rank.seconds_by_ns(
+                wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns
+            )
             times.append(DeviceTime(self.engine_id, name, wall_ns, spent))
         return by_name(times)
 
@@ -205,6 +210,7 @@ class EngineFold:
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
         ring.info, ring.dp_rank = info, info.ranks[2]
+        self.lives.counters.describe()
         self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
         if ring.authority < self._told_by:
             return
@@ -213,6 +219,7 @@ class EngineFold:
         if told is None or (info.shape, info.sizes) != (told.shape, told.sizes):
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
+            self.lives.counters.rates = self.lives.rates
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
@@ -393,6 +400,8 @@ class EngineFold:
         gauges["blocks_total"] = plan.blocks_total
 
 
+_SETTLE_NS = 100_000_000
+"""After which a step that nobody has announced is told of: an idle engine reaps after half of it."""
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)

@@ -18,6 +18,7 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
+from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 
 Ints = NDArray[np.int64]
 
@@ -138,6 +139,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """Of decode's time, the drafting. Its FLOPs and bytes are another model's, and unknown."""
     saved: Saved = Saved()
     """By the prefix cache."""
+    counters: RequestCounters = NOT_COUNTED
+    """What samples of its devices say."""
 
     @property
     def is_in_one_piece(self) -> bool:

@@ -14,7 +14,7 @@ import hashlib
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.samplers import SamplerFold
-from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
+from inferscope.records import SAMPLER_ROLE, CounterSample, Missed, Record, RingOpened, Tick
 
 READER = 0
 """The ring number of records that readers write."""
@@ -65,6 +65,9 @@ class Collector:
                 return
             self.num_records += 1
             owner.fold(ring, record)
+            if isinstance(record, CounterSample):
+                for each in self.engines.values():
+                    each.lives.counters.sample(record)
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:
                 return
@@ -79,6 +82,11 @@ class Collector:
             loser = self._fold_of.get(record.ring)
             if loser is not None:
                 loser.missed(record.ring)
+
+    def end(self) -> None:
+        """Hand the sinks what waits for counters: no more records come."""
+        for engine in self.engines.values():
+            engine.lives.end()
 
     def unknown(self) -> None:
         """Count a frame of a type that this version does not know."""

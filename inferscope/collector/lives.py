@@ -11,14 +11,18 @@ from collections.abc import Callable
 from itertools import compress
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptCost, PromptPart
+from inferscope.collector.accounts import Left
+from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import FinalRequest, Part, PhaseWork, Saved, Sink
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
+from inferscope.collector.rings import RingState
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.collector.windows import Bucket, Windows
@@ -63,10 +67,16 @@ class Lives:
         fit_id: of the cost model in force.
         clock: device or host: whose clock timed the last step.
         num_dropped: requests whose end was not seen.
+        counters: what samples of its devices say of its steps.
     """
 
     def __init__(
-        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes], None], book: CostBook
+        self,
+        engine_id: str,
+        sinks: list[Sink],
+        mix: Callable[[bytes], None],
+        book: CostBook,
+        rings: dict[int, RingState],
     ) -> None:
         self._engine_id = engine_id
         self._sinks = sinks
@@ -85,6 +95,9 @@ class Lives:
         self.num_dropped = 0
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS)
         """Requests that became final, by id."""
+        self.counters = Counters(self.table.accounts, rings)
+        self._held: deque[tuple[FinalRequest, Left]] = deque()
+        """Finished, and waiting for what counters say of them."""
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
 
@@ -359,9 +372,43 @@ class Lives:
             + (encode(final.parts) if final.parts else b"")
         )
         self._ends.note(request.request_id, delivered_ns)
+        left = table.accounts.leave(slot) if self.counters.is_on else None
         table.remove(request)
+        if left is not None:
+            self._held.append((final, left))
+            return
         for sink in self._sinks:
             sink.request(final)
+
+    def hand_over(self, now_ns: int) -> None:
+        """Give the sinks what counters have no more to say of, in the order of finality."""
+        held = self._held
+        while held:
+            final, left = held[0]
+            if left.unsettled and now_ns < final.delivered_ns + LONGEST_WAIT_NS:
+                return
+            held.popleft()
+            final = self._counted(final, left)
+            self._mix(encode(final.counters))
+            for sink in self._sinks:
+                sink.request(final)
+
+    def end(self) -> None:
+        """Give the sinks what still waits: nothing more comes."""
+        while self._held:
+            final, left = self._held.popleft()
+            final = self._counted(final, left)
+            for sink in self._sinks:
+                sink.request(final)
+
+    def _counted(self, final: FinalRequest, left: Left) -> FinalRequest:
+        """Return a finished request with what counters say, in its place among the finished."""
+        counted = replace(final, counters=self.counters.of(left))
+        for at, other in enumerate(self.finished):
+            if other is final:
+                self.finished[at] = counted
+                break
+        return counted
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:
         """Return what the parts of a prompt have cost so far; none where nobody named them."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import NOBODY, Ledger
 from inferscope.attribution.parts import PromptCost
+from inferscope.collector.accounts import Accounts
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.tokens import Tokens
 from inferscope.collector.work import Work
@@ -89,6 +90,7 @@ class RequestTable:
         ledger: their latency ledgers, by slot.
         tokens: when their tokens left, by slot.
         work: what was computed for them, by slot.
+        accounts: what counters say of it, by slot.
         by_id: the engine's own id → request.
         by_slot: slot → request, None for free slots.
         has_front_end: [slots], a front end is seen, so its times count.
@@ -101,6 +103,7 @@ class RequestTable:
         self.ledger = Ledger(num_slots)
         self.tokens = Tokens(num_slots)
         self.work = Work(num_slots)
+        self.accounts = Accounts(self.work)
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
         self.has_front_end: Flags = np.zeros(num_slots, dtype=np.bool_)
@@ -138,6 +141,7 @@ class RequestTable:
         self.is_shared[slot] = False
         self.tokens.begin(slot)
         self.work.begin(slot)
+        self.accounts.begin(slot)
         self.ledger.blame.begin(slot, request_id)
         self.ledger.begin(slot, arrived_ns, state)
         return request
@@ -150,6 +154,7 @@ class RequestTable:
         self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
         self.work.end(slot)
+        self.accounts.free(slot)
         self.ledger.free(slot)
         self.by_slot[slot] = None
         if self.by_id.get(request.request_id) is request:

@@ -178,6 +178,7 @@ class RecordingSource:
             except UnknownRecord:
                 self.collector.unknown()
             num += 1
+        self.collector.end()
         self.has_ended = True
         return num
 

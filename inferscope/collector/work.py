@@ -190,6 +190,26 @@ class Work:
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
+    def totals(self) -> Ints:
+        """Return time, bytes read and bytes written so far: [phases, 3, slots]."""
+        self._tell()
+        totals = self._cells[:, (COMPUTE_NS, READ_BYTES, WRITE_BYTES)]
+        num, contexts, seen = self._cells[1, _SINGLES:].copy()
+        for slot, more in self._instead.items():
+            for phase, cells in enumerate((more, more[_NUM_CELLS:])):
+                totals[phase, 0, slot] += cells[COMPUTE_NS]
+                totals[phase, 1, slot] += cells[READ_BYTES]
+                totals[phase, 2, slot] += cells[WRITE_BYTES]
+            num[slot] += more[_NUM_CELLS + _SINGLES]
+            contexts[slot] += more[_NUM_CELLS + _CONTEXTS]
+            seen[slot] += more[_NUM_CELLS + _SEEN]
+        if self._rates is not None:
+            hbm = self._rates.hbm
+            totals[1, 1] += num * hbm.reads_of_singles(1, 0, 0)
+            totals[1, 1] += hbm.kv_per_token * contexts + hbm.window_kv_per_token * seen
+            totals[1, 2] += hbm.writes(num, num)
+        return totals
+
     @property
     def compute_ns(self) -> Ints:
         """Return the attributed time: [slots, 2]."""

@@ -1,0 +1,103 @@
+"""Counter samples → steps: what a device counted in a window, over the steps that ran in it.
+
+    steps      ┌────── 1 ──────┐ ┌─ 2 ─┐      ┌─ 3 ─┐
+    samples  a │ b │ c │ d │ e │ f │ g │ h │ i │ j │ k
+
+A short sample goes to the step it lies in; one that two steps share (f) is divided by the time that
+it lies in each. Between steps a device of one engine is idle, so a sample that reaches into a gap
+is all its step's. Every sample that touches a step is given away whole: the parts sum to it.
+
+A long sample covers many steps, and by time each of them would get the same: then two phases that
+take turns look alike whatever they do. Such a sample is divided by what a model expects of each
+step instead, so that it only says how far off the model was; where there is no such model,
+`attribution.regression` finds out over many samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LONGEST_SHORT_NS = 20_000_000
+"""Sources either sample faster than steps (at most 1 ms), or cannot before 100 ms are over."""
+
+
+class Touching(NamedTuple):
+    """Pairs of a sample and a step that share time, by sample."""
+
+    sample: Ints
+    """[pairs], positions."""
+    step: Ints
+    overlap_ns: Ints
+    num_samples: int
+
+    def by_sample(self, amounts: Floats) -> Floats:
+        """Sum an amount of the pairs: [samples]."""
+        return np.bincount(self.sample, weights=amounts, minlength=self.num_samples)
+
+    def spread(self, amounts: Floats, weights: Floats) -> Floats:
+        """Divide each sample's amount over its pairs.
+
+        Args:
+            amounts: [samples].
+            weights: [pairs], not negative. A sample whose weights are all 0 is not given away.
+
+        Returns:
+            [pairs]
+        """
+        whole = self.by_sample(weights)[self.sample]
+        parts: Floats = np.zeros(len(weights))
+        np.divide(amounts[self.sample] * weights, whole, out=parts, where=whole > 0)
+        return parts
+
+
+def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touching:
+    """Pair samples with the steps that they share time with.
+
+    Args:
+        starts_ns: [steps], ascending.
+        ends_ns: [steps], ascending: a device does one thing after the other.
+        from_ns: [samples], where each begins.
+        to_ns: [samples], where it ends.
+    """
+    first = np.searchsorted(ends_ns, from_ns, side="right")
+    num = np.maximum(np.searchsorted(starts_ns, to_ns, side="left") - first, 0)
+    sample = np.repeat(np.arange(len(from_ns)), num)
+    within = np.arange(len(sample)) - np.repeat(np.cumsum(num) - num, num)
+    step = first[sample] + within
+    overlap_ns = np.minimum(ends_ns[step], to_ns[sample])
+    overlap_ns -= np.maximum(starts_ns[step], from_ns[sample])
+    return Touching(sample, step, overlap_ns, len(from_ns))
+
+
+def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:
+    """Tell which samples touch steps of one kind only: [samples].
+
+    Args:
+        pairs: of samples and steps.
+        kinds: [steps], a bit for each phase that is in it.
+    """
+    seen = np.zeros(pairs.num_samples, dtype=np.int64)
+    np.bitwise_or.at(seen, pairs.sample, kinds[pairs.step])
+    return (seen & (seen - 1)) == 0
+
+
+def in_turn(from_ns: Ints, to_ns: Ints, after_ns: int) -> NDArray[np.bool_]:
+    """Tell which samples of one source are news: neither told before nor over others of it.
+
+    Args:
+        from_ns: [samples].
+        to_ns: [samples].
+        after_ns: up to where samples were taken before.
+    """
+    is_news = np.zeros(len(from_ns), dtype=np.bool_)
+    for at in np.lexsort((to_ns, from_ns)).tolist():
+        if after_ns <= from_ns[at] < to_ns[at]:
+            is_news[at] = True
+            after_ns = int(to_ns[at])
+    return is_news

@@ -1,0 +1,186 @@
+"""One device's steps while samples of it come in: what each is expected to take, what it is given.
+
+A step stands here from when it is booked until the samples of its time have come, which is half a
+second at most. What is expected of it: its time by phase, and the bytes and FLOPs of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.samples import Touching, of_one_kind, touching
+from inferscope.attribution.weights import plain_shares
+from inferscope.collector.accounts import NUM_COUNTED, READ, WRITE, Settled
+from inferscope.collector.rows import Rows
+from inferscope.cost.counts import Rates
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Moved = tuple[int, int, int, int, int, int]
+"""Bytes read, bytes written and FLOPs, each of prefill and of decode."""
+NOTHING_MOVED: Moved = (0, 0, 0, 0, 0, 0)
+
+
+class StepRun(NamedTuple):
+    """One execution of a step on one device."""
+
+    tenth: int
+    start_ns: int
+    end_ns: int
+    prefill_ns: int
+    decode_ns: int
+    rows: Rows | None
+    """None where what it moved is given, or nobody's model tells."""
+    contexts: Ints
+    moved: Moved
+    num_ranks: int
+    """That what is modelled is divided over."""
+
+
+class CountedSteps:
+    """The steps of one device that wait for its samples."""
+
+    def __init__(self) -> None:
+        self._new: list[StepRun] = []
+        self._tenth = np.zeros(0, dtype=np.int64)
+        self.starts_ns = np.zeros(0, dtype=np.int64)
+        self.ends_ns = np.zeros(0, dtype=np.int64)
+        self.phase_ns = np.zeros((0, 2))
+        """[steps, phases]; the same of all that follows."""
+        self.flops = np.zeros((0, 2))
+        self.totals = np.zeros((0, 2, NUM_COUNTED))
+        """Time or modelled bytes, by what is counted; the samples' parts are given by these."""
+        self._values = self.totals
+        self._known = self.totals
+        self._blurred = self.totals
+
+    def add(self, run: StepRun) -> None:
+        """Take a step."""
+        self._new.append(run)
+
+    def read_in(self, rates: Rates | None) -> None:
+        """Work out what is expected of the steps that came since the last call."""
+        new, self._new = self._new, []
+        if not new:
+            return
+        columns = np.array([run[:5] for run in new], dtype=np.int64)
+        moved = np.array([_moved(run, rates) for run in new], dtype=np.float64)
+        self._tenth = np.concatenate([self._tenth, columns[:, 0]])
+        starts = np.concatenate([self.starts_ns, columns[:, 1]])
+        ends = np.concatenate([self.ends_ns, columns[:, 2]])
+        # One thing after the other, as `devices` has it: where spans overlap, the later is cut.
+        self.ends_ns = np.maximum.accumulate(ends)
+        starts[1:] = np.maximum(starts[1:], self.ends_ns[:-1])
+        self.starts_ns = np.minimum(starts, self.ends_ns)
+        phase_ns = columns[:, 3:5].astype(np.float64)
+        totals = np.repeat(phase_ns[:, :, None], NUM_COUNTED, axis=2)
+        totals[:, :, READ], totals[:, :, WRITE] = moved[:, 0:2], moved[:, 2:4]
+        self.phase_ns = np.concatenate([self.phase_ns, phase_ns])
+        self.flops = np.concatenate([self.flops, moved[:, 4:6]])
+        self.totals = np.concatenate([self.totals, totals])
+        none = np.zeros_like(totals)
+        self._values = np.concatenate([self._values, none])
+        self._known = np.concatenate([self._known, none])
+        self._blurred = np.concatenate([self._blurred, none])
+
+    def under(self, from_ns: Ints, to_ns: Ints) -> tuple[Touching, NDArray[np.bool_]]:
+        """Pair samples with steps, and tell which samples are of one phase only."""
+        pairs = touching(self.starts_ns, self.ends_ns, from_ns, to_ns)
+        kinds = (self.phase_ns > 0) @ np.array([1, 2])
+        return pairs, of_one_kind(pairs, kinds)
+
+    def within(self, pairs: Touching) -> Floats:
+        """Return which part of its step each pair is: [pairs]."""
+        whole_ns = np.maximum(self.ends_ns - self.starts_ns, 1)
+        parts: Floats = pairs.overlap_ns / whole_ns[pairs.step]
+        return parts
+
+    def give(
+        self, counted: int, pairs: Touching, amounts: Floats, expected: Floats, is_pure: Floats
+    ) -> Floats:
+        """Divide samples over steps and phases.
+
+        Args:
+            counted: what it is.
+            pairs: of samples and steps.
+            amounts: [samples].
+            expected: [steps, phases], what each is divided by.
+            is_pure: [samples], 1 where the sample is of one phase only.
+
+        Returns:
+            [samples], what was given away of each: all or nothing.
+        """
+        within, num = self.within(pairs), len(self.starts_ns)
+        weights = within[:, None] * expected[pairs.step]
+        whole = pairs.by_sample(weights.sum(axis=1))
+        scale = np.zeros(pairs.num_samples)
+        np.divide(amounts, whole, out=scale, where=whole > 0)
+        parts = weights * scale[pairs.sample][:, None]
+        covered = within * (whole > 0)[pairs.sample]
+        blur = 1.0 - is_pure[pairs.sample]
+        for phase in (0, 1):
+            of_phase = parts[:, phase]
+            self._values[:, phase, counted] += np.bincount(pairs.step, of_phase, num)
+            self._blurred[:, phase, counted] += np.bincount(pairs.step, of_phase * blur, num)
+        share = np.minimum(np.bincount(pairs.step, covered, num), 1.0)
+        known = self._known[:, :, counted] + share[:, None] * self.totals[:, :, counted]
+        self._known[:, :, counted] = np.minimum(known, self.totals[:, :, counted])
+        return np.where(whole > 0, amounts, 0.0)
+
+    def of_tenth(self, number: int) -> Settled:
+        """Sum the steps of a tenth."""
+        there = self._tenth == number
+        sums = (self._values, self._known, self.totals, self._blurred)
+        return Settled(*(each[there].sum(axis=0) for each in sums))
+
+    def forget(self, number: int, before_ns: int) -> None:
+        """Let go of the steps up to a tenth that no sample can reach any more."""
+        kept = (self._tenth > number) | (self.ends_ns >= before_ns)
+        if kept.all():
+            return
+        self._tenth = self._tenth[kept]
+        self.starts_ns, self.ends_ns = self.starts_ns[kept], self.ends_ns[kept]
+        self.phase_ns, self.flops = self.phase_ns[kept], self.flops[kept]
+        self.totals, self._values = self.totals[kept], self._values[kept]
+        self._known, self._blurred = self._known[kept], self._blurred[kept]
+
+
+def _moved(run: StepRun, rates: Rates | None) -> Sequence[float]:
+    moved = run.moved
+    if run.rows is not None and rates is not None:
+        moved = _moved_by_singles(run.rows, run.contexts, rates)
+    return [each / run.num_ranks for each in moved]
+
+
+def _moved_by_singles(rows: Rows, contexts: Ints, rates: Rates) -> Moved:
+    """Return what a simple step moves and computes: decodes of one token, and a few prefills."""
+    flops, hbm = rates
+    team, reach = rows.team, rates.window - 1
+    weights = plain_shares(hbm.weights, team)
+    weights_left = weights.each * team.num_single + sum(weights.chunks) + weights.rest
+    num = len(contexts) - len(rows.prefills)
+    sum_contexts = int(np.add.reduce(contexts))
+    seen = int(np.add.reduce(np.minimum(contexts, reach))) if rates.window else 0
+    read = written = computed = 0
+    for at in rows.prefills:
+        own = rows.tokens.item(at), contexts.item(at), team.rows_of(at)
+        of_weights = weights.of(team, at)
+        weights_left -= of_weights
+        sum_contexts -= own[1]
+        seen -= min(own[1], reach) if rates.window else 0
+        read += hbm.reads(*own) + of_weights
+        written += hbm.writes(own[0], own[2])
+        computed += flops.of_slices(*own)
+    return (
+        read,
+        hbm.reads_of_singles(num, sum_contexts, seen) + weights_left if num else 0,
+        written,
+        hbm.writes(num, num),
+        computed,
+        flops.of_singles(num, sum_contexts, seen),
+    )

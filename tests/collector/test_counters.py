@@ -1,0 +1,387 @@
+"""What samplers count joins the steps it was counted in."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.counters import Counters
+from inferscope.collector.fold import READER, Collector
+from inferscope.collector.merge import Merger
+from inferscope.records import (
+    SAMPLER_ROLE,
+    CounterSample,
+    EngineInfo,
+    RingOpened,
+    Shape,
+    encode,
+)
+from tests.collector.scripts import MS, START_NS, Finals, Script
+
+GPU = "GPU-1234"
+SHAPE = Shape(4, 256, 4, 4, 64, 512, 1024, 16, 16, 16)
+SAMPLER = 99
+PREFILL, DECODE = 0, 1
+
+
+@dataclass
+class Train:
+    """An engine whose steps have known SM shares, and what a sampler makes of them."""
+
+    script: Script = field(default_factory=Script)
+    steps: list[tuple[float, float, int]] = field(default_factory=list)
+    """Start, end, phase; milliseconds."""
+    device: str = GPU
+    instance: str = ""
+
+    def __post_init__(self) -> None:
+        self.core = self.script.ring()
+        info = EngineInfo(
+            START_NS,
+            "made-up",
+            shape=SHAPE,
+            device="NVIDIA",
+            device_uuid=self.device[4:],
+            mig_uuid=self.instance,
+        )
+        self.core.tell(info)
+        self.samples: list[CounterSample] = []
+
+    def alternate(
+        self, *, until_ms: float, prefill_ms: float = 20, decode_ms: float = 6, gap_ms: float = 0
+    ) -> Train:
+        """Prefill a new request, then decode one token of it, and so on."""
+        at, step = 1.0, 0
+        while at < until_ms:
+            request = self._request(f"r{step}", at)
+            self._step(step, [(request, 64, 0)], at, at + prefill_ms, PREFILL)
+            at += prefill_ms + gap_ms
+            self._step(step + 1, [(request, 1, 64)], at, at + decode_ms, DECODE)
+            self.core.finished(request)
+            at, step = at + decode_ms + gap_ms, step + 2
+        return self
+
+    def _request(self, name: str, at: float) -> int:
+        self.script.at(at)
+        request = self.core.queued(name)
+        self.core.admitted(request)
+        return request
+
+    def _step(
+        self, step: int, rows: list[tuple[int, int, int]], start: float, end: float, phase: int
+    ) -> None:
+        self.core.step(step, rows, start_ms=start, end_ms=end)
+        self.steps.append((start, end, phase))
+
+    def sample(
+        self,
+        period_ms: float,
+        word: str,
+        of_phase: tuple[float, float],
+        *,
+        source: str = "gpm",
+        is_share: bool = True,
+        idle: float = 0.0,
+        first_ms: float = 0.0,
+        device: str | None = None,
+    ) -> Train:
+        """Count at a rate by phase, in windows of one length."""
+        until = self.steps[-1][1]
+        edges = np.arange(first_ms, until + period_ms, period_ms).tolist()
+        for begin, end in itertools.pairwise(edges):
+            total, busy = 0.0, 0.0
+            for start, stop, phase in self.steps:
+                both = min(stop, end) - max(start, begin)
+                if both > 0:
+                    total, busy = total + both * of_phase[phase], busy + both
+            total += (end - begin - busy) * idle
+            value = total / (end - begin) if is_share else total
+            self.count(begin, end, {word: value}, source=source, device=device)
+        return self
+
+    def count(
+        self,
+        begin: float,
+        end: float,
+        values: dict[str, float],
+        *,
+        source: str = "gpm",
+        device: str | None = None,
+        told_ms: float | None = None,
+    ) -> None:
+        """Tell one sample."""
+        from_ns, to_ns = (START_NS + round(at * MS) for at in (begin, end))
+        t_ns = to_ns if told_ms is None else START_NS + round(told_ms * MS)
+        self.samples.append(
+            CounterSample(t_ns, device or self.device, from_ns, to_ns, source, values)
+        )
+
+    def play(self) -> tuple[Collector, Finals]:
+        """Fold engine and sampler, and let a second pass."""
+        merger = Merger()
+        finals = Finals()
+        collector = Collector(finals)
+        opened = RingOpened(
+            START_NS, SAMPLER, SAMPLER_ROLE, SAMPLER_ROLE, 0, 2, "host", "boot", START_NS, 0
+        )
+        collector.fold(READER, opened)
+        for sequence, (number, record) in enumerate(self.script.told):
+            if isinstance(record, RingOpened):
+                collector.fold(READER, record)
+            else:
+                merger.add(number, sequence, record, encode(record))
+        for sequence, record in enumerate(sorted(self.samples, key=lambda each: each.t_ns)):
+            merger.add(SAMPLER, sequence, record, encode(record))
+        items = merger.take(None)
+        items += merger.take(items[-1].t_ns + 1000 * MS)
+        for item in items:
+            collector.fold(item.ring, item.record)
+        return collector, finals
+
+
+def counters_of(collector: Collector) -> Counters:
+    return collector.engines["engine"].lives.counters
+
+
+def shares(collector: Collector, counted: int = SM_ACTIVE) -> tuple[float, float]:
+    counters = counters_of(collector)
+    prefill, decode = counters.totals[:, counted] / counters.of_totals[:, counted]
+    return float(prefill), float(decode)
+
+
+def by_overlap(train: Train) -> tuple[float, float]:
+    """Split every window by the time that the phases have in it."""
+    active, busy = [0.0, 0.0], [0.0, 0.0]
+    for sample in train.samples:
+        begin, end = ((ns - START_NS) / MS for ns in (sample.start_ns, sample.end_ns))
+        for start, stop, phase in train.steps:
+            both = max(0.0, min(stop, end) - max(start, begin))
+            active[phase] += both * sample.values["sm_active_share"]
+            busy[phase] += both
+    return active[0] / busy[0], active[1] / busy[1]
+
+
+def test_regression_tells_phases_apart_where_overlap_gives_both_the_same() -> None:
+    train = Train().alternate(until_ms=12_000).sample(100, "sm_active_share", (0.9, 0.35))
+    prefill, decode = shares(train.play()[0])
+    assert prefill == pytest.approx(0.9, rel=0.1)
+    assert decode == pytest.approx(0.35, rel=0.1)
+    prefill, decode = by_overlap(train)
+    assert prefill == pytest.approx(decode, rel=0.05)
+    assert decode > 1.5 * 0.35
+
+
+def test_short_samples_give_each_step_what_was_counted_in_it() -> None:
+    train = Train().alternate(until_ms=2000, prefill_ms=20.3, decode_ms=6.4, gap_ms=1.1)
+    train.sample(0.5, "sm_active_share", (0.9, 0.35), source="pm")
+    collector, finals = train.play()
+    prefill, decode = shares(collector)
+    assert prefill == pytest.approx(0.9, rel=0.01)
+    assert decode == pytest.approx(0.35, rel=0.03)
+    told = finals.requests[10].counters
+    assert told.prefill["sm_active_ns"] == pytest.approx(0.9 * 20.3 * MS, rel=0.03)
+    assert told.decode["sm_active_ns"] == pytest.approx(0.35 * 6.4 * MS, rel=0.05)
+
+
+def test_engine_busy_samples_tell_launch_gaps_within_steps() -> None:
+    train = Train().alternate(until_ms=1500, prefill_ms=20, decode_ms=6, gap_ms=1)
+    train.sample(0.5, "busy_share", (1.0, 0.6), source="pm")
+    prefill, decode = shares(train.play()[0], BUSY)
+    assert prefill == pytest.approx(1.0, rel=0.02)
+    assert decode == pytest.approx(0.6, rel=0.03)
+
+
+def test_bytes_of_long_windows_are_the_models_scaled_to_what_was_counted() -> None:
+    train = Train().alternate(until_ms=3000)
+    train.sample(100, "dram_read_bytes", (7e6, 2e6), is_share=False)
+    for sample in train.samples:
+        sample.values["dram_write_bytes"] = sample.values["dram_read_bytes"] / 4
+    collector, finals = train.play()
+    counters = counters_of(collector)
+    whole = sum(sample.values["dram_read_bytes"] for sample in train.samples)
+    assert counters.totals[:, READ].sum() == pytest.approx(whole, rel=0.05)
+    assert counters.totals[:, WRITE].sum() == pytest.approx(whole / 4, rel=0.05)
+    final = finals.requests[40]
+    modelled = final.prefill_work.hbm_read_bytes, final.decode_work.hbm_read_bytes
+    told = final.counters.prefill["hbm_read_bytes"], final.counters.decode["hbm_read_bytes"]
+    assert modelled[0]
+    assert modelled[1]
+    assert told[0] / told[1] == pytest.approx(modelled[0] / modelled[1], rel=0.02)
+    assert final.counters.provenance["hbm_read_bytes"].method == "apportioned"
+
+
+def test_peak_share_counts_both_directions_and_the_model_says_how_they_are_made_up() -> None:
+    train = Train().alternate(until_ms=2000).sample(100, "dram_share", (0.5, 0.8))
+    for sample in train.samples:
+        sample.values["dram_peak_bytes_per_s"] = 1e12
+    counters = counters_of(train.play()[0])
+    whole = sum(
+        sample.values["dram_share"] * (sample.end_ns - sample.start_ns) * 1e3
+        for sample in train.samples
+    )
+    given = counters.totals[:, [READ, WRITE]].sum()
+    assert given == pytest.approx(whole, rel=0.06)
+    assert counters.totals[:, READ].sum() > counters.totals[:, WRITE].sum() > 0
+
+
+def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() -> None:
+    watts = (600.0, 350.0)
+    train = Train()
+    at, step, rng = 1.0, 0, np.random.default_rng(1)
+    while at < 20_000:
+        request = train._request(f"r{step}", at)
+        for rows, lasts, phase in (
+            ([(request, 64, 0)], rng.uniform(10, 60), PREFILL),
+            ([(request, 1, 64)], rng.uniform(5, 60), DECODE),
+        ):
+            train._step(step, rows, at, at + lasts, phase)
+            at, step = at + lasts, step + 1
+        train.core.finished(request)
+        at += rng.uniform(0, 60)
+    energy_uj = tuple(each * 1e3 for each in watts)  # per millisecond
+    train.sample(100, "energy_uj", energy_uj, source="nvml", is_share=False, idle=100.0 * 1e3)
+    collector, finals = train.play()
+    prefill, decode = shares(collector, ENERGY)
+    assert prefill * 1e3 == pytest.approx(watts[0], rel=0.05)
+    assert decode * 1e3 == pytest.approx(watts[1], rel=0.05)
+    provenance = finals.requests[-5].counters.provenance["energy_uj"]
+    assert provenance.method == "apportioned"
+    assert provenance.error is not None
+    assert provenance.error < 0.1
+
+
+def test_one_request_alone_under_short_samples_is_measured() -> None:
+    train = Train()
+    request = train._request("alone", 1)
+    train._step(0, [(request, 64, 0)], 1, 60, PREFILL)
+    for step in range(1, 30):
+        train._step(step, [(request, 1, 63 + step)], 52 + 8 * step, 59 + 8 * step, DECODE)
+    train.core.finished(request)
+    train.sample(0.5, "sm_active_share", (0.8, 0.4), source="pm", first_ms=0.25)
+    final = train.play()[1].only()
+    assert final.counters.prefill["sm_active_ns"] == pytest.approx(0.8 * 59 * MS, rel=0.01)
+    assert final.counters.decode["sm_active_ns"] == pytest.approx(0.4 * 7 * 29 * MS, rel=0.01)
+    assert final.counters.provenance["sm_active_ns"].method == "measured"
+
+
+def test_requests_that_share_steps_are_apportioned_and_sum_to_the_phase() -> None:
+    train = Train()
+    requests = [train._request(f"r{at}", 1) for at in range(3)]
+    train._step(0, [(each, 64, 0) for each in requests], 1, 40, PREFILL)
+    for step in range(1, 20):
+        rows = [(each, 1, 63 + step) for each in requests]
+        train._step(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
+    for each in requests:
+        train.core.finished(each)
+    train.sample(0.5, "sm_active_share", (0.8, 0.4), source="pm")
+    collector, finals = train.play()
+    decode = [final.counters.decode["sm_active_ns"] for final in finals.requests]
+    assert sum(decode) == pytest.approx(0.4 * 7 * 19 * MS, rel=0.01)
+    assert sum(decode) == pytest.approx(counters_of(collector).totals[DECODE, SM_ACTIVE], rel=1e-6)
+    for final in finals.requests:
+        assert final.counters.provenance["sm_active_ns"].method == "apportioned"
+
+
+def test_phases_that_never_differ_get_no_figure() -> None:
+    train = Train().alternate(until_ms=9_000, prefill_ms=15, decode_ms=10)
+    train.sample(100, "sm_active_share", (0.9, 0.35), first_ms=1)  # four rounds in each window
+    collector, finals = train.play()
+    assert not counters_of(collector).totals.any()
+    assert counters_of(collector).reason()
+    assert all("sm_active_ns" not in final.counters.prefill for final in finals.requests)
+
+
+def test_doubled_and_late_samples_change_nothing() -> None:
+    def train() -> Train:
+        return (
+            Train().alternate(until_ms=2000).sample(1, "sm_active_share", (0.9, 0.3), source="pm")
+        )
+
+    plain = train()
+    noisy = train()
+    for sample in noisy.samples[::7]:
+        begin, end = ((ns - START_NS) / MS for ns in (sample.start_ns, sample.end_ns))
+        noisy.count(begin, end, sample.values, source="pm")
+    noisy.count(100, 101, {"sm_active_share": 1.0}, source="pm", told_ms=1500)
+    expected, told = plain.play()[0], noisy.play()[0]
+    assert (counters_of(told).totals == counters_of(expected).totals).all()
+    assert counters_of(told).num_doubled > 100
+    assert counters_of(told).num_late == 1
+
+
+def test_a_hole_among_samples_is_no_zero() -> None:
+    train = Train().alternate(until_ms=3000).sample(1, "sm_active_share", (0.9, 0.3), source="pm")
+    hole = range(START_NS + 1000 * MS, START_NS + 1400 * MS)
+    train.samples = [sample for sample in train.samples if sample.start_ns not in hole]
+    collector, finals = train.play()
+    prefill, decode = shares(collector)
+    assert (prefill, decode) == (pytest.approx(0.9, rel=0.03), pytest.approx(0.3, rel=0.1))
+    of = {
+        bool(final.counters.prefill)
+        for final in finals.requests
+        if final.arrived_ns in hole and final.delivered_ns in hole
+    }
+    assert of == {False}
+
+
+def test_no_request_waits_longer_than_half_a_second_for_samples() -> None:
+    train = Train().alternate(until_ms=2000).sample(100, "sm_active_share", (0.9, 0.3))
+    train.samples = [each for each in train.samples if each.end_ns <= START_NS + 1500 * MS]
+    _, finals = train.play()
+    assert len(finals.requests) == len(train.steps) // 2
+    order = [final.delivered_ns for final in finals.requests]
+    assert order == sorted(order)
+    assert not finals.requests[-1].counters.prefill
+
+
+def test_samples_of_another_device_or_of_a_whole_divided_one_are_not_joined() -> None:
+    train = (
+        Train()
+        .alternate(until_ms=1500)
+        .sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml", device="GPU-other")
+    )
+    collector, finals = train.play()
+    assert not counters_of(collector).totals.any()
+    assert "sampler" in counters_of(collector).reason()
+    assert not any(final.counters.prefill for final in finals.requests)
+
+
+def test_a_mig_instance_is_not_charged_with_the_whole_devices_power() -> None:
+    train = Train(instance="MIG-7").alternate(until_ms=1500)
+    train.sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml")
+    assert not counters_of(train.play()[0]).is_on
+
+
+def test_what_others_do_on_the_device_is_foreign_and_no_phases() -> None:
+    train = Train().alternate(until_ms=4000, prefill_ms=20, decode_ms=6, gap_ms=26)
+    train.sample(100, "sm_active_share", (0.9, 0.3), idle=0.5)
+    train.sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml")
+    for sample in train.samples:
+        if sample.source == "nvml":
+            sample.values["foreign_busy_share"] = 0.25
+    collector, finals = train.play()
+    (device,) = collector.devices()
+    assert sum(device.seconds_by_ns.values()) == device.wall_ns
+    assert device.seconds_by_ns["foreign"] == pytest.approx(0.25 * 4000 * MS, rel=0.1)
+    assert not any(final.counters.prefill for final in finals.requests[5:])
+    assert "other processes" in counters_of(collector).reason()
+
+
+def test_without_a_sampler_nothing_waits_and_nothing_is_foreign() -> None:
+    train = Train().alternate(until_ms=500)
+    collector, finals = train.play()
+    assert len(finals.requests) == len(train.steps) // 2
+    assert "foreign" not in collector.devices()[0].seconds_by_ns
+    assert not counters_of(collector).is_on
+
+
+def test_the_digest_tells_whether_counters_were_the_same() -> None:
+    def digest(share: float) -> str:
+        train = Train().alternate(until_ms=1500)
+        return train.sample(1, "sm_active_share", (share, 0.3), source="pm").play()[0].digest()
+
+    assert digest(0.9) == digest(0.9) != digest(0.8)
