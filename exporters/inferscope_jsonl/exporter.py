@@ -14,6 +14,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import structs
 
+from inferscope.collector.counted import Provenance
 from inferscope.collector.finals import (
     DeviceTime,
     FinalRequest,
@@ -174,12 +175,12 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
         "by_phase": {
             "prefill": {
-                **_resources(request.prefill_flops, request.prefill_work),
+                **_resources(request.prefill_flops, request.prefill_work, request.counters.prefill),
                 "recomputed_tokens": request.recomputed.tokens,
                 "recomputed_ns": request.recomputed.ns,
             },
             "decode": {
-                **_resources(request.decode_flops, request.decode_work),
+                **_resources(request.decode_flops, request.decode_work, request.counters.decode),
                 "rejected_tokens": request.rejected.tokens,
                 "rejected_ns": request.rejected.ns,
                 "draft_tokens": request.drafted.tokens,
@@ -195,6 +196,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "compute_ns": compute,
             "flops": counted("shape"),
             "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
+            **{name: _provenance(told) for name, told in request.counters.provenance.items()},
             "recomputed_ns": compute,
             "rejected_ns": by_tokens,
             "draft_ns": by_tokens,
@@ -213,12 +215,20 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
     }
 
 
-def _resources(flops: int | None, work: PhaseWork) -> dict[str, int | None]:
+def _resources(
+    flops: int | None, work: PhaseWork, counters: dict[str, int]
+) -> dict[str, int | None]:
+    """Return what a phase took; bytes are the samples' where there are any, else the model's."""
     return {
         "tokens": work.tokens,
         "flops": flops,
         "hbm_read_bytes": work.hbm_read_bytes,
         "hbm_write_bytes": work.hbm_write_bytes,
         "sm_active_ns": None,
+        "gpu_busy_ns": None,
         "energy_uj": None,
-    }
+    } | counters
+
+
+def _provenance(told: Provenance) -> dict[str, Any]:
+    return {"method": told.method, "source": told.source, "fit": "", "error": told.error}

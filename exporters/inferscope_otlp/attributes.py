@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+from inferscope.collector.counted import RequestCounters
 from inferscope.collector.finals import FinalRequest
 from inferscope_otlp import names
 from inferscope_otlp.facts import PhaseSteps
@@ -17,6 +18,13 @@ from inferscope_otlp.keeping import FAILURES
 Value: TypeAlias = "str | bool | int | float | tuple[str, ...]"
 Attributes: TypeAlias = "dict[str, Value]"
 _NS_PER_S = 1e9
+_COUNTED = {
+    "sm_active_ns": (names.SM_ACTIVE, _NS_PER_S),
+    "hbm_read_bytes": (names.HBM_READ_BYTES, 0),
+    "hbm_write_bytes": (names.HBM_WRITE_BYTES, 0),
+    "energy_uj": (names.ENERGY, 1e6),
+}
+"""The attribute of each, and what to divide by; counts stay whole."""
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -75,10 +83,17 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
         attributes[names.SLO + name] = "good" if is_good else "bad"
     if is_whole:
         attributes[names.GPU_SECONDS] = (request.prefill_ns + request.decode_ns) / _NS_PER_S
+        energy_uj = [each.get("energy_uj") for each in _by_phase(request)]
+        if None not in energy_uj:
+            attributes[names.ENERGY] = sum(filter(None, energy_uj)) / 1e6
         for cause, spent_ns in request.ledger_ns.items():
             if spent_ns:
                 attributes[names.LEDGER + cause] = spent_ns / _NS_PER_S
     return attributes
+
+
+def _by_phase(request: FinalRequest) -> tuple[dict[str, int], dict[str, int]]:
+    return request.counters.prefill, request.counters.decode
 
 
 def _latencies(request: FinalRequest) -> Attributes:
@@ -142,11 +157,24 @@ def _phase_attributes(
     attributes[names.INTERFERENCE] = waited_ns / _NS_PER_S
     if flops is not None:
         attributes[names.FLOPS] = flops
+    attributes |= _counted(finished.request.counters, phase)
     if steps is not None:
         attributes[names.STEPS] = steps.num_steps
         if steps.num_steps:
             attributes[names.BATCH_SIZE_MEAN] = steps.sum_requests / steps.num_steps
             attributes[names.BATCH_TOKENS_MEAN] = steps.sum_tokens / steps.num_steps
+    return attributes
+
+
+def _counted(counters: RequestCounters, phase: str) -> Attributes:
+    """Return what samples of the device say of a phase, and how each number came about."""
+    told = counters.prefill if phase == "prefill" else counters.decode
+    attributes: Attributes = {}
+    for counted, (name, scale) in _COUNTED.items():
+        if counted in told:
+            attributes[name] = told[counted] / scale if scale else told[counted]
+            method = counters.provenance[counted].method
+            attributes[names.COUNTERS_METHOD + counted] = method
     return attributes
 
 

@@ -61,6 +61,7 @@ def families(looks: Iterable[Look]) -> Iterator[Metric]:
     yield from _histograms(replicas)
     yield from _counters(replicas)
     yield from _devices(looks)
+    yield from _counted(looks)
     yield from _gauges(looks)
     yield from _health(looks)
 
@@ -170,6 +171,53 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
+def _counted(looks: list[Look]) -> Iterator[Metric]:
+    """What samplers count: of sources that are absent there is no family."""
+    told = [
+        ((*look.whole, look.device), look.view.counters)
+        for look in looks
+        if look.view.counters.totals
+    ]
+    for counted, name, scale, says in (
+        ("sm_active_ns", "gpu_sm_active_seconds", 1e9, "Time with SMs active, mean over SMs."),
+        ("gpu_busy_ns", "gpu_busy_seconds", 1e9, "Time of steps with any kernel running."),
+        ("energy_uj", "energy_joules", 1e6, "Energy; apportioned by regression, idle time aside."),
+    ):
+        rows = [
+            ((*at, phase), number / scale)
+            for at, counters in told
+            for phase, number in counters.totals.get(counted, {}).items()
+        ]
+        if rows:
+            yield _counter(f"inferscope_{name}", says, ("gpu", "phase"), rows)
+    rows = [
+        ((*at, phase, direction), float(number))
+        for at, counters in told
+        for direction in ("read", "write")
+        for phase, number in counters.totals.get(f"hbm_{direction}_bytes", {}).items()
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_gpu_hbm_bytes",
+            "Bytes moved between memory and device, as counted.",
+            ("gpu", "phase", "direction"),
+            rows,
+        )
+    for word, name, says in (
+        ("sm_active_share", "gpu_sm_active_ratio", "SMs with a warp resident, just now."),
+        ("dram_share", "gpu_dram_active_ratio", "Device memory's rate over its peak, just now."),
+        ("memory_used_bytes", "gpu_memory_used_bytes", "Device memory in use, by anybody."),
+        ("dram_peak_bytes_per_s", "gpu_hbm_peak_bytes_per_second", "Device memory's peak rate."),
+    ):
+        rows = [
+            ((*look.whole, look.device), look.view.counters.gauges[word])
+            for look in looks
+            if look.view.is_alive and word in look.view.counters.gauges
+        ]
+        if rows:
+            yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)
+
+
 def _gauges(looks: list[Look]) -> Iterator[Metric]:
     """What is now: of engines that are gone there is none."""
     alive = [(look.whole, look.view) for look in looks if look.view.is_alive]
@@ -215,6 +263,7 @@ def _health(looks: list[Look]) -> Iterator[Metric]:
         is_up = {
             "probe": view.is_alive and view.health.probe_state == "on",
             "device_clock": view.is_alive and view.clock == "device",
+            **dict.fromkeys(view.counters.up, view.is_alive),
         }
         rows += [((*look.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
     yield _gauge("inferscope_source_up", "Whether a source of facts is there.", ("source",), rows)

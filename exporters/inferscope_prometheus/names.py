@@ -50,7 +50,7 @@ DROPS = (
 )
 """Frames overwritten or damaged before they were read; of a kind this version does not know;
 steps whose records do not fit together; requests not counted because part of them was not seen."""
-SOURCES = ("probe", "device_clock", "nvml", "gpm")
+SOURCES = ("probe", "device_clock", "nvml", "gpm", "pm", "dcgm")
 
 __all__ = [
     "BOUNDS_A",

@@ -20,7 +20,7 @@ from inferscope.collector.accounts import (
 
 _LEAST_COVER = 0.9
 """Of a request's time or bytes, that samples must cover; the rest is taken to be like it."""
-_MOST_BLUR = 0.05
+MOST_BLUR = 0.05
 """Of a measured value, that comes from samples two phases or requests share."""
 NAMES = {
     SM_ACTIVE: "sm_active_ns",
@@ -72,7 +72,7 @@ def told(left: Left, sources: dict[int, str], errors: dict[int, float | None]) -
             by_phase[phase][name] = round(value * totals[phase] / known) if known > 0 else 0
         value, blurred = given[:, VALUE].sum(), given[:, BLURRED].sum()
         blur = float(blurred / value) if value > 0 else 0.0
-        is_measured = blur <= _MOST_BLUR
+        is_measured = blur <= MOST_BLUR
         fit_error = None if is_measured else errors.get(counted)
         provenance[name] = Provenance(
             "measured" if is_measured else "apportioned",

@@ -57,6 +57,7 @@ _LONGEST_AWAITED_NS = 250_000_000
 """Windows: of longer ones the end does not come while requests wait."""
 _JOINED = frozenset(("sm_active_share", "busy_share", "dram_share", "dram_read_bytes", "energy_uj"))
 _KEPT_WINDOWS = 600
+_KEPT_TENTHS = 3000
 _FIT_EVERY = 10
 _FOREIGN_SHARE = 0.01
 
@@ -101,6 +102,7 @@ class Counters:
         num_late: samples that came when their time was settled.
         num_doubled: samples told before.
         gauges: by word, what was told last of any device.
+        recent: the last minutes' tenths, and when each ended.
         foreign_ns: by ring, how long others used its device while this engine did not.
     """
 
@@ -129,6 +131,8 @@ class Counters:
         """By what is counted, who told it last."""
         self._settled_through_ns = 0
         self.foreign_ns: dict[int, int] = {}
+        self.recent: deque[tuple[int, Settled]] = deque(maxlen=_KEPT_TENTHS)
+        self._recent_foreign: deque[tuple[int, int]] = deque(maxlen=_KEPT_TENTHS)
 
     # --- what comes in ------------------------------------------------------------------------
 
@@ -227,6 +231,7 @@ class Counters:
             for window in self._due(device, through_ns):
                 self._settle(device, window)
             if device.foreign_ns:
+                self._recent_foreign.append((now_ns, device.foreign_ns))
                 self.foreign_ns[number] = self.foreign_ns.get(number, 0) + device.foreign_ns
                 device.foreign_ns = 0
         self._close_tenths(through_ns)
@@ -247,6 +252,21 @@ class Counters:
         if any(device.foreign_share > _FOREIGN_SHARE for device in self._devices.values()):
             return SHARED
         return "" if self.totals.any() else UNSETTLED
+
+    def heard(self, now_ns: int) -> set[str]:
+        """Return the sources that are there now."""
+        return {
+            source
+            for device in self._devices.values()
+            for source, through_ns in device.through_ns.items()
+            if now_ns - through_ns < _SILENT_NS + LONGEST_WAIT_NS
+        }
+
+    def recent_foreign_ns(self, since_ns: int) -> int | None:
+        """Return how long others used the devices lately, None where nobody tells."""
+        if not self.foreign_ns:
+            return None
+        return sum(foreign_ns for at_ns, foreign_ns in self._recent_foreign if at_ns >= since_ns)
 
     # --- windows ------------------------------------------------------------------------------
 
@@ -424,6 +444,7 @@ class Counters:
             self.totals += whole.values
             self.of_totals += whole.known
             self.blurred += whole.blurred
+            self.recent.append((end_ns, whole))
             self._settled_through_ns = end_ns
             for device in self._devices.values():
                 device.steps.forget(number, end_ns - _REACH_NS)

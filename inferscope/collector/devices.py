@@ -62,21 +62,30 @@ class RankTime:
         idle_ns = wall_ns - sum(self.busy_ns)
         no_work_ns = min(no_work_ns, idle_ns)
         spent = dict(zip(BUSY, self.busy_ns, strict=True))
-        gap_ns = idle_ns - no_work_ns
-        if foreign_ns is not None:
-            foreign_ns = min(foreign_ns, idle_ns)
-            # Samples do not say in which gaps: it is taken off both kinds alike.
-            of_no_work_ns = foreign_ns * no_work_ns // idle_ns if idle_ns else 0
-            spent["foreign"] = foreign_ns
-            no_work_ns -= of_no_work_ns
-            gap_ns -= foreign_ns - of_no_work_ns
-        return spent | {"idle_no_work": no_work_ns, "idle_host_gap": gap_ns}
+        spent |= {"idle_no_work": no_work_ns, "idle_host_gap": idle_ns - no_work_ns}
+        return spent if foreign_ns is None else with_foreign(spent, foreign_ns)
 
     def followed_by(self, heir: RankTime) -> RankTime:
         """Return the time of both as one's; the heir's began when this one's was over."""
         both = RankTime(max(self.until_ns, heir.until_ns))
         both.busy_ns = [one + other for one, other in zip(self.busy_ns, heir.busy_ns, strict=True)]
         return both
+
+
+def with_foreign(spent_ns: dict[str, int], foreign_ns: int) -> dict[str, int]:
+    """Take what others used a device for off its idle time.
+
+    Samples do not say in which gaps that was: both kinds of idle time give alike.
+    """
+    no_work_ns, gap_ns = spent_ns["idle_no_work"], spent_ns["idle_host_gap"]
+    idle_ns = no_work_ns + gap_ns
+    foreign_ns = min(foreign_ns, idle_ns)
+    of_no_work_ns = foreign_ns * no_work_ns // idle_ns if idle_ns else 0
+    return spent_ns | {
+        "foreign": foreign_ns,
+        "idle_no_work": no_work_ns - of_no_work_ns,
+        "idle_host_gap": gap_ns - (foreign_ns - of_no_work_ns),
+    }
 
 
 def successions(

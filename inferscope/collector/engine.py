@@ -401,7 +401,7 @@ class EngineFold:
 
 
 _SETTLE_NS = 100_000_000
-"""After which a step that nobody has announced is told of: an idle engine reaps after half of it."""
+"""After which a step that nobody announced is told of: an idle engine reaps after half of it."""
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)

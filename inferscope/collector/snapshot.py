@@ -114,6 +114,42 @@ class CostModel:
 
 
 @dataclass(frozen=True)
+class PhaseUse:
+    """How one phase used its device over the window, as far as samples say; of its own time."""
+
+    sm_share: float | None
+    """SMs with a warp resident, mean over SMs and time."""
+    busy_share: float | None
+    """With any kernel running: the rest is gaps between launches."""
+    read_bytes_per_s: float | None
+    write_bytes_per_s: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True)
+class CountersView:
+    """What samples of an engine's devices say; what they do not say is not there."""
+
+    reason: str = ""
+    """Why they say nothing."""
+    totals: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By what is counted and phase, since the fold began; energy also of `idle` time."""
+    methods: dict[str, str] = field(default_factory=dict)
+    """measured or apportioned, by what is counted."""
+    sources: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float | None] = field(default_factory=dict)
+    """Of the regressions, relative."""
+    up: tuple[str, ...] = ()
+    """Sources that are there now."""
+    use: dict[str, PhaseUse] = field(default_factory=dict)
+    """By phase, over the window."""
+    gauges: dict[str, float] = field(default_factory=dict)
+    """Of the device, by the words of COUNTERS, as told last."""
+    clock_error_ns: int | None = None
+    """Of the device's clock against the host's, by its newest anchor."""
+
+
+@dataclass(frozen=True)
 class Health:
     """InferScope on itself."""
 
@@ -207,6 +243,7 @@ class EngineView:
     """Up to when that wall time reaches."""
     cost_models: tuple[CostModel, ...] = ()
     """By execution mode, the ones with the most steps first."""
+    counters: CountersView = CountersView()
     is_counted: bool = True
     """FLOPs and bytes follow from the model's shape; if not, its steps are attributed time only."""
 

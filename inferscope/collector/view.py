@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from inferscope.attribution import ledger as states
 from inferscope.attribution.culprits import Culprit
 from inferscope.collector import windows
+from inferscope.collector.counters_view import counters_view
+from inferscope.collector.devices import with_foreign
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.fold import Collector
@@ -103,6 +105,9 @@ def _engine(
         name: amounts[f"{name}_ns"] for name in ("prefill", "decode", "padding", "unattributed")
     }
     device_ns |= {name: amounts[f"{name}_ns"] for name in _IDLE}
+    foreign_ns = engine.lives.counters.recent_foreign_ns(engine.now_ns - window_ns)
+    if foreign_ns is not None:
+        device_ns = with_foreign(device_ns, foreign_ns)
     times = engine.device_times()
     spent = Counter[str]()
     for time in times:
@@ -170,6 +175,7 @@ def _engine(
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
+        counters=counters_view(engine, window_ns),
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.collector.snapshot import CountersView, EngineView, PhaseUse
 from inferscope.tui.lines import DIAMOND, DOT, Line, Role, frame
-from inferscope.tui.plots import bar, closed, fit, milliseconds, sparkline
+from inferscope.tui.plots import bar, closed, fit, milliseconds, share, sparkline
 from inferscope.tui.words import has_gpu, window_words
 
 Unit = Literal["%", "ms"]
@@ -69,6 +69,24 @@ def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]
     return lines
 
 
+def counted_words(counters: CountersView) -> str:
+    """Tell in a few words what samples say of the phases, or why they say nothing."""
+    if not counters.use:
+        return f"SM -, HBM -: {counters.reason}" if counters.reason else ""
+    prefill, decode = (counters.use.get(phase) for phase in ("prefill", "decode"))
+    sm = "/".join(share(each.sm_share if each else None) for each in (prefill, decode))
+    hbm = "/".join(_terabytes(each) for each in (prefill, decode))
+    power_w = counters.gauges.get("power_w")
+    power = f"  {power_w:.0f} W" if power_w is not None else ""
+    return f"SM {sm}  HBM {hbm} TB/s{power}"
+
+
+def _terabytes(use: PhaseUse | None) -> str:
+    if use is None or use.read_bytes_per_s is None or use.write_bytes_per_s is None:
+        return "-"
+    return f"{(use.read_bytes_per_s + use.write_bytes_per_s) / 1e12:.2f}"
+
+
 def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
     """Draw device time by phase, the decode share over time, steps and the gaps between them."""
     inner = width - 4
@@ -93,5 +111,5 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     lines.append(((label, "dim"), (chart, "decode")))
     lines.append(((measures, "dim"),))
     title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
-    foot = "" if inner >= _WITH_WORDS else "p50/p99"
+    foot = counted_words(view.counters) or ("" if inner >= _WITH_WORDS else "p50/p99")
     return frame(title, lines, width, height, note=note, foot=foot)
