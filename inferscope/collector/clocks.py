@@ -1,7 +1,8 @@
 """Device offsets → host time, by the anchors in `Clock` records.
 
 An anchor says that the device reached an offset at a host time, give or take an error. Between two
-anchors time runs linearly; beyond the last it runs on at the same slope.
+anchors time runs linearly. Before the first and beyond the last it runs on at the slope of anchors
+at least a second apart: over less, their own errors would make the slope.
 """
 
 from __future__ import annotations
@@ -9,29 +10,49 @@ from __future__ import annotations
 import bisect
 
 _KEPT_ANCHORS = 64
+_BASELINE_NS = 1_000_000_000
+_MOST_DRIFT = 1e-3
+"""Clocks of one machine differ by less, apart from the anchors' errors: what differs by more is a
+device that was reset, or a record that is wrong."""
+_MOST_MISFITS = 3
+_UNKNOWN_DRIFT = 1e-4
+"""Of a device of which there is one anchor: ten times what crystals do."""
 
 
 class DeviceClock:
-    """One device's clock as seen from the host.
-
-    Attributes:
-        error_ns: of the newest anchor, None before the first.
-    """
+    """One device's clock as seen from the host."""
 
     def __init__(self) -> None:
         self._device: list[int] = []
         self._host: list[int] = []
-        self.error_ns: int | None = None
+        self._errors: list[int] = []
+        self._num_misfits = 0
+        """In a row."""
+
+    @property
+    def error_ns(self) -> int | None:
+        """Return the error of the newest anchor, None before the first."""
+        return self._errors[-1] if self._errors else None
 
     def anchor(self, device_ns: int, host_ns: int, error_ns: int) -> None:
-        """Take an anchor; one that runs backwards is left out."""
-        if self._device and (device_ns <= self._device[-1] or host_ns <= self._host[-1]):
-            return
-        self._device.append(device_ns)
-        self._host.append(host_ns)
-        self.error_ns = error_ns
+        """Take an anchor; a late one goes to its place, one that contradicts others is left out."""
+        at = bisect.bisect_left(self._device, device_ns)
+        if at < len(self._device) and self._device[at] == device_ns:
+            return  # told again
+        neighbours = [each for each in (at - 1, at) if 0 <= each < len(self._device)]
+        if not all(self._fits(each, device_ns, host_ns, error_ns) for each in neighbours):
+            self._num_misfits += 1
+            if self._num_misfits < _MOST_MISFITS:
+                return
+            # Then it is what was there before that is wrong.
+            self._device, self._host, self._errors = [], [], []
+            at = 0
+        self._num_misfits = 0
+        self._device.insert(at, device_ns)
+        self._host.insert(at, host_ns)
+        self._errors.insert(at, error_ns)
         if len(self._device) > _KEPT_ANCHORS:
-            del self._device[0], self._host[0]
+            del self._device[0], self._host[0], self._errors[0]
 
     def host_ns(self, device_ns: int) -> int | None:
         """Map an offset; None before the first anchor."""
@@ -39,7 +60,45 @@ class DeviceClock:
             return None
         if len(self._device) == 1:
             return self._host[0] + device_ns - self._device[0]
-        right = min(max(bisect.bisect_right(self._device, device_ns), 1), len(self._device) - 1)
-        d0, d1 = self._device[right - 1], self._device[right]
-        h0, h1 = self._host[right - 1], self._host[right]
-        return h0 + round((device_ns - d0) * (h1 - h0) / (d1 - d0))
+        left, right = self._around(device_ns)
+        d0, d1 = self._device[left], self._device[right]
+        h0, h1 = self._host[left], self._host[right]
+        near = right if device_ns > d1 else left
+        passed_ns = device_ns - self._device[near]
+        return self._host[near] + round(passed_ns * (h1 - h0) / (d1 - d0))
+
+    def error_at_ns(self, device_ns: int) -> int | None:
+        """Return how far off `host_ns` can be, None before the first anchor.
+
+        Between anchors as much as they are; outside, their errors tilt the slope.
+        """
+        if not self._device:
+            return None
+        if len(self._device) == 1:
+            return self._errors[0] + round(abs(device_ns - self._device[0]) * _UNKNOWN_DRIFT)
+        left, right = self._around(device_ns)
+        d0, d1 = self._device[left], self._device[right]
+        e0, e1 = self._errors[left], self._errors[right]
+        if d0 <= device_ns <= d1:
+            return max(e0, e1)
+        beyond_ns = max(d0 - device_ns, device_ns - d1)
+        return (e1 if device_ns > d1 else e0) + round(beyond_ns * (e0 + e1) / (d1 - d0))
+
+    def _around(self, device_ns: int) -> tuple[int, int]:
+        """Return the anchors to go by: those on both sides, or the last ones far enough apart."""
+        device, last = self._device, len(self._device) - 1
+        right = bisect.bisect_right(device, device_ns)
+        if 0 < right <= last:
+            return right - 1, right
+        if right:
+            return max(bisect.bisect_right(device, device[last] - _BASELINE_NS) - 1, 0), last
+        return 0, min(bisect.bisect_left(device, device[0] + _BASELINE_NS), last)
+
+    def _fits(self, at: int, device_ns: int, host_ns: int, error_ns: int) -> bool:
+        """Tell whether an anchor and a neighbour can both be right."""
+        by_device_ns = device_ns - self._device[at]
+        by_host_ns = host_ns - self._host[at]
+        if (by_device_ns > 0) != (by_host_ns > 0):
+            return False
+        slack_ns = error_ns + self._errors[at] + _MOST_DRIFT * abs(by_device_ns)
+        return abs(by_host_ns - by_device_ns) <= slack_ns
