@@ -45,15 +45,16 @@ class Touching(NamedTuple):
 
         Args:
             amounts: [samples].
-            weights: [pairs], not negative. A sample whose weights are all 0 is not given away.
+            weights: [pairs, parts], not negative. A sample whose weights are all 0 is kept back.
 
         Returns:
-            [pairs]
+            [pairs, parts]
         """
-        whole = self.by_sample(weights)[self.sample]
-        parts: Floats = np.zeros(len(weights))
-        np.divide(amounts[self.sample] * weights, whole, out=parts, where=whole > 0)
-        return parts
+        whole = self.by_sample(weights.sum(axis=1))
+        scale = np.zeros(self.num_samples)
+        np.divide(amounts, whole, out=scale, where=whole > 0)
+        spread: Floats = weights * scale[self.sample][:, None]
+        return spread
 
 
 def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touching:
@@ -85,19 +86,3 @@ def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:
     seen = np.zeros(pairs.num_samples, dtype=np.int64)
     np.bitwise_or.at(seen, pairs.sample, kinds[pairs.step])
     return (seen & (seen - 1)) == 0
-
-
-def in_turn(from_ns: Ints, to_ns: Ints, after_ns: int) -> NDArray[np.bool_]:
-    """Tell which samples of one source are news: neither told before nor over others of it.
-
-    Args:
-        from_ns: [samples].
-        to_ns: [samples].
-        after_ns: up to where samples were taken before.
-    """
-    is_news = np.zeros(len(from_ns), dtype=np.bool_)
-    for at in np.lexsort((to_ns, from_ns)).tolist():
-        if after_ns <= from_ns[at] < to_ns[at]:
-            is_news[at] = True
-            after_ns = int(to_ns[at])
-    return is_news

@@ -117,11 +117,9 @@ class CountedSteps:
         """
         within, num = self.within(pairs), len(self.starts_ns)
         weights = within[:, None] * expected[pairs.step]
-        whole = pairs.by_sample(weights.sum(axis=1))
-        scale = np.zeros(pairs.num_samples)
-        np.divide(amounts, whole, out=scale, where=whole > 0)
-        parts = weights * scale[pairs.sample][:, None]
-        covered = within * (whole > 0)[pairs.sample]
+        parts = pairs.spread(amounts, weights)
+        is_given = pairs.by_sample(weights.sum(axis=1)) > 0
+        covered = within * is_given[pairs.sample]
         blur = 1.0 - is_pure[pairs.sample]
         for phase in (0, 1):
             of_phase = parts[:, phase]
@@ -130,7 +128,7 @@ class CountedSteps:
         share = np.minimum(np.bincount(pairs.step, covered, num), 1.0)
         known = self._known[:, :, counted] + share[:, None] * self.totals[:, :, counted]
         self._known[:, :, counted] = np.minimum(known, self.totals[:, :, counted])
-        return np.where(whole > 0, amounts, 0.0)
+        return np.where(is_given, amounts, 0.0)
 
     def of_tenth(self, number: int) -> Settled:
         """Sum the steps of a tenth."""

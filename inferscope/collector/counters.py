@@ -48,7 +48,7 @@ LONGEST_WAIT_NS = 500_000_000
 """That a finished request waits for counters."""
 _SOURCES = ("pm", "gpm", "dcgm", "nvml")
 """Best first: of two that tell the same only the better is taken."""
-_TELLS_WHO = "nvml"
+_TELLS_WHO, _TELLS_CPU = "nvml", "host"
 _SILENT_NS = 1_000_000_000
 """After which a source does not count as there."""
 _REACH_NS = 2_500_000_000
@@ -124,7 +124,8 @@ class Counters:
         self.idle_uj = 0.0
         self.num_late = self.num_doubled = 0
         self.gauges: dict[str, float] = {}
-        self.gauges_ns = 0
+        self._processes: dict[int, tuple[int, float, float]] = {}
+        """By pid: when it was told, cores, resident bytes."""
         self.sm = _Fit(("prefill", "decode"))
         self.energy = _Fit(("idle", "prefill", "decode", "bytes", "flops"))
         self.sources: dict[int, str] = {}
@@ -147,12 +148,14 @@ class Counters:
 
     def sample(self, record: CounterSample) -> None:
         """Take a sample of any device of any host."""
+        if record.source == _TELLS_CPU:
+            self._take_process(record)
+            return
         rings = self._by_uuid.get(plain_uuid(record.device_uuid), ())
         if not rings or not record.values or record.end_ns <= record.start_ns:
             return
         values = record.values
         self.gauges |= values
-        self.gauges_ns = record.t_ns
         window = _read(record)
         if window is None:
             return
@@ -165,6 +168,21 @@ class Counters:
                 device.foreign_share = values["foreign_busy_share"]
                 self.foreign_ns.setdefault(number, 0)
             device.pending.append(window)
+
+    def _take_process(self, record: CounterSample) -> None:
+        """Take what a process takes of the host's cores and memory, if it is this engine's."""
+        pid, cpu_ns = record.values.get("pid"), record.values.get("cpu_ns")
+        if cpu_ns is None or pid not in {ring.opened.pid for ring in self._rings.values()}:
+            return
+        cores = cpu_ns / max(1, record.end_ns - record.start_ns)
+        self._processes[int(pid)] = (record.t_ns, cores, record.values.get("rss_bytes", 0.0))
+        there = [
+            each
+            for each in self._processes.values()
+            if record.t_ns - each[0] < _SILENT_NS + LONGEST_WAIT_NS
+        ]
+        self.gauges["cpu_cores"] = sum(each[1] for each in there)
+        self.gauges["rss_bytes"] = sum(each[2] for each in there)
 
     def reach(self, at_ns: int) -> None:
         """Note what requests have computed so far, if a step that ends then begins a tenth."""
@@ -252,6 +270,15 @@ class Counters:
         if any(device.foreign_share > _FOREIGN_SHARE for device in self._devices.values()):
             return SHARED
         return "" if self.totals.any() else UNSETTLED
+
+    def gauges_now(self, now_ns: int) -> dict[str, float]:
+        """Return what was told last, without what is of a silent source."""
+        is_told = any(now_ns - each[0] < _SILENT_NS * 2 for each in self._processes.values())
+        return {
+            word: value
+            for word, value in self.gauges.items()
+            if (is_told if word in ("cpu_cores", "rss_bytes") else self.is_on)
+        }
 
     def heard(self, now_ns: int) -> set[str]:
         """Return the sources that are there now."""

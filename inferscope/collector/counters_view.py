@@ -41,7 +41,6 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         if name in totals
     }
     fits = {"sm_active_ns": counters.sm, "energy_uj": counters.energy}
-    is_fresh = counters.is_on
     return CountersView(
         reason=counters.reason(),
         totals=totals,
@@ -50,7 +49,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         errors={name: fit.error() for name, fit in fits.items() if name in totals},
         up=tuple(sorted(counters.heard(engine.now_ns))),
         use=_use(engine, window_ns),
-        gauges=dict(counters.gauges) if is_fresh else {},
+        gauges=counters.gauges_now(engine.now_ns),
         clock_error_ns=max(
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
             default=None,

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from inferscope_jsonl.exporter import request_row
 
 from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
 from inferscope.collector.counters import Counters
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.merge import Merger
+from inferscope.collector.view import snapshot
+from inferscope.collector.work import COMPUTE_NS, READ_BYTES, WRITE_BYTES
 from inferscope.records import (
     SAMPLER_ROLE,
     CounterSample,
@@ -20,6 +23,7 @@ from inferscope.records import (
     Shape,
     encode,
 )
+from inferscope.tui.panels.phases import counted_words
 from tests.collector.scripts import MS, START_NS, Finals, Script
 
 GPU = "GPU-1234"
@@ -385,3 +389,59 @@ def test_the_digest_tells_whether_counters_were_the_same() -> None:
         return train.sample(1, "sm_active_share", (share, 0.3), source="pm").play()[0].digest()
 
     assert digest(0.9) == digest(0.9) != digest(0.8)
+
+
+def test_totals_of_all_requests_are_what_each_is_told() -> None:
+    train = Train()
+    requests = [train._request(f"r{at}", 1) for at in range(3)]
+    train._step(0, [(requests[0], 64, 0), (requests[1], 32, 0)], 1, 40, PREFILL)
+    for step in range(1, 9):
+        rows = [(requests[0], 1, 63 + step), (requests[1], 1, 31 + step)]
+        if step == 5:
+            rows.append((requests[2], 16, 0))
+        train._step(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
+    collector, _ = train.play()
+    table = collector.engines["engine"].lives.table
+    totals = table.work.totals()
+    assert len(table.alive()) == 3
+    for request in table.alive():
+        for phase, amounts in enumerate(table.work.of(request.slot)):
+            told = [amounts[column] for column in (COMPUTE_NS, READ_BYTES, WRITE_BYTES)]
+            assert totals[phase, :, request.slot].tolist() == told
+            assert any(told) or phase == DECODE
+
+
+def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
+    train = Train().alternate(until_ms=1500, gap_ms=1)
+    train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+    collector, finals = train.play()
+    row = request_row(finals.requests[10])
+    assert row["by_phase"]["prefill"]["sm_active_ns"] == pytest.approx(18 * MS, rel=0.05)
+    assert row["by_phase"]["prefill"]["energy_uj"] is None
+    assert row["provenance"]["sm_active_ns"]["source"] == "pm"
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
+    assert view.counters.use["prefill"].sm_share == pytest.approx(0.9, rel=0.02)
+    assert view.counters.use["decode"].power_w is None
+    assert "energy_uj" not in view.counters.totals
+    assert counted_words(view.counters).startswith("SM 9")
+
+
+def test_where_nothing_is_counted_the_reason_is_told() -> None:
+    collector, finals = Train().alternate(until_ms=300).play()
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
+    assert counted_words(view.counters).startswith("SM -, HBM -: no samples of this device")
+    row = request_row(finals.requests[0])
+    assert row["by_phase"]["decode"]["sm_active_ns"] is None
+    assert "sm_active_ns" not in row["provenance"]
+
+
+def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
+    train = Train().alternate(until_ms=500)
+    for pid, cpu_ns in ((1.0, 150e6), (77.0, 900e6)):  # the second is not of this engine
+        values = {"pid": pid, "cpu_ns": cpu_ns, "rss_bytes": 1e9}
+        train.count(300, 400, values, source="host", device="")
+    collector, _ = train.play()
+    gauges = counters_of(collector).gauges
+    assert gauges["cpu_cores"] == pytest.approx(1.5)
+    assert gauges["rss_bytes"] == 1e9
+    assert not counters_of(collector).is_on

@@ -72,7 +72,9 @@ def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]
 def counted_words(counters: CountersView) -> str:
     """Tell in a few words what samples say of the phases, or why they say nothing."""
     if not counters.use:
-        return f"SM -, HBM -: {counters.reason}" if counters.reason else ""
+        cores = counters.gauges.get("cpu_cores")
+        cpu = f"CPU {cores:.1f} cores  " if cores is not None else ""
+        return f"{cpu}SM -, HBM -: {counters.reason}" if counters.reason else ""
     prefill, decode = (counters.use.get(phase) for phase in ("prefill", "decode"))
     sm = "/".join(share(each.sm_share if each else None) for each in (prefill, decode))
     hbm = "/".join(_terabytes(each) for each in (prefill, decode))
