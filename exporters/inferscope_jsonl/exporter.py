@@ -196,7 +196,7 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "compute_ns": compute,
             "flops": counted("shape"),
             "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
-            **{name: _provenance(told) for name, told in request.counters.provenance.items()},
+            **_provenance(request.counters.provenance),
             "recomputed_ns": compute,
             "rejected_ns": by_tokens,
             "draft_ns": by_tokens,
@@ -230,5 +230,10 @@ def _resources(
     } | counters
 
 
-def _provenance(told: Provenance) -> dict[str, Any]:
-    return {"method": told.method, "source": told.source, "fit": "", "error": told.error}
+def _provenance(counters: dict[str, Provenance]) -> dict[str, Any]:
+    """Return how counted numbers came about, bytes read under the name of both directions, too."""
+    told = {
+        name: {"method": each.method, "source": each.source, "fit": "", "error": each.error}
+        for name, each in counters.items()
+    }
+    return told | ({"hbm_bytes": told["hbm_read_bytes"]} if "hbm_read_bytes" in told else {})

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from inferscope_jsonl.exporter import request_row
+from inferscope_otlp.attributes import prefill_attributes
+from inferscope_otlp.finished import Finished
+from inferscope_prometheus.families import Look, families
+from inferscope_prometheus.numbers import Counts
 
 from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
 from inferscope.collector.counters import Counters
@@ -445,3 +449,33 @@ def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
     assert gauges["cpu_cores"] == pytest.approx(1.5)
     assert gauges["rss_bytes"] == 1e9
     assert not counters_of(collector).is_on
+
+
+def test_metrics_have_families_of_what_is_counted_and_none_of_what_is_not() -> None:
+    def exported(train: Train) -> dict[str, dict[tuple[str, ...], float]]:
+        view = snapshot(train.play()[0], window_ns=60_000 * MS, mode="ended").engines[0]
+        look = Look(view, {0: Counts()}, None, 0)
+        return {
+            family.name: {
+                tuple(sample.labels.values())[5:]: sample.value for sample in family.samples
+            }
+            for family in families([look])
+        }
+
+    counted = Train().alternate(until_ms=1500)
+    counted.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+    told = exported(counted)["inferscope_gpu_sm_active_seconds"]
+    assert [key[1] for key in told] == ["prefill", "decode"]
+    assert told["1234", "prefill"] > told["1234", "decode"] > 0
+    assert not {"inferscope_energy_joules", "inferscope_gpu_hbm_bytes"} & exported(counted).keys()
+    assert "inferscope_gpu_sm_active_seconds" not in exported(Train().alternate(until_ms=300))
+
+
+def test_spans_say_what_was_counted_of_a_phase_and_how() -> None:
+    train = Train().alternate(until_ms=1500, gap_ms=1)
+    train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+    finals = train.play()[1].requests
+    attributes = prefill_attributes(Finished(finals[10], None, None, None, {}))
+    assert attributes["inferscope.gpu.sm_active"] == pytest.approx(0.018, rel=0.05)
+    assert attributes["inferscope.counters.method.sm_active_ns"] in ("measured", "apportioned")
+    assert "inferscope.energy.joules" not in attributes

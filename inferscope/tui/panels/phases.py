@@ -113,5 +113,5 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     lines.append(((label, "dim"), (chart, "decode")))
     lines.append(((measures, "dim"),))
     title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
-    foot = counted_words(view.counters) or ("" if inner >= _WITH_WORDS else "p50/p99")
+    foot = counted_words(view.counters) if inner >= _WITH_WORDS else "p50/p99"
     return frame(title, lines, width, height, note=note, foot=foot)
