@@ -34,6 +34,8 @@ class Touching(NamedTuple):
     """[pairs], positions."""
     step: Ints
     overlap_ns: Ints
+    within: Floats
+    """[pairs], the same as a share of the step."""
     num_samples: int
 
     def by_sample(self, amounts: Floats) -> Floats:
@@ -69,11 +71,11 @@ def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touc
     first = np.searchsorted(ends_ns, from_ns, side="right")
     num = np.maximum(np.searchsorted(starts_ns, to_ns, side="left") - first, 0)
     sample = np.repeat(np.arange(len(from_ns)), num)
-    within = np.arange(len(sample)) - np.repeat(np.cumsum(num) - num, num)
-    step = first[sample] + within
+    step = first[sample] + np.arange(len(sample)) - np.repeat(np.cumsum(num) - num, num)
     overlap_ns = np.minimum(ends_ns[step], to_ns[sample])
     overlap_ns -= np.maximum(starts_ns[step], from_ns[sample])
-    return Touching(sample, step, overlap_ns, len(from_ns))
+    within = overlap_ns / np.maximum(ends_ns - starts_ns, 1)[step]
+    return Touching(sample, step, overlap_ns, within, len(from_ns))
 
 
 def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:

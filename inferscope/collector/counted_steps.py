@@ -94,12 +94,6 @@ class CountedSteps:
         kinds = (self.phase_ns > 0) @ np.array([1, 2])
         return pairs, of_one_kind(pairs, kinds)
 
-    def within(self, pairs: Touching) -> Floats:
-        """Return which part of its step each pair is: [pairs]."""
-        whole_ns = np.maximum(self.ends_ns - self.starts_ns, 1)
-        parts: Floats = pairs.overlap_ns / whole_ns[pairs.step]
-        return parts
-
     def give(
         self, counted: int, pairs: Touching, amounts: Floats, expected: Floats, is_pure: Floats
     ) -> Floats:
@@ -115,7 +109,7 @@ class CountedSteps:
         Returns:
             [samples], what was given away of each: all or nothing.
         """
-        within, num = self.within(pairs), len(self.starts_ns)
+        within, num = pairs.within, len(self.starts_ns)
         weights = within[:, None] * expected[pairs.step]
         parts = pairs.spread(amounts, weights)
         is_given = pairs.by_sample(weights.sum(axis=1)) > 0

@@ -246,7 +246,7 @@ class Counters:
             return
         for number, device in self._devices.items():
             device.steps.read_in(self.rates)
-            for window in self._due(device, through_ns):
+            for window in _together(list(self._due(device, through_ns))):
                 self._settle(device, window)
             if device.foreign_ns:
                 self._recent_foreign.append((now_ns, device.foreign_ns))
@@ -360,7 +360,7 @@ class Counters:
             amounts = values["sm_active_share"] * lasted_ns
             expected: Floats | None = by_time
             if not is_short:
-                busy_ns = _by_phase(steps, pairs, by_time)
+                busy_ns = _by_phase(pairs, by_time)
                 self.sm.add(busy_ns, amounts)
                 expected = self.sm.expected((by_time[:, 0], by_time[:, 1]))
             self._give(steps, SM_ACTIVE, pairs, amounts, expected, pure, fallback=by_time)
@@ -394,7 +394,7 @@ class Counters:
                 return
             # Both directions in one sum: the model says how it is made up.
             both = values["dram_share"] * peak * lasted_ns / 1e9
-            parts = [_by_phase(steps, pairs, each).sum(axis=1) for each in modelled]
+            parts = [_by_phase(pairs, each).sum(axis=1) for each in modelled]
             whole = parts[0] + parts[1]
             share = np.zeros(len(both))
             np.divide(parts[0], whole, out=share, where=whole > 0)
@@ -415,10 +415,8 @@ class Counters:
         self, steps: CountedSteps, pairs: Touching, idle_ns: Floats, energy_uj: Floats
     ) -> None:
         bytes_moved = steps.totals[:, :, READ] + steps.totals[:, :, WRITE]
-        columns = [idle_ns, *_by_phase(steps, pairs, steps.phase_ns).T]
-        columns += [
-            _by_phase(steps, pairs, each).sum(axis=1) for each in (bytes_moved, steps.flops)
-        ]
+        columns = [idle_ns, *_by_phase(pairs, steps.phase_ns).T]
+        columns += [_by_phase(pairs, each).sum(axis=1) for each in (bytes_moved, steps.flops)]
         self.energy.add(np.stack(columns, axis=1), energy_uj)
         fit = self.energy.now()
         if fit is None:
@@ -426,7 +424,7 @@ class Counters:
         per_ns = np.array([fit.of(1), fit.of(2)])
         expected = steps.phase_ns * per_ns + bytes_moved * fit.of(3) + steps.flops * fit.of(4)
         idle_uj = idle_ns * fit.of(0)
-        busy_uj = _by_phase(steps, pairs, expected).sum(axis=1)
+        busy_uj = _by_phase(pairs, expected).sum(axis=1)
         whole = busy_uj + idle_uj
         share = np.zeros(len(energy_uj))
         np.divide(busy_uj, whole, out=share, where=whole > 0)
@@ -452,7 +450,11 @@ class Counters:
             is_pure = pure > 0
             keep = is_pure[pairs.sample]
             pairs = Touching(
-                pairs.sample[keep], pairs.step[keep], pairs.overlap_ns[keep], pairs.num_samples
+                pairs.sample[keep],
+                pairs.step[keep],
+                pairs.overlap_ns[keep],
+                pairs.within[keep],
+                pairs.num_samples,
             )
             expected = fallback
         steps.give(counted, pairs, amounts, expected, pure)
@@ -542,11 +544,24 @@ class _Fit:
         return None if self._estimate is None else self._estimate.fit_error
 
 
-def _by_phase(steps: CountedSteps, pairs: Touching, amounts: Floats) -> Floats:
+def _by_phase(pairs: Touching, amounts: Floats) -> Floats:
     """Return how much of the steps' amounts lies in each sample: [samples, phases]."""
-    within = steps.within(pairs)
-    parts = [pairs.by_sample(within * amounts[pairs.step, phase]) for phase in (0, 1)]
-    return np.stack(parts, axis=1)
+    parts = pairs.within[:, None] * amounts[pairs.step]
+    return np.stack([pairs.by_sample(parts[:, 0]), pairs.by_sample(parts[:, 1])], axis=1)
+
+
+def _together(windows: list[_Window]) -> Iterable[_Window]:
+    """Put windows of one source that tell the same into one: they cost little more than one."""
+    alike: dict[tuple[str, ...], list[_Window]] = {}
+    for window in windows:
+        alike.setdefault((window.source, *window.values), []).append(window)
+    for (source, *words), found in alike.items():
+        yield _Window(
+            source,
+            np.concatenate([window.from_ns for window in found]),
+            np.concatenate([window.to_ns for window in found]),
+            {word: np.concatenate([window.values[word] for window in found]) for word in words},
+        )
 
 
 def _read(record: CounterSample) -> _Window | None:
