@@ -156,7 +156,9 @@ class Accounts:
         for one in theirs:
             num_there += one[:, 0] > 0
         is_alone = (num_there <= 1).astype(np.float64)
-        self._given[..., : amounts.shape[2]] += settled.parts(amounts, is_alone=is_alone[:, None])
+        there = np.flatnonzero(amounts[:, 0].any(axis=0))
+        parts = settled.parts(amounts[:, :, there], is_alone=is_alone[:, None])
+        self._given[..., there] += parts
         for left, one in zip(leaving, theirs, strict=True):
             left.given += settled.parts(one, is_alone=is_alone)
         self._left = [left for left in self._left if left.unsettled]
