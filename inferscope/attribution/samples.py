@@ -40,7 +40,8 @@ class Touching(NamedTuple):
 
     def by_sample(self, amounts: Floats) -> Floats:
         """Sum an amount of the pairs: [samples]."""
-        return np.bincount(self.sample, weights=amounts, minlength=self.num_samples)
+        sums = np.bincount(self.sample, weights=amounts, minlength=self.num_samples)
+        return sums.astype(np.float64)  # of no pairs numpy counts instead
 
     def spread(self, amounts: Floats, weights: Floats) -> Floats:
         """Divide each sample's amount over its pairs.
@@ -87,4 +88,5 @@ def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:
     """
     seen = np.zeros(pairs.num_samples, dtype=np.int64)
     np.bitwise_or.at(seen, pairs.sample, kinds[pairs.step])
-    return (seen & (seen - 1)) == 0
+    is_of_one: NDArray[np.bool_] = (seen & (seen - 1)) == 0
+    return is_of_one

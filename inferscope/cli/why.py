@@ -123,7 +123,8 @@ def _chosen(lives: list[Life], options: argparse.Namespace, where: str) -> Life:
         NotFound: there is none.
         BadInput: there are several and none was picked, or a wrong one.
     """
-    name, pick = options.request, options.pick
+    name: str = options.request
+    pick: int | None = options.pick
     if not lives:
         what_to_do = (
             "Names are those of `inferscope attach`; a recording or a folder of rings can be given"
