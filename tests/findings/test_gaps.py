@@ -63,7 +63,9 @@ def test_on_a_real_run_the_gaps_give_back_what_the_ledgers_booked() -> None:
     }
     assert sum(booked.values()) > 10**9
     for request_id, booked_ns in booked.items():
-        assert booked_ns >= waited[request_id] >= 0.99 * booked_ns
+        # A step that a token cuts is booked pro rata, and taken here as a whole.
+        assert booked_ns >= waited[request_id] >= 0.95 * booked_ns
+    assert sum(waited.values()) >= 0.99 * sum(booked.values())
     (run,) = watch.runs.values()
     apart = run.requests.tbt.sum_ns - run.requests.tbt_without_prefills.sum_ns
     assert apart == sum(waited.values())
