@@ -96,6 +96,16 @@ def compare(llm: Any, sampling: Any, hooks: Hooks, *, size: int, pairs: int) -> 
     }
 
 
+def _keep_apart(reader_pid: int) -> None:
+    """Give the engine, all its threads, a core that the reader does not use."""
+    core, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return
+    os.sched_setaffinity(reader_pid, others)
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
 def main() -> int:
     """Measure, print a table, write JSON; 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -126,6 +136,7 @@ def main() -> int:
     )  # fmt: skip
     sampling = vllm.SamplingParams(max_tokens=options.steps, ignore_eos=True, temperature=0)
     reader = subprocess.Popen([sys.executable, "-c", READER, rings.name])
+    _keep_apart(reader.pid)
     hooks = Hooks()
     try:
         rows = [
