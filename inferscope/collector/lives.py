@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.culprits import Culprit
-from inferscope.attribution.parts import PromptCost, PromptPart
+from inferscope.attribution.parts import PromptPart
 from inferscope.collector.accounts import Left
+from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
-from inferscope.collector.finals import FinalRequest, Part, PhaseWork, Saved, Sink
+from inferscope.collector.finals import FinalRequest, Part, Sink
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.rings import RingState
@@ -31,14 +32,11 @@ from inferscope.collector.work import (
     DRAFT_NS,
     DRAFT_TOKENS,
     FLOPS,
-    READ_BYTES,
-    TOKENS,
     WASTED_NS,
     WASTED_TOKENS,
-    WRITE_BYTES,
 )
 from inferscope.cost.book import CostBook
-from inferscope.cost.counts import Rates, saved_ns
+from inferscope.cost.counts import Rates
 from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 
 Ints = NDArray[np.int64]
@@ -50,7 +48,6 @@ _ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
-_PREFILL_OWN = CAUSES.index("prefill_own")
 _EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
 
 
@@ -312,6 +309,7 @@ class Lives:
         prefill, decode = table.work.of(slot)
         prefill_ns, decode_ns = prefill[COMPUTE_NS], decode[COMPUTE_NS]
         times, tokens_per_event = table.tokens.events_of(slot)
+        model = self._book.mode(self.prefill_mode).model if self.prefill_mode else None
         final = FinalRequest(
             engine_id=self._engine_id,
             request_id=request.request_id,
@@ -350,12 +348,12 @@ class Lives:
             parts=self.parts_of(request),
             reasoning_tokens=request.reasoning_tokens,
             blame=self._blame(slot, ledger_ns, delivered_ns),
-            prefill_work=self._phase_work(prefill),
-            decode_work=self._phase_work(decode),
+            prefill_work=phase_work(prefill, self.rates),
+            decode_work=phase_work(decode, self.rates),
             recomputed=Part(prefill[WASTED_TOKENS], prefill[WASTED_NS]),
             rejected=Part(decode[WASTED_TOKENS], decode[WASTED_NS]),
             drafted=Part(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
-            saved=self._saved(request),
+            saved=saved_by_cache(request, self.rates, model),
         )
         self.num_finished += 1
         self.finished.append(final)
@@ -412,38 +410,7 @@ class Lives:
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:
         """Return what the parts of a prompt have cost so far; none where nobody named them."""
-        if not request.told_parts:
-            return ()
-        cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
-        if cost.prompt_tokens != request.prompt_tokens:
-            return ()  # its length came late, or never
-        prefill, _ = self.table.work.of(request.slot)
-        row = request.ttft_row if request.first_edge_ns else None
-        return cost.parts(
-            prefill[COMPUTE_NS],
-            cached_tokens=request.cached_tokens,
-            ttft_own_ns=None if row is None else row.item(_PREFILL_OWN),
-            has_flops=self.rates is not None,
-        )
-
-    def _phase_work(self, amounts: list[int]) -> PhaseWork:
-        if self.rates is None:
-            return PhaseWork(amounts[TOKENS])
-        return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])
-
-    def _saved(self, request: Request) -> Saved:
-        """Return what the prefix cache saved, by the model in force where prompts are computed."""
-        cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
-        if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):
-            return Saved()  # one of the two is wrong
-        flops = None if self.rates is None else self.rates.saved_flops(cached_tokens)
-        if not cached_tokens:
-            return Saved(flops, 0)
-        if prompt_tokens is None or not self.prefill_mode:
-            return Saved(flops)
-        model = self._book.mode(self.prefill_mode).model
-        ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
-        return Saved(flops, ns, model.fit_id)
+        return prompt_parts(request, self.table.work, has_flops=self.rates is not None)
 
 
 Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]

@@ -1,0 +1,60 @@
+"""What a request has cost beside its time: by phase, by part of its prompt, and what it was spared.
+
+Unknown is None: counts rest on the model's shape, what the prefix cache saved on the cost model.
+"""
+
+from __future__ import annotations
+
+from inferscope.attribution.parts import PromptCost, PromptPart
+from inferscope.collector.finals import PhaseWork, Saved
+from inferscope.collector.requests import Request
+from inferscope.collector.work import COMPUTE_NS, READ_BYTES, TOKENS, WRITE_BYTES, Work
+from inferscope.cost.counts import Rates, saved_ns
+from inferscope.cost.model import StepModel
+from inferscope.records import CAUSES
+
+_PREFILL_OWN = CAUSES.index("prefill_own")
+
+
+def prompt_parts(request: Request, work: Work, *, has_flops: bool) -> tuple[PromptPart, ...]:
+    """Return what the parts of a prompt have cost so far; none where nobody named them."""
+    if not request.told_parts:
+        return ()
+    cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
+    if cost.prompt_tokens != request.prompt_tokens:
+        return ()  # its length came late, or never
+    prefill, _ = work.of(request.slot)
+    row = request.ttft_row if request.first_edge_ns else None
+    return cost.parts(
+        prefill[COMPUTE_NS],
+        cached_tokens=request.cached_tokens,
+        ttft_own_ns=None if row is None else row.item(_PREFILL_OWN),
+        has_flops=has_flops,
+    )
+
+
+def phase_work(amounts: list[int], rates: Rates | None) -> PhaseWork:
+    """Return what one phase computed and moved, from its columns of `Work`."""
+    if rates is None:
+        return PhaseWork(amounts[TOKENS])
+    return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])
+
+
+def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | None) -> Saved:
+    """Return what the prefix cache saved.
+
+    Args:
+        request: whose prompt it is.
+        rates: of the model's shape, None where it is not counted.
+        model: in force where prompts are computed, None where none has been yet.
+    """
+    cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
+    if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):
+        return Saved()  # one of the two is wrong
+    flops = None if rates is None else rates.saved_flops(cached_tokens)
+    if not cached_tokens:
+        return Saved(flops, 0)
+    if prompt_tokens is None or model is None:
+        return Saved(flops)
+    ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+    return Saved(flops, ns, model.fit_id)
