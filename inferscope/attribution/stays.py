@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_MOST_BLOCK_TOKENS = 1 << 24
+"""A block of more, or of less than one, is damage."""
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -31,7 +33,8 @@ class Grip(msgspec.Struct, frozen=True, gc=False):
 
     def blocks(self) -> Floats:
         """Return the KV blocks that each member holds, or its tokens in them: [members]."""
-        blocks = -(-(self.contexts + self.tokens) // (self.block_tokens or 1))
+        per_block = self.block_tokens if 0 < self.block_tokens <= _MOST_BLOCK_TOKENS else 1
+        blocks = -(-(self.contexts + self.tokens) // per_block)
         return blocks.astype(np.float64)
 
 

@@ -16,6 +16,7 @@ from inferscope.collector.view import snapshot
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
+from inferscope.records import EngineInfo, StepPlan
 from tests.collector.scripts import MS, Finals, Script, assert_all_closes
 
 
@@ -51,6 +52,35 @@ def test_the_plan_of_a_step_says_what_was_scarce_in_it() -> None:
         told = {one.request_id: one.ns for one in finals.only().blame}
         assert sum(told.values()) == 10 * MS
         assert told["small"] == pytest.approx(expected * 10 * MS, abs=1)
+
+
+@pytest.mark.parametrize("block_tokens", [0, -16, -1000, 2**64 - 1])
+def test_blocks_of_no_size_that_can_be_are_counted_in_tokens(block_tokens: int) -> None:
+    script = Script()
+    core = script.ring()
+    core.tell(EngineInfo(script.now_ns, "made-up", device="gpu", block_tokens=block_tokens))
+    small, large = core.queued("small"), core.queued("large")
+    for index in (small, large):
+        core.admitted(index)
+    script.at(1)
+    mine = core.queued("mine")
+    core.step(0, [(small, 20, 0), (large, 60, 0)], start_ms=2, end_ms=12)
+    at, plan = next(
+        (at, told[1]) for at, told in enumerate(script.told) if isinstance(told[1], StepPlan)
+    )
+    script.told[at] = (core.number, replace(plan, binding="blocks"))
+    core.preempted(small)
+    script.at(20)
+    core.resumed(small)
+    core.admitted(mine)
+    for index in (mine, small, large):
+        core.finished(index)
+    collector, finals = script.play(until_ms=400)
+    assert_all_closes(collector, finals)
+    by_id = {final.request_id: final for final in finals.requests}
+    told = {one.request_id: one.ns for one in by_id["mine"].blame}
+    assert told["large"] == pytest.approx(3 * told["small"], rel=1e-6)
+    assert most(by_id["small"], "preempted").request_id == "large"
 
 
 def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
