@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inferscope.collector.fold import Collector
+from inferscope.collector.view import snapshot
 from tests.collector.scripts import (
     MS,
     START_NS,
@@ -187,6 +189,28 @@ def test_every_ledger_closes_and_every_nanosecond_is_conserved(seed: int) -> Non
     labelled = {f"r{life.index}" for life in engine.lives if life.parts}
     assert {final.request_id for final in finals.requests if final.parts} == labelled
     assert_all_closes(collector, finals)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.integers(1, 9))
+def test_nobody_who_looks_changes_what_is_folded_and_nothing_of_the_dead_stays(
+    seed: int, look_again: int
+) -> None:
+    script = _Engine(random.Random(seed)).run()
+    told, _ = script.play(until_ms=20_000)
+    unseen, seen = Collector(), Collector()
+    for number, item in enumerate(script.items(until_ms=20_000)):
+        unseen.fold(item.ring, item.record)
+        seen.fold(item.ring, item.record)
+        if number % look_again == 0:
+            for engine in seen.engines.values():
+                for request in engine.lives.table.alive():
+                    snapshot(seen, window_ns=10**10, mode="live", focus=request.request_id)
+                    engine.lives.parts_of(request)
+    assert unseen.digest() == seen.digest() == told.digest()
+    blame = unseen.engines["engine"].lives.table.ledger.blame
+    for kept in (blame._waiting, blame._staying, blame._stays, blame._held, blame._found):
+        assert not kept
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
