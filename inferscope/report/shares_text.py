@@ -26,6 +26,13 @@ _MEANINGS = {
     "phase": "Owen value: prefill and decode each come as one",
     "token": "Aumann-Shapley: one price per token, cutting requests in two changes nothing",
 }
+_MODELLED = (
+    "Modelled, and not meant to sum up: alone (the step with nobody else), marginal (what the step"
+    " would have saved without it). Discount: what batching saves, (alone - total) / alone."
+)
+_LEFT_OUT = (
+    "What each would have taken alone, which is modelled, needs a wider terminal, or --json."
+)
 _NOBODY = {
     "request": "(not known)",
     "tenant": "(no tenant)",
@@ -33,26 +40,32 @@ _NOBODY = {
     "phase": "",
 }
 _HEADS = ("prefill ms", "decode ms", "total ms", "of all", "alone ms", "marginal ms", "discount")
+_NUM_CLOSED = 4
+"""Columns that divide what was measured; those after them are modelled."""
 
 
-def to_text(shares: Shares, *, most: int | None, width: int = 100, ascii: bool = False) -> str:
+def to_text(shares: Shares, *, most: int | None, width: int = 110, ascii: bool = False) -> str:
     """Write a table as text.
 
     Args:
         shares: what to write.
         most: rows; those beyond are summed in one. None for all.
-        width: of the sentences.
+        width: of the sentences; where the modelled columns do not fit, they are left out.
         ascii: use ASCII characters only.
     """
+    num_columns = len(_HEADS) if width >= _NAME + len(_HEADS) * _MS else _NUM_CLOSED
+    head = (
+        f"{milliseconds(shares.measured_ns)} ms of steps, divided by the rule"
+        f" `{shares.rule}` ({_MEANINGS[shares.rule]})"
+    )
     lines = [
-        f"{milliseconds(shares.measured_ns, width=12)} ms of steps, divided by the rule"
-        f" `{shares.rule}` ({_MEANINGS[shares.rule]})",
+        *textwrap.wrap(head, width, break_on_hyphens=False),
         "",
-        _line(f"by {shares.by}", _HEADS),
-        *_table(shares, most),
+        _line(f"by {shares.by}", _HEADS[:num_columns]),
+        *_table(shares, most, num_columns),
         "",
     ]
-    for sentence in _caveats(shares):
+    for sentence in _caveats(shares, num_columns):
         lines += textwrap.wrap(sentence, width, break_on_hyphens=False)
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return to_ascii(text) if ascii else text
@@ -103,7 +116,7 @@ def _json_row(row: ShareRow, shares: Shares) -> dict[str, Any]:
     return told | {"prefill": row.prefill, "decode": row.decode}
 
 
-def _table(shares: Shares, most: int | None) -> list[str]:
+def _table(shares: Shares, most: int | None, num_columns: int) -> list[str]:
     """Write the rows and their sum, rounded so that what is printed adds up as well."""
     shown = shares.rows if most is None else shares.rows[:most]
     hidden = shares.rows[len(shown) :]
@@ -121,27 +134,24 @@ def _table(shares: Shares, most: int | None) -> list[str]:
     wholes_ns = [(prefill + decode).share_ns for _, prefill, decode in rows] + [*rest_ns.values()]
     mills = closed(wholes_ns, 1000)
     lines = [
-        _row(name, prefill, decode, tenths=tenths[2 * at : 2 * at + 2], mills=mills[at])
+        _line(name, _cells(prefill, decode, tenths[2 * at : 2 * at + 2], mills[at])[:num_columns])
         for at, (name, prefill, decode) in enumerate(rows)
     ]
     lines += map(_rest, rest_ns, tenths[2 * num :], mills[num:])
     return [*lines, _rest("sum = measured", sum(tenths), sum(mills))]
 
 
-def _row(name: str, prefill: Amounts, decode: Amounts, *, tenths: list[int], mills: int) -> str:
+def _cells(prefill: Amounts, decode: Amounts, tenths: list[int], mills: int) -> tuple[str, ...]:
     whole = prefill + decode
     discount = whole.discount_ns / whole.standalone_ns if whole.standalone_ns else None
-    return _line(
-        name,
-        (
-            _tenths(tenths[0]) if prefill.tokens else UNKNOWN,
-            _tenths(tenths[1]) if decode.tokens else UNKNOWN,
-            _tenths(sum(tenths)),
-            _per_cent(mills),
-            _ms(whole.standalone_ns),
-            _ms(whole.marginal_ns),
-            share(discount),
-        ),
+    return (
+        _tenths(tenths[0]) if prefill.tokens else UNKNOWN,
+        _tenths(tenths[1]) if decode.tokens else UNKNOWN,
+        _tenths(sum(tenths)),
+        _per_cent(mills),
+        _ms(whole.standalone_ns),
+        _ms(whole.marginal_ns),
+        share(discount),
     )
 
 
@@ -178,7 +188,7 @@ def _sum(rows: tuple[ShareRow, ...]) -> tuple[Amounts, Amounts]:
     return prefill, decode
 
 
-def _caveats(shares: Shares) -> list[str]:
+def _caveats(shares: Shares, num_columns: int) -> list[str]:
     clock = " and ".join(shares.clocks) or "no"
     rows_ns = sum(row.whole.share_ns for row in shares.rows)
     alone = share(shares.alone_ns / rows_ns if rows_ns else None)
@@ -186,9 +196,7 @@ def _caveats(shares: Shares) -> list[str]:
         f"Measured: the time of {shares.num_steps:,} steps ({clock} clock). Apportioned: prefill,"
         f" decode and total, but for {alone} of it, which is of requests alone in their step."
         " In whole nanoseconds the rows sum to what was measured.",
-        "Modelled, and not meant to sum up: alone (the step with nobody else), marginal (what the"
-        " step would have saved without it). Discount: what batching saves, (alone - total) /"
-        " alone.",
+        _MODELLED if num_columns > _NUM_CLOSED else _LEFT_OUT,
     ]
     if shares.residuals is not None:
         low, middle, high = shares.residuals

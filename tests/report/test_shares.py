@@ -176,13 +176,21 @@ def of_the_sample() -> Shares:
 
 @pytest.mark.parametrize("most", [1, 3, 7, 30, None])
 def test_what_is_printed_adds_up(of_the_sample: Shares, most: int | None) -> None:
-    _, table, *_ = to_text(of_the_sample, most=most).split("\n\n")
+    _, table, *_ = to_text(of_the_sample, most=most, width=110).split("\n\n")
     *rows, (_, _, whole, of_all) = [printed(line) for line in table.splitlines()[1:]]
     assert whole == round(of_the_sample.measured_ns / 1e5)
     assert of_all == 1000
     assert sum(row[2] for row in rows) == whole
     assert sum(row[3] for row in rows) == of_all
     assert all(prefill + decode == both for prefill, decode, both, _ in rows[:-3])
+
+
+@pytest.mark.parametrize("width", [74, 80, 109, 110, 200])
+def test_no_line_of_a_table_is_wider_than_the_terminal(of_the_sample: Shares, width: int) -> None:
+    text = to_text(of_the_sample, most=5, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("marginal ms" in text) is (width >= 110)
+    assert ("needs a wider terminal" in " ".join(text.split())) is (width < 110)
 
 
 def printed(line: str) -> tuple[int, int, int, int]:
