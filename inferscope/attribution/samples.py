@@ -43,6 +43,18 @@ class Touching(NamedTuple):
         sums = np.bincount(self.sample, weights=amounts, minlength=self.num_samples)
         return sums.astype(np.float64)  # of no pairs numpy counts instead
 
+    def by_phase(self, amounts: Floats) -> Floats:
+        """Sum how much of the steps' amounts lies in each sample.
+
+        Args:
+            amounts: [steps, phases].
+
+        Returns:
+            [samples, phases]
+        """
+        parts = self.within[:, None] * amounts[self.step]
+        return np.stack([self.by_sample(column) for column in parts.T], axis=1)
+
     def spread(self, amounts: Floats, weights: Floats) -> Floats:
         """Divide each sample's amount over its pairs.
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.regression import FEWEST_WINDOWS, Estimate, estimate
 from inferscope.attribution.samples import LONGEST_SHORT_NS, Touching
 from inferscope.collector.accounts import (
     BUSY,
@@ -35,19 +33,19 @@ from inferscope.collector.accounts import (
 )
 from inferscope.collector.counted import RequestCounters, told
 from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps, Moved, StepRun
+from inferscope.collector.counter_fits import RollingFit
+from inferscope.collector.counter_windows import SOURCES, Window, read, together
 from inferscope.collector.rings import RingState
 from inferscope.collector.rows import Rows
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.counts import Rates
-from inferscope.records import COLUMNS, CounterSample, plain_uuid
+from inferscope.records import CounterSample, plain_uuid
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LONGEST_WAIT_NS = 500_000_000
 """That a finished request waits for counters."""
-_SOURCES = ("pm", "gpm", "dcgm", "nvml")
-"""Best first: of two that tell the same only the better is taken."""
 _TELLS_WHO, _TELLS_CPU = "nvml", "host"
 _SILENT_NS = 1_000_000_000
 """After which a source does not count as there."""
@@ -55,10 +53,7 @@ _REACH_NS = 2_500_000_000
 """How far back a window may begin: sources that tell once a second included."""
 _LONGEST_AWAITED_NS = 250_000_000
 """Windows: of longer ones the end does not come while requests wait."""
-_JOINED = frozenset(("sm_active_share", "busy_share", "dram_share", "dram_read_bytes", "energy_uj"))
-_KEPT_WINDOWS = 600
 _KEPT_TENTHS = 3000
-_FIT_EVERY = 10
 _FOREIGN_SHARE = 0.01
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
@@ -68,21 +63,12 @@ SHARED = "other processes use the device, too"
 UNSETTLED = "too few windows in which the phases differ"
 
 
-class _Window(NamedTuple):
-    """Samples of one record: [samples] each."""
-
-    source: str
-    from_ns: Ints
-    to_ns: Ints
-    values: dict[str, Floats]
-
-
 class _Device:
     """One device of the engine, its steps and the samples that are not settled."""
 
     def __init__(self) -> None:
         self.steps = CountedSteps()
-        self.pending: list[_Window] = []
+        self.pending: list[Window] = []
         self.through_ns: dict[str, int] = {}
         """By source, up to where its samples are settled."""
         self.lasts_ns: dict[str, int] = {}
@@ -126,8 +112,8 @@ class Counters:
         self.gauges: dict[str, float] = {}
         self._processes: dict[int, tuple[int, float, float]] = {}
         """By pid: when it was told, cores, resident bytes."""
-        self.sm = _Fit(("prefill", "decode"))
-        self.energy = _Fit(("idle", "prefill", "decode", "bytes", "flops"))
+        self.sm = RollingFit(("prefill", "decode"))
+        self.energy = RollingFit(("idle", "prefill", "decode", "bytes", "flops"))
         self.sources: dict[int, str] = {}
         """By what is counted, who told it last."""
         self._settled_through_ns = 0
@@ -156,7 +142,7 @@ class Counters:
             return
         values = record.values
         self.gauges |= values
-        window = _read(record)
+        window = read(record)
         if window is None:
             return
         self._heard_ns = max(self._heard_ns, record.t_ns)
@@ -246,7 +232,7 @@ class Counters:
             return
         for number, device in self._devices.items():
             device.steps.read_in(self.rates)
-            for window in _together(list(self._due(device, through_ns))):
+            for window in together(list(self._due(device, through_ns))):
                 self._settle(device, window)
             if device.foreign_ns:
                 self._recent_foreign.append((now_ns, device.foreign_ns))
@@ -297,14 +283,14 @@ class Counters:
 
     # --- windows ------------------------------------------------------------------------------
 
-    def _due(self, device: _Device, through_ns: int) -> Iterable[_Window]:
+    def _due(self, device: _Device, through_ns: int) -> Iterable[Window]:
         """Return the pending windows up to a time, each source's in turn and none twice."""
-        due: list[_Window] = []
-        left: list[_Window] = []
+        due: list[Window] = []
+        left: list[Window] = []
         for window in device.pending:
             (due if window.to_ns[-1] <= through_ns else left).append(window)
         device.pending = left
-        due.sort(key=lambda window: (int(window.to_ns[-1]), _SOURCES.index(window.source)))
+        due.sort(key=lambda window: (int(window.to_ns[-1]), SOURCES.index(window.source)))
         for window in due:
             is_news = np.ones(len(window.from_ns), dtype=np.bool_)
             after_ns = device.through_ns.get(window.source, 0)
@@ -323,7 +309,7 @@ class Counters:
                 continue
             device.through_ns[window.source] = int(window.to_ns[-1])
             device.lasts_ns[window.source] = int(window.to_ns[-1] - window.from_ns[-1])
-            yield _Window(
+            yield Window(
                 window.source,
                 window.from_ns[is_news],
                 window.to_ns[is_news],
@@ -333,14 +319,14 @@ class Counters:
     def _is_best(self, device: _Device, counted: int, source: str, end_ns: int) -> bool:
         """Tell whether no better source counts this, too."""
         device.heard_ns[counted, source] = end_ns
-        rank = _SOURCES.index(source)
-        for better in _SOURCES[:rank]:
+        rank = SOURCES.index(source)
+        for better in SOURCES[:rank]:
             if end_ns - device.heard_ns.get((counted, better), -_SILENT_NS) < _SILENT_NS:
                 return False
         self.sources[counted] = source
         return True
 
-    def _settle(self, device: _Device, window: _Window) -> None:
+    def _settle(self, device: _Device, window: Window) -> None:
         """Give the samples of a record to the steps."""
         steps, values = device.steps, window.values
         from_ns, to_ns = window.from_ns, window.to_ns
@@ -360,7 +346,7 @@ class Counters:
             amounts = values["sm_active_share"] * lasted_ns
             expected: Floats | None = by_time
             if not is_short:
-                busy_ns = _by_phase(pairs, by_time)
+                busy_ns = pairs.by_phase(by_time)
                 self.sm.add(busy_ns, amounts)
                 expected = self.sm.expected((by_time[:, 0], by_time[:, 1]))
             self._give(steps, SM_ACTIVE, pairs, amounts, expected, pure, fallback=by_time)
@@ -378,7 +364,7 @@ class Counters:
     def _settle_bytes(
         self,
         device: _Device,
-        window: _Window,
+        window: Window,
         pairs: Touching,
         pure: Floats,
         lasted_ns: Floats,
@@ -386,21 +372,21 @@ class Counters:
         is_short: bool,
     ) -> None:
         steps, values, end_ns = device.steps, window.values, int(window.to_ns[-1])
-        read, written = values.get("dram_read_bytes"), values.get("dram_write_bytes")
+        reads, writes = values.get("dram_read_bytes"), values.get("dram_write_bytes")
         modelled = steps.totals[:, :, READ], steps.totals[:, :, WRITE]
-        if read is None or written is None:
+        if reads is None or writes is None:
             peak = values.get("dram_peak_bytes_per_s")
             if peak is None or "dram_share" not in values:
                 return
             # Both directions in one sum: the model says how it is made up.
             both = values["dram_share"] * peak * lasted_ns / 1e9
-            parts = [_by_phase(pairs, each).sum(axis=1) for each in modelled]
+            parts = [pairs.by_phase(each).sum(axis=1) for each in modelled]
             whole = parts[0] + parts[1]
             share = np.zeros(len(both))
             np.divide(parts[0], whole, out=share, where=whole > 0)
-            read, written = both * share, both * (1 - share)
+            reads, writes = both * share, both * (1 - share)
             pure = np.zeros_like(pure)
-        for counted, amounts, model in zip((READ, WRITE), (read, written), modelled, strict=True):
+        for counted, amounts, model in zip((READ, WRITE), (reads, writes), modelled, strict=True):
             if not self._is_best(device, counted, window.source, end_ns):
                 continue
             expected = model
@@ -415,8 +401,8 @@ class Counters:
         self, steps: CountedSteps, pairs: Touching, idle_ns: Floats, energy_uj: Floats
     ) -> None:
         bytes_moved = steps.totals[:, :, READ] + steps.totals[:, :, WRITE]
-        columns = [idle_ns, *_by_phase(pairs, steps.phase_ns).T]
-        columns += [_by_phase(pairs, each).sum(axis=1) for each in (bytes_moved, steps.flops)]
+        columns = [idle_ns, *pairs.by_phase(steps.phase_ns).T]
+        columns += [pairs.by_phase(each).sum(axis=1) for each in (bytes_moved, steps.flops)]
         self.energy.add(np.stack(columns, axis=1), energy_uj)
         fit = self.energy.now()
         if fit is None:
@@ -424,7 +410,7 @@ class Counters:
         per_ns = np.array([fit.of(1), fit.of(2)])
         expected = steps.phase_ns * per_ns + bytes_moved * fit.of(3) + steps.flops * fit.of(4)
         idle_uj = idle_ns * fit.of(0)
-        busy_uj = _by_phase(pairs, expected).sum(axis=1)
+        busy_uj = pairs.by_phase(expected).sum(axis=1)
         whole = busy_uj + idle_uj
         share = np.zeros(len(energy_uj))
         np.divide(busy_uj, whole, out=share, where=whole > 0)
@@ -492,105 +478,3 @@ class Counters:
 
     def _is_over(self, end_ns: int) -> bool:
         return self.now_ns >= end_ns + LONGEST_WAIT_NS - TENTH_NS
-
-
-class _Fit:
-    """A regression over the last windows, made anew every few."""
-
-    _DROPPED = (0, 1, 2)
-    """How many of the last columns to do without, until the others can be told apart."""
-
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._num_columns = len(columns)
-        self._rows: deque[tuple[Floats, float]] = deque(maxlen=_KEPT_WINDOWS)
-        self._num_new = 0
-        self._estimate: Estimate | None = None
-
-    def add(self, columns: Floats, sums: Floats) -> None:
-        """Take windows: [windows, columns] and [windows]."""
-        for row, total in zip(columns, sums.tolist(), strict=True):
-            if row.any():
-                self._rows.append((row, total))
-                self._num_new += 1
-
-    def now(self) -> Estimate | None:
-        """Return the rates, None where they cannot be told."""
-        is_first = self._estimate is None and self._num_new > 0
-        if len(self._rows) >= FEWEST_WINDOWS and (is_first or self._num_new >= _FIT_EVERY):
-            self._num_new = 0
-            columns = np.array([row for row, _ in self._rows])
-            sums = np.array([total for _, total in self._rows])
-            self._estimate = None
-            for num_dropped in self._DROPPED if self._num_columns > 2 else (0,):
-                kept = columns[:, : self._num_columns - num_dropped]
-                found = estimate(kept, sums)
-                if found is not None:
-                    none = (None,) * num_dropped
-                    self._estimate = Estimate(
-                        found.rates + none, found.errors + none, found.fit_error, found.num_windows
-                    )
-                    break
-        return self._estimate
-
-    def expected(self, columns: tuple[Floats, ...]) -> Floats | None:
-        """Return each step's columns at these rates, None where they cannot be told."""
-        found = self.now()
-        if found is None:
-            return None
-        return np.stack([column * found.of(at) for at, column in enumerate(columns)], axis=1)
-
-    def error(self) -> float | None:
-        """Return the fit's error, relative to what it explains."""
-        return None if self._estimate is None else self._estimate.fit_error
-
-
-def _by_phase(pairs: Touching, amounts: Floats) -> Floats:
-    """Return how much of the steps' amounts lies in each sample: [samples, phases]."""
-    parts = pairs.within[:, None] * amounts[pairs.step]
-    return np.stack([pairs.by_sample(parts[:, 0]), pairs.by_sample(parts[:, 1])], axis=1)
-
-
-def _together(windows: list[_Window]) -> Iterable[_Window]:
-    """Put windows of one source that tell the same into one: they cost little more than one."""
-    alike: dict[tuple[str, ...], list[_Window]] = {}
-    for window in windows:
-        alike.setdefault((window.source, *window.values), []).append(window)
-    for (source, *words), found in alike.items():
-        yield _Window(
-            source,
-            np.concatenate([window.from_ns for window in found]),
-            np.concatenate([window.to_ns for window in found]),
-            {word: np.concatenate([window.values[word] for window in found]) for word in words},
-        )
-
-
-def _read(record: CounterSample) -> _Window | None:
-    """Return the short windows of a sample, itself where it has none; None if it is unreadable."""
-    if record.source not in _SOURCES or not _JOINED & record.values.keys():
-        return None
-    if not record.starts_ns:
-        values = {word: np.array([value]) for word, value in record.values.items()}
-        span = np.array([[record.start_ns], [record.end_ns]], dtype=np.int64)
-        return _Window(record.source, span[0], span[1], values)
-    try:
-        from_ns = np.frombuffer(record.starts_ns, dtype=COLUMNS["starts_ns"]).astype(np.int64)
-        to_ns = np.frombuffer(record.ends_ns, dtype=COLUMNS["ends_ns"]).astype(np.int64)
-        columns = {
-            word: np.frombuffer(raw, dtype=COLUMNS["series"]).astype(np.float64)
-            for word, raw in record.series.items()
-        }
-    except ValueError:
-        return None
-    if any(len(column) != len(from_ns) for column in (to_ns, *columns.values())):
-        return None
-    order = np.argsort(from_ns, kind="stable")
-    from_ns, to_ns = from_ns[order], to_ns[order]
-    is_window = to_ns > from_ns
-    if not is_window.any():
-        return None
-    return _Window(
-        record.source,
-        from_ns[is_window],
-        to_ns[is_window],
-        {word: column[order][is_window] for word, column in columns.items()},
-    )
