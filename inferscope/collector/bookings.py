@@ -47,7 +47,7 @@ class Bookings:
         engine_id: str,
         lives: Lives,
         sinks: list[Sink],
-        mix: Callable[[bytes | memoryview], None],
+        mix: Callable[[bytes | Ints], None],
     ) -> None:
         self._engine_id = engine_id
         self._lives = lives
@@ -97,7 +97,7 @@ class Bookings:
             self._mixed_slots = rows.slot_bytes
             self._mix(rows.slot_bytes)
         for shares_ns in split.shares_ns:
-            self._mix(shares_ns.data)
+            self._mix(shares_ns)
         counters = self._lives.counters
         if counters.is_on:
             counters.reach(run.end_ns)

@@ -66,7 +66,7 @@ class EngineFold:
     """
 
     def __init__(
-        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes | memoryview], None]
+        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes | Ints], None]
     ) -> None:
         """Start empty.
 

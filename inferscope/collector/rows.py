@@ -171,7 +171,7 @@ class Rows:
         Raises:
             ValueError: they are not as many as the rows, or no engine computes so much in a step.
         """
-        found = np.frombuffer(slices.contexts, dtype=_U32)
+        found = np.frombuffer(slices.contexts, _U32)
         if len(found) != len(self.slots):
             found = _column(slices.contexts, "contexts", len(self.slots))
         contexts: Ints = found.astype(np.int64)
@@ -228,15 +228,17 @@ class KeptRows:
         Who finishes is forgotten only when all that came before is settled: a step or two into the
         life of the team that goes on without it.
         """
+        num_missed = slots.num_dropped - self.num_dropped
         self.num_dropped = slots.num_dropped
         last = self.last_of(requests)
         if last is None:
             self.drop()
             return
-        found = slots.slots(np.frombuffer(requests, dtype=COLUMNS["requests"]))
-        if found.tobytes() != last.slot_bytes:
-            self.drop()
-            return
+        if num_missed > 1 or slots.last_dropped.to_bytes(4, "little") in requests:
+            found = slots.slots(np.frombuffer(requests, dtype=COLUMNS["requests"]))
+            if found.tobytes() != last.slot_bytes:
+                self.drop()
+                return
         self._by_key = {key: rows for key, rows in self._by_key.items() if key[0] == requests}
 
     def last_of(self, requests: bytes) -> Rows | None:

@@ -23,12 +23,14 @@ class SlotMap:
     Attributes:
         teller: the ring's role and rank.
         num_dropped: changes when a look-up made before may no longer hold.
+        last_dropped: the index whose look-up may not, when it changed last.
         highest: of all indices seen; an unknown one below it has ended.
     """
 
     def __init__(self, role: str = "core", rank: int = 0) -> None:
         self.teller = (role, rank)
         self.num_dropped = 0
+        self.last_dropped = -1
         self.highest = -1
         self._stragglers: dict[int, int] = {}
         self._owner = np.full(256, _FREE, dtype=np.uint32)
@@ -42,7 +44,9 @@ class SlotMap:
 
     def put(self, index: int, slot: int) -> None:
         """Map an index to a slot."""
-        self.num_dropped += index <= self.highest  # it may have been looked up before
+        if index <= self.highest:  # it may have been looked up before
+            self.num_dropped += 1
+            self.last_dropped = index
         self.highest = max(self.highest, index)
         self._stragglers.pop(index, None)
         while self._owner.item(at := index & (len(self._owner) - 1)) not in (_FREE, index):
@@ -57,9 +61,10 @@ class SlotMap:
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
             self._owner[at], self._slot[at] = _FREE, NOBODY
-            self.num_dropped += 1
-        elif self._stragglers.pop(index, None) is not None:
-            self.num_dropped += 1
+        elif self._stragglers.pop(index, None) is None:
+            return
+        self.num_dropped += 1
+        self.last_dropped = index
 
     def get(self, index: int) -> int:
         """Return the slot of an index, NOBODY if it is not known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,9 @@ Ints = NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
 KEPT_SECONDS = 320
-_log = math.log
 _LOWEST_NS = 1e4
 _BINS_PER_E = 100
+_MOST_NOTED = 256
 
 DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 AMOUNTS = (
@@ -45,27 +46,45 @@ GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 
 
 class _Distribution:
-    """Durations of one kind within one second."""
+    """Durations of one kind within one second.
 
-    __slots__ = ("bins", "longest_ns", "num", "sum_ns")
+    They are noted as they come, and put into bins many at once.
+    """
+
+    __slots__ = ("_durations_ns", "_nums", "bins", "longest_ns", "num", "sum_ns")
 
     def __init__(self) -> None:
         self.bins: defaultdict[int, int] = defaultdict(int)
         self.num = 0
         self.sum_ns = 0
         self.longest_ns = 0
+        self._durations_ns: list[int] = []
+        """Noted; likewise how many of each."""
+        self._nums: list[int] = []
 
     def add(self, duration_ns: int, num: int) -> None:
-        number = (
-            int(_log(duration_ns / _LOWEST_NS) * _BINS_PER_E) if duration_ns > _LOWEST_NS else 0
-        )
-        self.bins[number] += num
-        self.num += num
-        self.sum_ns += num * duration_ns
-        if duration_ns > self.longest_ns:
-            self.longest_ns = duration_ns
+        self._durations_ns.append(duration_ns)
+        self._nums.append(num)
+        if len(self._nums) >= _MOST_NOTED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put into bins what is noted; before that, nothing here holds."""
+        durations_ns, nums = self._durations_ns, self._nums
+        if not nums:
+            return
+        self._durations_ns, self._nums = [], []
+        above = np.maximum(np.array(durations_ns, dtype=np.float64) / _LOWEST_NS, 1.0)
+        numbers = (np.log(above) * _BINS_PER_E).astype(np.int64)
+        bins = self.bins
+        for number, num in zip(numbers.tolist(), nums, strict=True):
+            bins[number] += num
+        self.num += sum(nums)
+        self.sum_ns += sum(map(mul, durations_ns, nums))
+        self.longest_ns = max(self.longest_ns, *durations_ns)
 
     def merge(self, other: _Distribution) -> None:
+        other.settle()
         for number, num in other.bins.items():
             self.bins[number] += num
         self.num += other.num
@@ -74,6 +93,7 @@ class _Distribution:
 
     def quantile_ns(self, share: float) -> float | None:
         """Return the middle of the bin in which the quantile lies."""
+        self.settle()
         rank, reached = share * self.num, 0
         for number in sorted(self.bins):
             reached += self.bins[number]
@@ -94,6 +114,11 @@ class Bucket:
         self.amounts = dict.fromkeys(AMOUNTS, 0)
         self.gauges = dict(gauges)
         self.causes: Ints | None = None
+
+    def settle(self) -> None:
+        """Put all durations into their bins: few more will come."""
+        for distribution in self.durations.values():
+            distribution.settle()
 
     def add_causes(self, row: Ints) -> None:
         """Add a finished request's ledger."""
@@ -128,6 +153,7 @@ class Windows:
         last = self._now
         if second <= last.second:
             return
+        last.settle()
         first = last.second + 1 if last.second >= 0 else second
         for missing in range(max(first, second - KEPT_SECONDS + 1), second + 1):
             self._now = self._buckets[missing] = Bucket(missing, last.gauges)
