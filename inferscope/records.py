@@ -467,6 +467,26 @@ class Transfer(Record, frozen=True, gc=False, array_like=True):
     peer: str
 
 
+CALIBRATION = "calibration"
+"""The source of a CostTable that was measured on this device."""
+
+
+class CostTable(Record, frozen=True, gc=False, array_like=True):
+    """What is known of the device before the first step; see `inferscope.cost.table`.
+
+    An engine's keyframes restate it: no reader looks for it anywhere else.
+    """
+
+    CODE: ClassVar[int] = 33
+
+    fit_id: str
+    mode: str
+    """Of execution; empty for all."""
+    source: str
+    """calibration."""
+    coefficients: dict[str, float]
+
+
 # --- written by readers -----------------------------------------------------------------------
 
 
@@ -479,18 +499,6 @@ class Tick(Record, frozen=True, gc=False, array_like=True):
 
 
 TICK_NS = 200_000_000
-
-
-class CostTable(Record, frozen=True, gc=False, array_like=True):
-    """The cost model in force; see `inferscope.cost`."""
-
-    CODE: ClassVar[int] = 33
-
-    fit_id: str
-    mode: str
-    source: str
-    """fit, calibration or roofline."""
-    coefficients: dict[str, float]
 
 
 class RingOpened(Record, frozen=True, gc=False, array_like=True):

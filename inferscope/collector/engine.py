@@ -28,6 +28,7 @@ from inferscope.cost.book import CostBook
 from inferscope.cost.counts import rates_of
 from inferscope.records import (
     ADMITTED,
+    CALIBRATION,
     COLUMNS,
     FAILED,
     FINISHED,
@@ -38,6 +39,7 @@ from inferscope.records import (
     QUEUED,
     RESUMED,
     Clock,
+    CostTable,
     Emitted,
     EngineInfo,
     Keyframe,
@@ -103,6 +105,7 @@ class EngineFold:
             Keyframe: self._on_keyframe,
             Clock: self._on_clock,
             ProbeHealth: self._on_health,
+            CostTable: self._on_table,
             Live: self._on_live,
             StepPlan: self._on_plan,
             StepSlices: self.joins.slices,
@@ -244,6 +247,10 @@ class EngineFold:
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
         self._sweep()
+
+    def _on_table(self, ring: RingState, table: CostTable) -> None:
+        if table.source != CALIBRATION or not self.book.calibrate(table):
+            self._num_unread += 1
 
     def _on_live(self, ring: RingState, live: Live) -> None:
         """Take in requests that were under way before the records that we have."""

@@ -1,6 +1,7 @@
 """The cost book: which model is in force, per execution mode, and how well it does.
 
-A mode starts with the roofline of the model's shape and moves to the online fit when there is one.
+A mode starts with what this device was calibrated to, where its engine says so, else with the
+roofline of the model's shape, and moves to the online fit when there is one.
 Beside each model stands the ratio of measured to modelled time over its recent steps: the 20th
 percentile is what a healthy step takes, the median less one is the residual that gets published.
 Only a model that has learned from this engine can call a step slow. By the roofline, whole kinds of
@@ -23,7 +24,8 @@ from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
-from inferscope.records import EngineInfo
+from inferscope.cost.table import model_of
+from inferscope.records import CostTable, EngineInfo, Shape
 
 _RATIOS = 256
 _RATIOS_AGAIN = 16
@@ -65,6 +67,13 @@ class Mode:
     def num_steps(self) -> int:
         """Return how many steps it was told of."""
         return self._num_seen
+
+    def begin_with(self, model: StepModel) -> None:
+        """Put a better first guess in force, unless there is a fit already."""
+        if self._learned_ratio is None and model.fit_id != self.model.fit_id:
+            self.model = model
+            self._num_ratios = 0  # they were of another model
+            self.residual = None
 
     def observe(self, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
         """Learn from a step that was not cold.
@@ -117,18 +126,60 @@ class CostBook:
 
     def __init__(self) -> None:
         """Start with no shape known."""
-        self._roofline = roofline(None, peaks_of(""))
+        self._peaks = peaks_of("")
+        self._shape: Shape | None = None
+        self._roofline = roofline(None, self._peaks)
+        self._tables: dict[tuple[str, bool], CostTable] = {}
+        """By mode, and whether they are of steps or of a device's rates."""
+        self._calibrated: dict[str, StepModel] = {}
+        """By mode; "" for all."""
         self._modes: dict[str, Mode] = {}
 
     def describe(self, info: EngineInfo) -> None:
         """Take the model's shape and device from the engine's own words."""
-        self._roofline = roofline(info.shape, peaks_of(info.device, info.num_threads))
+        self._shape, self._peaks = info.shape, peaks_of(info.device, info.num_threads)
+        self._roofline = roofline(self._shape, self._peaks)
+        self._calibrated = {}
+        # Steps of another model say nothing of this one's; the device is the same.
+        self._tables = {key: table for key, table in self._tables.items() if not key[1]}
+        for table in self._tables.values():
+            self._take(table)
+
+    def calibrate(self, table: CostTable) -> bool:
+        """Begin with what was measured on this device; return False for a table without sense.
+
+        Keyframes tell it again and again: what is known already changes nothing.
+        """
+        key = (table.mode, "f_ns.1" in table.coefficients)
+        known = self._tables.get(key)
+        if known is not None and known.fit_id == table.fit_id:
+            return True
+        if not self._take(table):
+            return False
+        self._tables[key] = table
+        for name, mode in self._modes.items():
+            mode.begin_with(self._first(name))
+        return True
+
+    def _take(self, table: CostTable) -> bool:
+        """Make the model of a table; measured steps go before what follows from rates."""
+        model = model_of(table, self._shape, self._peaks)
+        if model is None:
+            return False
+        held = self._tables.get((table.mode, True))
+        if held is None or "f_ns.1" in table.coefficients:
+            self._calibrated[table.mode] = model
+        return True
+
+    def _first(self, name: str) -> StepModel:
+        """Return what a mode starts with."""
+        return self._calibrated.get(name) or self._calibrated.get("") or self._roofline
 
     def mode(self, name: str) -> Mode:
         """Return what is known of an execution mode."""
         mode = self._modes.get(name)
         if mode is None:
-            mode = self._modes[name] = Mode(name, self._roofline)
+            mode = self._modes[name] = Mode(name, self._first(name))
         return mode
 
     @property

@@ -115,7 +115,9 @@ def look_up(table: Floats, numbers: Ints) -> Floats:
     return found
 
 
-def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> StepModel:
+def roofline(
+    shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline", source: str = "roofline"
+) -> StepModel:
     """Model a step by what the device can do at best; with no shape, by tokens alone.
 
     The result is the first guess of a run: its scale is corrected by the measured steps at once,
@@ -138,4 +140,4 @@ def roofline(shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline") -> 
     g[0] = 0.0
     pair_ns = 4 * shape.num_heads * shape.head_dim * shape.num_layers * flops_ns
     single_ns = max(pair_ns, kv_bytes_per_token(shape) * byte_ns)
-    return StepModel(fit_id, "roofline", f, g, single_ns, 0.0, 0.0, pair_ns, 0.0)
+    return StepModel(fit_id, source, f, g, single_ns, 0.0, 0.0, pair_ns, 0.0)

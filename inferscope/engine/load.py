@@ -85,6 +85,7 @@ def describe_model(
         served_name=name,
         shape=_shape(model.config, element_bits=8 * model.dtype.itemsize),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        device_uuid=device_uuid(device),
         max_running=options.max_running,
         token_budget=options.token_budget,
         block_tokens=options.block_tokens,
@@ -92,6 +93,14 @@ def describe_model(
         options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
         num_threads=options.num_threads if device.type == "cpu" else 0,
     )
+
+
+def device_uuid(device: torch.device) -> str:
+    """Return a GPU's uuid as NVML writes it, empty for a CPU and for a torch that cannot tell."""
+    if device.type != "cuda":
+        return ""
+    told = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return "" if told is None else f"GPU-{told}"
 
 
 def _shape(config: ModelConfig, *, element_bits: int) -> Shape:

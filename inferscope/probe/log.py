@@ -1,6 +1,7 @@
 """The log: records become frames of the ring, in the order of time, with keyframes among them.
 
-    keyframe ┬ Keyframe, EngineInfo, Live…, Clock    all that a reader who starts here must know
+    keyframe ┬ Keyframe, EngineInfo, CostTable…,
+             │ Live…, Clock                          all that a reader who starts here must know
              └ records … ProbeHealth … records …     what happened since, and how the probe is
 
 A keyframe comes every 10 s and every quarter of the ring, so a whole one is always there. A record
@@ -10,6 +11,7 @@ too large for its ring is left out and counted, and the next report says so.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from inferscope.records import (
     FAILED,
     ON,
     Clock,
+    CostTable,
     EngineInfo,
     Keyframe,
     ProbeHealth,
@@ -50,7 +53,14 @@ class Log:
         keyframe_due_ns: when the next keyframe is due, however little was written.
     """
 
-    def __init__(self, ring: RingWriter | None, info: EngineInfo, clock: TimeSource) -> None:
+    def __init__(
+        self,
+        ring: RingWriter | None,
+        info: EngineInfo,
+        clock: TimeSource,
+        *,
+        tables: Sequence[CostTable] = (),
+    ) -> None:
         self.lock = threading.Lock()
         self.ring = ring
         self.path: Path | None = None if ring is None else ring.path
@@ -63,6 +73,7 @@ class Log:
         self.health_due_ns = 0
         self.keyframe_due_ns = 0
         self._info = info
+        self._tables = tables
         self._last_t_ns = 0
         self._num_refused = 0
         self._frames_at_health = -1
@@ -102,6 +113,8 @@ class Log:
         keyframe = Keyframe(now_ns, self.state, ring.last_keyframe)
         self._put(ring, keyframe, flags=STARTS_KEYFRAME)
         self._put(ring, msgspec.structs.replace(self._info, t_ns=now_ns))
+        for table in self._tables:
+            self._put(ring, msgspec.structs.replace(table, t_ns=now_ns))
         for live in self.requests.live(
             now_ns, record_bytes=ring.largest_bytes - 64, total_bytes=ring.capacity // 4
         ):

@@ -49,6 +49,7 @@ from inferscope.records import (
     RESUMED,
     RUNNING,
     TOKENISED,
+    CostTable,
     Emitted,
     EngineInfo,
     RequestIndex,
@@ -70,11 +71,12 @@ class Probe:
         *,
         timer: StepTimer | None = None,
         clock: TimeSource | None = None,
+        tables: Sequence[CostTable] = (),
     ) -> None:
         """Prefer `Probe.open`; this takes the parts apart for tests."""
         self.clock = clock or SystemClock()
         self._now = self.clock.monotonic_ns
-        self._log = Log(ring, info, self.clock)
+        self._log = Log(ring, info, self.clock, tables=tables)
         self._spans = Spans(timer or HostTimer(), self._log)
         self._life = Life(self._log, self._spans)
         self._events = RequestEvents(self._log, self._life)
@@ -113,7 +115,8 @@ class Probe:
         ring = None
         try:
             ring = make_ring(role, rank, clock or SystemClock())
-            probe = cls(ring, open_switch(ring), info, timer=timer, clock=clock)
+            tables = _cost_tables(info, role)
+            probe = cls(ring, open_switch(ring), info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
         except Exception as error:
             warn("not recording: %s", error)
@@ -439,3 +442,12 @@ class Probe:
             self._keeper.close()
         except Exception as error:
             self._life.fail(error)
+
+
+def _cost_tables(info: EngineInfo, role: str) -> Sequence[CostTable]:
+    """Return what `inferscope calibrate` has measured for an engine; a front end computes not."""
+    if role == "frontend" or info.shape is None:
+        return ()
+    from inferscope.calibration import cost_tables  # not worth its modules at import
+
+    return cost_tables(info)

@@ -14,11 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from inferscope.calibration import Calibration, StepTable, cpu_name, store
 from inferscope.collector.source import RecordingSource, RingSource, recorded
+from inferscope.cost.model import roofline
+from inferscope.cost.peaks import peaks_of
+from inferscope.cost.table import coefficients
 from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
-from inferscope.probe import Probe
+from inferscope.probe import EngineInfo, Probe
 from inferscope.records import Keyframe, decode
 from inferscope.ring import layout
 from inferscope.ring.discovery import boot_id
@@ -63,6 +67,31 @@ async def _serve(front_end: FrontEnd) -> None:
     front_end.close()
 
 
+def _calibration(info: EngineInfo) -> Calibration:
+    """Return what a machine could have measured of itself; those that only read have not."""
+    assert info.shape is not None
+    model = roofline(info.shape, peaks_of("cpu"))
+    steps = StepTable(
+        model=info.model,
+        shape=info.shape,
+        mode="eager",
+        coefficients=coefficients(model),
+        num_steps=1,
+        error=0.0,
+    )
+    return Calibration(
+        device=cpu_name(),
+        num_threads=info.num_threads,
+        measured_real_s=1,
+        versions={},
+        copy_bytes_s=6e9,
+        read_bytes_s=7e9,
+        launch_s=3e-6,
+        flops_s={"float32": 5e10},
+        steps=(steps,),
+    )
+
+
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Run the reference engine behind its front end for two seconds; return its rings."""
@@ -72,6 +101,8 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         patch.setenv("INFERSCOPE_RING_MB", "4")
         options = EngineOptions(token_budget=32, max_running=4, num_blocks=40, dtype="float32")
         engine = load_engine("builtin", options)
+        patch.setenv("INFERSCOPE_CACHE", str(folder / "cache"))
+        store(_calibration(describe(engine, name="builtin")))
         engine.probe = Probe.open(describe(engine, name="builtin"))
         front_probe = Probe.open(describe(engine, name="builtin"), role="frontend")
         front_end = FrontEnd(engine, load_tokenizer("builtin"), probe=front_probe)
@@ -166,6 +197,8 @@ def test_a_run_folds_to_the_same_numbers_however_it_is_read(
     whole.close()
     digests.add(whole.collector.digest())
     assert len(digests) == 1
+    (engine,) = whole.collector.engines.values()
+    assert engine.book.mode("never seen").model.source == "calibration"
     assert whole.collector.num_late == whole.collector.num_unjoined == 0
 
 

@@ -1,0 +1,93 @@
+"""Cost models as coefficients in a record, and back.
+
+A step model is piecewise linear in tokens and rows, so its values at a few knots are all of it; a
+device's rates are a roofline with measured ceilings. Both say `calibration`.
+
+    f_ns.64     T of 64 tokens             read_bytes_s       of device memory
+    g_ns.64     … of 64 sampled rows       flops_s.bfloat16   of dense products
+    single_ns … decoding_ns                launch_s           of one operation
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
+from inferscope.cost.peaks import Peaks
+from inferscope.cost.shape import is_counted
+from inferscope.records import CostTable, Shape
+
+Floats = NDArray[np.float64]
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MAX_TOKENS)
+"""Among them, all at which a fit bends."""
+_OF_SLICES = ("single_ns", "padded_ns", "chunk_ns", "pair_ns", "context_ns", "decoding_ns")
+_DTYPES_BY_BITS: dict[int, tuple[str, ...]] = {
+    8: ("float8_e4m3fn", "bfloat16", "float16"),
+    16: ("bfloat16", "float16"),
+    32: ("float32",),
+}
+"""What a model with activations of so many bits computes in, the likeliest first."""
+
+
+def coefficients(model: StepModel) -> dict[str, float]:
+    """Return a step model's values at the knots, and what it asks per slice."""
+    told = {f"f_ns.{knot}": model.f(knot) for knot in KNOTS}
+    told |= {f"g_ns.{knot}": model.g(knot) for knot in KNOTS}
+    return told | {name: getattr(model, name) for name in _OF_SLICES}
+
+
+def model_of(table: CostTable, shape: Shape | None, peaks: Peaks) -> StepModel | None:
+    """Return the model that a table describes; None where it is damaged or says too little.
+
+    Args:
+        table: from a calibration.
+        shape: of the engine's model: a device's rates alone say nothing of a step.
+        peaks: of the device by its maker, for what was not measured.
+    """
+    told = table.coefficients
+    if not all(math.isfinite(number) and number >= 0 for number in told.values()):
+        return None
+    if "f_ns.1" in told:
+        return _of_steps(table)
+    if shape is None or not is_counted(shape):
+        return None
+    measured = _measured(told, shape, peaks)
+    if measured is None:
+        return None
+    return roofline(shape, measured, fit_id=table.fit_id, source=table.source)
+
+
+def _of_steps(table: CostTable) -> StepModel | None:
+    told = table.coefficients
+    try:
+        f, g = (_between(told, name) for name in ("f_ns", "g_ns"))
+        of_slices = [told[name] for name in _OF_SLICES]
+    except KeyError:
+        return None
+    return StepModel(table.fit_id, table.source, f, g, *of_slices)
+
+
+def _between(told: Mapping[str, float], name: str) -> Floats:
+    """Return a table from its knots: no work takes no time, and more work never takes less."""
+    values = np.maximum.accumulate([told[f"{name}.{knot}"] for knot in KNOTS])
+    table: Floats = np.interp(np.arange(MAX_TOKENS + 1), KNOTS, values)
+    table[0] = 0.0
+    return table
+
+
+def _measured(told: Mapping[str, float], shape: Shape, peaks: Peaks) -> Peaks | None:
+    names = _DTYPES_BY_BITS.get(shape.activation_bits, ())
+    rates = [told[key] for key in (f"flops_s.{name}" for name in names) if told.get(key)]
+    bytes_s = told.get("read_bytes_s")
+    if not rates or not bytes_s:
+        return None
+    return peaks._replace(
+        bf16_flops_s=rates[0],
+        memory_bytes_s=bytes_s,
+        launch_s=told.get("launch_s", peaks.launch_s),
+    )
