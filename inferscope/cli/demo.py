@@ -49,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=above_zero, help="requests per second, instead of --load")
     load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
+    load.add_argument("--device", default="auto", help="auto, cpu or cuda:0 (%(default)s)")
     how = parser.add_argument_group("output")
     how.add_argument("--headless", action="store_true", help="no screen; leave files and a summary")
     how.add_argument(
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         duration_s=duration_s,
         load=options.load,
         rate_s=options.rate,
+        device=options.device,
         client_times=str(options.out / "client.jsonl") if is_headless else None,
     )
     folder = ring_directory() / engine_id

@@ -20,9 +20,9 @@ import msgspec
 
 from inferscope.cli.demo_link import Ready, Settings
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine.devices import step_timer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
-from inferscope.engine.names import BUILTIN
 from inferscope.engine.server.parent import Failed, listen_to_parent, say
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
@@ -71,12 +71,14 @@ def _run(settings: Settings) -> None:
         token_budget=settings.token_budget,
         max_running=settings.max_running,
         num_blocks=settings.num_blocks,
-        dtype="float32" if settings.model == BUILTIN else "auto",
+        device=settings.device,
     )
     engine = load_engine(settings.model, options)
     tokenizer = load_tokenizer(settings.model)
     rate_s = settings.rate_s or settings.load * _capacity(engine, tokenizer, settings.seed)
-    engine.probe = Probe.open(describe(engine, name=settings.model))
+    engine.probe = Probe.open(
+        describe(engine, name=settings.model), timer=step_timer(engine.model.device)
+    )
     front_end_probe = Probe.open(describe(engine, name=settings.model), role="frontend")
     if not (engine.probe.on and front_end_probe.on):
         raise RingUnavailable("nothing would be seen without a ring; the reason stands above.")

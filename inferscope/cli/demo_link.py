@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True):
     token_budget: int = 40
     max_running: int = 16
     num_blocks: int = 144
+    device: str = "cpu"
+    """auto: a GPU if there is one."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -10,12 +10,10 @@ import argparse
 import asyncio
 import importlib.util
 import sys
-from typing import Literal
 
 from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.numbers import above_zero
-from inferscope.engine.config import DtypeName, EngineOptions
-from inferscope.engine.names import BUILTIN
+from inferscope.engine.config import EngineOptions
 from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
 from inferscope.errors import BadInput
 from inferscope.probe.identity import engine_id
@@ -68,7 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--worker", action="store_true", help="run the model in a process of its own"
     )
-    engine.add_argument("--device", default="cpu", help="cpu, cuda:0, … (%(default)s)")
+    engine.add_argument(
+        "--device",
+        default="auto",
+        help="auto (a GPU if there is one), cpu, cuda:0, … (%(default)s)",
+    )
     add_counters_option(parser.add_argument_group("beside it"))
     parser.epilog = """examples:
   inferscope serve builtin
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             max_running=options.max_running,
             max_waiting=options.max_waiting,
             num_blocks=options.num_blocks,
-            dtype=_dtype(options),
+            dtype=options.dtype,
             device=options.device,
             seed=options.seed,
             max_model_tokens=options.max_model_len,
@@ -127,14 +129,6 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput(f"--port is {options.port}. Give 0 to 65535.")
     if not 1 <= options.api_servers <= _MOST_API_SERVERS:
         raise BadInput(f"--api-servers is {options.api_servers}. Give 1 to {_MOST_API_SERVERS}.")
-
-
-def _dtype(options: argparse.Namespace) -> DtypeName | Literal["auto"]:
-    """Return the dtype asked for; the built-in model is fastest in float32 on a CPU."""
-    if options.model == BUILTIN and options.dtype == "auto" and options.device == "cpu":
-        return "float32"
-    asked: DtypeName | Literal["auto"] = options.dtype
-    return asked
 
 
 def _say(line: str) -> None:

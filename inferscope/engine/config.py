@@ -97,7 +97,7 @@ class EngineOptions:
             within the memory there is.
         prefix_cache: Keep the blocks of finished requests for prompts that start alike.
         dtype: Of weights, activations and KV; "auto" takes the checkpoint's.
-        device: A torch device.
+        device: A torch device; "auto" takes a GPU if there is one.
         seed: For random weights, and for sampled requests that name no seed of their own.
         max_model_tokens: Longest prompt plus output; None takes the model's own limit.
         num_threads: CPU threads of one operator. One is right beside a load generator: two spinning

@@ -11,11 +11,11 @@ from inferscope import __version__
 from inferscope.engine import shapes
 from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
 from inferscope.engine.core import Engine
+from inferscope.engine.devices import device_name, device_uuid, find_device
 from inferscope.engine.model import Model, Outline, build_model
-from inferscope.engine.names import model_folder
+from inferscope.engine.names import BUILTIN, model_folder
 from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
-from inferscope.errors import BadInput
 from inferscope.probe import EngineInfo, Probe, Shape
 
 
@@ -50,8 +50,11 @@ def load_engine(
 
 
 def load_model(model: str, options: EngineOptions) -> Model:
-    """Load a model's weights, or draw them, on the device and in the dtype of the options."""
-    device = _device(options.device)
+    """Load a model's weights, or draw them, on the device and in the dtype of the options.
+
+    The built-in model is fastest in float32 on a CPU, whatever its file has.
+    """
+    device = find_device(options.device)
     if model.startswith(shapes.PREFIX):
         config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
         dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
@@ -59,7 +62,8 @@ def load_model(model: str, options: EngineOptions) -> Model:
     else:
         folder = model_folder(model)
         config = read_checkpoint_config(folder)
-        dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
+        usual = "float32" if model == BUILTIN and device.type == "cpu" else config.dtype
+        dtype = DTYPES[usual if options.dtype == "auto" else options.dtype]
         weights = load_weights(folder, config, dtype=dtype, device=device)
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
     return build_model(config, weights, max_tokens=max_tokens)
@@ -84,7 +88,7 @@ def describe_model(
         model=name,
         served_name=name,
         shape=_shape(model.config, element_bits=8 * model.dtype.itemsize),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        device=device_name(device),
         device_uuid=device_uuid(device),
         max_running=options.max_running,
         token_budget=options.token_budget,
@@ -93,14 +97,6 @@ def describe_model(
         options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
         num_threads=options.num_threads if device.type == "cpu" else 0,
     )
-
-
-def device_uuid(device: torch.device) -> str:
-    """Return a GPU's uuid as NVML writes it, empty for a CPU and for a torch that cannot tell."""
-    if device.type != "cuda":
-        return ""
-    told = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return "" if told is None else f"GPU-{told}"
 
 
 def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
@@ -117,14 +113,3 @@ def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
         activation_bits=element_bits,
         tied=config.is_tied,
     )
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    # No driver, no such index, not compiled in: torch has a type for each, all of these families.
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"cannot use device {name!r}: {reason}. Use cpu, or cuda:0.") from None
-    return device

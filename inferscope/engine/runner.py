@@ -6,8 +6,9 @@ kept row by row, and a step writes only the blocks that are new.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -104,13 +105,20 @@ class Runner:
         self._table = np.zeros((max_running, max_blocks), dtype=np.int64)
         self._num_tabled = [0] * max_running
         self._seen_buckets: set[tuple[int, bool]] = set()
+        new_event: Any = torch.cuda.Event  # untyped in torch
+        self._copied: Any = new_event() if is_cuda else None
+        self._on: AbstractContextManager[object] = nullcontext()
+        if is_cuda:
+            # Which device is current is each thread's own, and events go to that one's stream.
+            self._on = torch.cuda.device(model.device)
 
     def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
         """Run a step, timed by the probe."""
-        batch = self.prepare(plan)
-        probe.start(step, mode="eager", cold=batch.is_cold)
-        tokens = self.execute(batch)
-        probe.stop(step)
+        with self._on:
+            batch = self.prepare(plan)
+            probe.start(step, mode="eager", cold=batch.is_cold)
+            tokens = self.execute(batch)
+            probe.stop(step)
         return batch.sampled, tokens
 
     def close(self) -> None:
@@ -118,6 +126,9 @@ class Runner:
 
     def prepare(self, plan: Plan) -> Batch:
         """Write a plan into the buffers; one batch is valid until the next is prepared."""
+        if self._copied is not None:
+            # A chunk without an output ends before the device has begun: it may not have read yet.
+            self._copied.synchronize()
         slices = [part for part in plan.slices if part.num_tokens == 1]
         num_singles = len(slices)
         slices += [part for part in plan.slices if part.num_tokens != 1]
@@ -143,7 +154,7 @@ class Runner:
 
         longest = int((contexts + counts).max())
         widest = -(-longest // self._block_tokens)
-        return Batch(
+        batch = Batch(
             ids=self._on_device(self._ids, num_tokens),
             positions=self._on_device(self._positions, num_tokens),
             rows=self._on_device(self._rows, len(sampled)),
@@ -157,6 +168,9 @@ class Runner:
             sampled=sampled,
             is_cold=self._is_cold(num_tokens, is_decode=num_tokens == len(slices)),
         )
+        if self._copied is not None:
+            self._copied.record()
+        return batch
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inferscope.engine.core import Engine
+from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
@@ -16,7 +17,9 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._before = engine.probe
-        self._probe = engine.probe = Probe.open(describe(engine, name="reference"))
+        self._probe = engine.probe = Probe.open(
+            describe(engine, name="reference"), timer=step_timer(engine.model.device)
+        )
 
     @property
     def path(self) -> Path | None:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import torch
 
+from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe_model, load_model
 from inferscope.engine.remote import (
     Done,
@@ -108,7 +109,7 @@ def main() -> int:
     num_blocks = options.num_blocks or default_num_blocks(model, options)
     runner = Runner.of(model, options, num_blocks=num_blocks)
     info = describe_model(model, options, name=setting.model, num_blocks=num_blocks)
-    probe = Probe.open(info, role="worker")
+    probe = Probe.open(info, role="worker", timer=step_timer(model.device))
     ready = Ready(model.config, dtype_name(model.dtype), str(model.device), model.num_positions)
     pipe.send_bytes(encode(ready))
     worker = Worker(runner, probe)

@@ -21,6 +21,7 @@ import zmq
 
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine, Output
+from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe, load_engine
 from inferscope.engine.request import BadRequest, QueueFull
 from inferscope.engine.server.parent import STOP, Failed, Ready, Stuck, listen_to_parent, say
@@ -267,7 +268,7 @@ def main() -> int:
         engine = load_engine(settings.model, settings.options, in_worker=settings.in_worker)
         info = describe(engine, name=settings.model)
         info = msgspec.structs.replace(info, served_name=settings.served_name)
-        engine.probe = Probe.open(info)
+        engine.probe = Probe.open(info, timer=step_timer(engine.model.device))
         probes.append(engine.probe)
         core = Core(engine, info, Path(settings.folder))
         say(Ready())
