@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.private import write_private
-from inferscope.records import CALIBRATION, CostTable, EngineInfo, Shape
+from inferscope.records import CALIBRATION, CostTable, EngineInfo, Shape, plain_uuid
 
 logger = logging.getLogger(__name__)
 
@@ -186,11 +186,6 @@ def cost_tables(info: EngineInfo) -> list[CostTable]:
     except Exception:  # an engine must start whatever stands in its user's cache
         logger.debug("no calibration can be read", exc_info=True)
         return []
-
-
-def plain_uuid(device_uuid: str) -> str:
-    """Return a device's id without its vendor's prefix: torch leaves that out, NVML does not."""
-    return device_uuid.removeprefix("GPU-").lower()
 
 
 def driver_version() -> str:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inferscope.calibration import Calibration, stored
+from inferscope.cli.calibrate import rates_of
+from inferscope.collector.source import RingSource
+from inferscope.engine import EngineOptions, Sampling, load_engine
+from inferscope.engine.load import describe
+from inferscope.probe import Probe
+from tests.cli.running import inferscope
+from tests.test_calibration import HERE
+
+
+def test_an_engine_begins_with_what_calibrate_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    done = inferscope(
+        "calibrate", "random:tiny", "--device", "cpu", "--seconds", "3", "--json",
+        rings=tmp_path / "rings", INFERSCOPE_CACHE=str(cache),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert stat.S_IMODE(Path(told["path"]).stat().st_mode) == 0o600
+    assert {rate["name"] for rate in told["rates"]} >= {"copy", "read", "float32"}
+    assert all(rate["maker"] is None for rate in told["rates"]), "no CPU's figures are known"
+    monkeypatch.setenv("INFERSCOPE_CACHE", str(cache))
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "rings"))
+    (calibration,) = stored()
+    (steps,) = calibration.steps
+    assert steps.model == "random:tiny"
+    assert steps.num_steps >= 64
+    assert 0 <= steps.error < 1
+    engine = load_engine("random:tiny", EngineOptions(num_blocks=64))
+    engine.probe = Probe.open(describe(engine, name="random:tiny"))
+    engine.generate([[1, 2, 3]], Sampling(max_tokens=8, ignore_eos=True))
+    engine.probe.close()
+    source = RingSource(lambda: list((tmp_path / "rings").glob("**/*.ring")), name="offline")
+    while not source.has_ended:
+        source.advance()
+    source.close()
+    (folded,) = source.collector.engines.values()
+    assert folded.book.mode("eager").model.source == "calibration"
+
+
+def test_a_model_that_is_too_slow_for_the_time_is_no_table(tmp_path: Path) -> None:
+    done = inferscope(
+        "calibrate", "random:small-100m", "--device", "cpu", "--seconds", "0.2",
+        rings=tmp_path, INFERSCOPE_CACHE=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Give more --seconds" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_device_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = inferscope("calibrate", "--device", "cuda:99", "--seconds", "1", rings=tmp_path)
+    assert done.returncode == 2
+    assert "cuda:99" in done.stderr
+
+
+def test_measured_rates_stand_beside_the_maker_s() -> None:
+    on_gpu: Calibration = msgspec.structs.replace(
+        HERE,
+        device="NVIDIA H200",
+        device_uuid="GPU-1",
+        read_bytes_s=4.32e12,
+        flops_s={"bfloat16": 791.2e12, "float8_e4m3fn": 1187.4e12, "float32": 5e13},
+    )
+    shares = {rate.name: rate.share for rate in rates_of(on_gpu)}
+    assert shares["read"] == pytest.approx(0.9)
+    assert shares["bfloat16"] == pytest.approx(0.8)
+    assert shares["float8_e4m3fn"] == pytest.approx(0.6)
+    assert shares["float32"] is None, "the table has no such column"
+    unknown = msgspec.structs.replace(on_gpu, device="NVIDIA Z9000")
+    assert all(rate.share is None for rate in rates_of(unknown))

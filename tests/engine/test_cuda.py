@@ -1,0 +1,104 @@
+"""The reference engine on a GPU: the same tokens, timed by the device's own clock."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
+from inferscope.engine.ceilings import measure_ceilings
+from inferscope.engine.devices import device_uuid, highest_clocks_mhz, step_timer
+from inferscope.engine.load import describe
+from inferscope.probe import Probe
+from inferscope.records import Clock, EngineInfo, StepSpan
+from tests.probe.fakes import of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+SHAPE = "random:hidden=256,layers=4,heads=8,kv_heads=2,ffn=512,vocab=1024"
+
+
+def engine_on(device: str, **options: object) -> Engine:
+    given = {"token_budget": 48, "max_running": 6, "num_blocks": 200, "dtype": "float32"} | options
+    return load_engine(SHAPE, EngineOptions(device=device, **given))  # type: ignore[arg-type]
+
+
+def prompts(seed: int, num: int = 9) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [draw.choices(range(1024), k=draw.randint(1, 200)) for _ in range(num)]
+
+
+def shared_weights(of_cpu: Engine, on_gpu: Engine) -> None:
+    """Give the GPU's engine the CPU's weights: the same seed draws others there."""
+    ours, theirs = of_cpu.model, on_gpu.model
+    pairs = [(ours.weights.embedding, theirs.weights.embedding)]  # type: ignore[union-attr]
+    pairs += [(ours.weights.norm, theirs.weights.norm)]  # type: ignore[union-attr]
+    pairs += [(ours.weights.head, theirs.weights.head)]  # type: ignore[union-attr]
+    for one, other in zip(ours.weights.layers, theirs.weights.layers, strict=True):  # type: ignore[union-attr]
+        for name in ("attention_norm", "qkv", "out", "ffn_norm", "gate_up", "down"):
+            pairs.append((getattr(one, name), getattr(other, name)))
+    for from_, to in pairs:
+        to.copy_(from_)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_tokens_are_the_cpu_s(seed: int) -> None:
+    """Chunks, mixed steps and preemptions included; fp32 without TF32 on both."""
+    asked = prompts(seed)
+    on_cpu, on_gpu = engine_on("cpu"), engine_on("cuda:0")
+    with torch.inference_mode():
+        shared_weights(on_cpu, on_gpu)
+    sampling = Sampling(max_tokens=24, ignore_eos=True)
+    assert on_gpu.generate(asked, sampling) == on_cpu.generate(asked, sampling)
+    assert on_gpu.pool.num_used == 0
+
+
+def test_long_prompts_survive_chunks_that_end_without_waiting_for_the_device() -> None:
+    """Steps that sample nothing do not synchronise: their buffers may not be written too early."""
+    prompt = random.Random(5).choices(range(1024), k=1500)
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
+    whole, chunked = engine_on("cuda:0", token_budget=2048), engine_on("cuda:0", token_budget=16)
+    assert chunked.generate([prompt], sampling) == whole.generate([prompt], sampling)
+
+
+def test_every_step_has_a_device_span_within_its_host_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    engine = engine_on("cuda:0")
+    device = engine.model.device
+    probe = engine.probe = Probe.open(describe(engine, name=SHAPE), timer=step_timer(device))
+    for _ in range(3):
+        engine.generate(prompts(1), Sampling(max_tokens=8, ignore_eos=True))
+        time.sleep(0.2)
+    assert probe.path is not None
+    probe.close()
+    spans = of(StepSpan, probe.path)
+    assert spans
+    for span in spans:
+        assert span.device_start_ns is not None
+        assert span.device_end_ns is not None
+        device_ns = span.device_end_ns - span.device_start_ns
+        assert 0 < device_ns < span.ready_ns - span.launch_start_ns + 1_000_000
+    assert any(clock.device_ns is not None for clock in of(Clock, probe.path))
+    (info, *_) = of(EngineInfo, probe.path)
+    assert info.device == torch.cuda.get_device_name(device)
+    assert info.device_uuid == device_uuid(device) != ""
+    assert info.num_threads == 0
+
+
+def test_a_gpu_s_ceilings_are_above_any_cpu_s_and_below_ten_times_the_largest_gpu_s() -> None:
+    device = torch.device("cuda:0")
+    ceilings = measure_ceilings(device, seconds=2.0)
+    assert 5e10 < ceilings.read_bytes_s < 1e14
+    assert 5e10 < ceilings.copy_bytes_s < 1e14
+    assert ceilings.flops_s["bfloat16"] > ceilings.flops_s["float32"] > 1e12
+    clocks = highest_clocks_mhz(device)
+    assert clocks is None or all(100 < mhz < 10_000 for mhz in clocks)
