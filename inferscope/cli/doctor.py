@@ -9,13 +9,15 @@ import platform
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 
 import msgspec
 
 from inferscope import __version__
+from inferscope.calibration import stored
+from inferscope.cli.doctor_device import Finding, devices, tracing
 from inferscope.errors import InferScopeError
 from inferscope.ring.discovery import find_engines, make_private, ring_directory
 
@@ -23,20 +25,17 @@ _EXTRAS = {
     "reader": ("numpy", "attach, record, replay, export"),
     "tui": ("textual", "the live screen"),
     "engine": ("torch", "the reference engine and the demo"),
+    "gpu": ("pynvml", "utilisation, power, clocks and GPM of NVIDIA GPUs"),
     "prometheus": ("prometheus_client", "what collect serves"),
 }
-_ENGINES = ("vllm", "sglang", "transformers", "llama_cpp")
+_ENGINES = {
+    "vllm": "inferscope run -- vllm serve MODEL",
+    "sglang": "inferscope run -- python -m sglang.launch_server --model-path MODEL",
+    "transformers": "inferscope.observe(model) in your script, or inferscope run -- CMD",
+    "llama_cpp": "inferscope attach http://HOST:PORT: its metrics page, no steps",
+}
+"""How each is observed."""
 _MEGABYTE = 1 << 20
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at; `fix` is what to do where it is not as it should be."""
-
-    name: str
-    is_fine: bool
-    found: str
-    fix: str = ""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +67,8 @@ def examine() -> list[Finding]:
         _rings(),
         _running(),
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),
-        _gpu(),
+        *devices(stored(), num_threads=_threads()),
+        *tracing(),
         *_engines(),
     ]
 
@@ -102,22 +102,17 @@ def _extra(name: str, module: str, use: str) -> Finding:
     return Finding(f"extra {name}", True, use)
 
 
-def _gpu() -> Finding:
-    if not Path("/proc/driver/nvidia/version").exists():
-        found = "no NVIDIA driver: steps are timed by the host's clock, SM and HBM columns show -"
-        return Finding("GPU", False, found)
-    text = Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
-    found = f"{text.splitlines()[0].strip()}; its counters are not read yet: SM and HBM show -"
-    return Finding("GPU", True, found)
-
-
-def _engines() -> list[Finding]:
-    found = []
-    for name in _ENGINES:
+def _engines() -> Iterator[Finding]:
+    for name, route in _ENGINES.items():
         if importlib.util.find_spec(name) is not None:
             try:
                 version = metadata.version(name.replace("_", "-"))
             except metadata.PackageNotFoundError:
                 version = "version unknown"
-            found.append(Finding(name, True, version))
-    return found
+            yield Finding(name, True, f"{version}; observe it: {route}")
+
+
+def _threads() -> set[int]:
+    """Return with how many threads engines compute here: one, unless somebody says otherwise."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return {1, int(given)} if given.isdecimal() and int(given) else {1}

@@ -1,0 +1,190 @@
+"""What `doctor` looks at of devices: driver, counters, the right to profile, calibration.
+
+Nothing is claimed, loaded into a device or changed. What is not there is not looked at further: a
+machine without a GPU hears that once, not once per thing that a GPU could have.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from inferscope.calibration import Calibration, cpu_name, driver_version
+from inferscope.counters.cupti import Cupti, may_profile, rivals
+from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
+from inferscope.counters.source import Unavailable, has_nvidia
+from inferscope.records import plain_uuid
+
+_PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_PERF = Path("/proc/sys/kernel/perf_event_paranoid")
+_PTRACE_WORDS = {
+    0: "any process of the same user may be traced",
+    1: "only its own children may be traced",
+    2: "only root may trace",
+    3: "nobody may trace, until the machine is started again",
+}
+_PTRACE_FIX = (
+    "for tools that trace what runs already (py-spy, gdb): sudo sysctl kernel.yama.ptrace_scope=0; "
+    "inferscope itself needs none of it: start the engine with `inferscope run`"
+)
+_ALLOW_COUNTERS = (
+    'echo "options nvidia NVreg_RestrictProfilingToAdminUsers=0" | '
+    "sudo tee /etc/modprobe.d/nvidia-profiling.conf, then load the module anew (or reboot); "
+    "or once: sudo inferscope sampler --counters pm"
+)
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `fix` is what to do where it is not as it should be."""
+
+    name: str
+    is_fine: bool
+    found: str
+    fix: str = ""
+
+
+def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> Iterator[Finding]:
+    """Yield what there is to compute on, and what may be counted of it.
+
+    Args:
+        calibrations: of this user, the newest first.
+        num_threads: with which engines here compute, on the CPU.
+    """
+    yield from _cpu(calibrations, num_threads)
+    if not has_nvidia():
+        found = "no NVIDIA driver: steps are timed by the host's clock, SM and HBM columns show -"
+        yield Finding("GPU", False, found)
+        return
+    yield _driver()
+    try:
+        nvml = open_nvml()
+    except Unavailable as reason:
+        yield Finding("NVML", False, f"utilisation, power, clocks and GPM are not read: {reason}")
+    else:
+        try:
+            for device in find_devices(nvml, ()):
+                yield _device(nvml, device)
+                yield _calibrated_gpu(nvml, device, calibrations)
+        except Unavailable as reason:
+            yield Finding("GPU", False, str(reason))
+        finally:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+    yield _cupti()
+    yield _permission()
+
+
+def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Finding]:
+    """Yield what this kernel lets other tools see of a running engine."""
+    scope = _number(ptrace)
+    if scope is not None:
+        words = _PTRACE_WORDS.get(scope, "unknown")
+        fix = _PTRACE_FIX if scope else ""
+        yield Finding("ptrace", scope == 0, f"ptrace_scope={scope}: {words}", fix)
+    paranoid = _number(perf)
+    has_perf = shutil.which("perf") is not None
+    if paranoid is None:
+        return
+    found = f"perf_event_paranoid={paranoid}, perf is {'' if has_perf else 'not '}installed"
+    fix = (
+        ""
+        if paranoid <= 1
+        else "to profile the host side: sudo sysctl kernel.perf_event_paranoid=1"
+    )
+    yield Finding("perf", paranoid <= 1, found, fix)
+
+
+def _driver() -> Finding:
+    version = driver_version()
+    if not version:
+        return Finding("GPU driver", False, "its version is not told here (WSL, or a container)")
+    return Finding("GPU driver", True, version)
+
+
+def _device(nvml: ModuleType, device: Device) -> Finding:
+    support = ask(nvml, lambda: nvml.nvmlGpmQueryDeviceSupport(device.handle))
+    has_gpm = support is not None and bool(support.isSupportedDevice)
+    found = f"{device.name}, {device.uuid}, {'GPM' if has_gpm else 'no GPM (before Hopper)'}"
+    if device.is_divided:
+        found += f", MIG: {len(device.instances)} instances"
+    return Finding("GPU", True, found)
+
+
+def _cupti() -> Finding:
+    try:
+        cupti = Cupti()
+    except Unavailable as reason:
+        return Finding("CUPTI", False, f"no PM sampling: {reason}")
+    # 130001 is CUDA 13.0's; before 12.6 there was another scheme, and no PM sampling.
+    cuda = f"{cupti.version // 10_000}.{cupti.version // 100 % 100}"
+    return Finding("CUPTI", True, f"{cupti.version} (CUDA {cuda}), {cupti.path}")
+
+
+def _permission() -> Finding:
+    refused = may_profile()
+    if refused:
+        return Finding("PM sampling", False, refused, _ALLOW_COUNTERS)
+    held_by = rivals()
+    if held_by:
+        fix = "stop it while you sample: dcgmi profile --pause, or end the profiler"
+        return Finding("PM sampling", False, f"{held_by} may hold the counters", fix)
+    return Finding("PM sampling", True, "allowed, with --counters pm: bytes and SMs within a step")
+
+
+def _cpu(calibrations: list[Calibration], num_threads: Iterable[int]) -> Iterator[Finding]:
+    for threads in sorted(set(num_threads)):
+        known = [
+            each
+            for each in calibrations
+            if each.device == cpu_name() and each.num_threads == threads
+        ]
+        name = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+        command = f"inferscope calibrate --device cpu --threads {threads}"
+        yield _calibrated(name, known, command)
+
+
+def _calibrated_gpu(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Finding:
+    of_device = [
+        each for each in calibrations if plain_uuid(each.device_uuid) == plain_uuid(device.uuid)
+    ]
+    command = f"CUDA_VISIBLE_DEVICES={device.uuid} inferscope calibrate --device cuda:0"
+    known = [each for each in of_device if each.driver == driver_version()]
+    if of_device and not known:
+        found = f"measured with driver {of_device[0].driver}, which is another now"
+        return Finding("calibration", False, found, command)
+    clocks = tuple(
+        ask(nvml, partial(nvml.nvmlDeviceGetMaxClockInfo, device.handle, clock))
+        for clock in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM)
+    )
+    if known and known[0].clocks_mhz not in (None, clocks):
+        found = f"measured with clocks up to {known[0].clocks_mhz} MHz, which are {clocks} now"
+        return Finding("calibration", False, found, command)
+    return _calibrated("calibration", known, command)
+
+
+def _calibrated(name: str, known: list[Calibration], command: str) -> Finding:
+    if not known:
+        return Finding(
+            name, False, "not calibrated: shares of what is possible are guesses", command
+        )
+    newest = known[0]
+    models = ", ".join(table.model for table in newest.steps) or "no model"
+    days = max(0, int(time.time()) - newest.measured_real_s) // _DAY_S
+    when = "today" if not days else f"{days} day{'s' if days > 1 else ''} ago"
+    found = f"read {newest.read_bytes_s / 1e9:.3g} GB/s, {models}, measured {when}"
+    return Finding(name, True, found)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inferscope.calibration import CACHE_VARIABLE, cpu_name, store
+from inferscope.cli.doctor_device import devices, tracing
+from inferscope.counters.source import has_nvidia
+from tests.cli.running import inferscope
+from tests.test_calibration import HERE
+
+
+def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_get_it(
+    tmp_path: Path,
+) -> None:
+    cache = str(tmp_path / "cache")
+    done = inferscope("doctor", "--json", rings=tmp_path, INFERSCOPE_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert all(row["found"] and isinstance(row["is_fine"], bool) for row in rows.values())
+    assert "calibrate --device cpu --threads 1" in rows["CPU, 1 thread"]["fix"]
+    for name, row in rows.items():
+        if name.startswith("extra") and not row["is_fine"]:
+            assert row["fix"].startswith("pip install")
+
+
+@pytest.mark.skipif(has_nvidia(), reason="for machines without a GPU")
+def test_a_machine_without_a_gpu_hears_so_once_and_of_nothing_that_a_gpu_would_have() -> None:
+    names = [finding.name for finding in devices([], num_threads=[1])]
+    assert names == ["CPU, 1 thread", "GPU"]
+
+
+def test_a_calibrated_cpu_is_fine_for_the_threads_it_was_calibrated_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    store(HERE)
+    found = {each.name: each for each in devices([HERE], num_threads=[1, 2])}
+    assert not found["CPU, 1 thread"].is_fine
+    assert found["CPU, 2 threads"].is_fine
+    assert "7 GB/s" in found["CPU, 2 threads"].found
+    elsewhere = msgspec.structs.replace(HERE, device=f"not {cpu_name()}")
+    assert not next(iter(devices([elsewhere], num_threads=[2]))).is_fine
+
+
+@pytest.mark.parametrize(
+    ("scope", "is_fine", "words"),
+    [(0, True, "same user"), (1, False, "children"), (2, False, "root"), (3, False, "nobody")],
+)
+def test_the_kernel_s_rule_on_tracing_is_said_in_words(
+    tmp_path: Path, scope: int, is_fine: bool, words: str
+) -> None:
+    told, absent = tmp_path / "scope", tmp_path / "absent"
+    told.write_text(f"{scope}\n")
+    (finding,) = tracing(told, absent)
+    assert finding.is_fine is is_fine
+    assert words in finding.found
+    assert ("sysctl" in finding.fix) is not is_fine
+
+
+def test_a_kernel_that_does_not_say_is_not_guessed_about(tmp_path: Path) -> None:
+    assert list(tracing(tmp_path / "no", tmp_path / "nor this")) == []
+    (tmp_path / "odd").write_text("perhaps")
+    assert list(tracing(tmp_path / "odd", tmp_path / "odd")) == []
