@@ -1,0 +1,140 @@
+"""The GPU evidence kit: what only a GPU can answer, in one command of under nine minutes.
+
+Every part is a process of its own with a time limit, so that one that fails or hangs loses nothing
+of the others. No network, no installation: what is needed is in README.md.
+
+    python benchmarks/gpu/run.py --out evidence
+    python benchmarks/gpu/run.py --out evidence --parts d,e --model random:llama-1b
+    python benchmarks/gpu/run.py --out dry --dry-run              what of it runs without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+class Part(NamedTuple):
+    """A part of the kit.
+
+    Attributes:
+        program: beside this one.
+        seconds: that it is asked to take.
+        limit_s: after which it is ended: loading and looking included.
+    """
+
+    program: str
+    seconds: int
+    limit_s: int
+
+
+PARTS = {
+    "a": Part("a_sampling.py", 60, 110),
+    "b": Part("b_events.py", 20, 60),
+    "c": Part("c_bytes.py", 40, 120),
+    "d": Part("d_probe.py", 45, 80),
+    "e": Part("e_engine.py", 25, 70),
+    "f": Part("f_ablation.py", 35, 60),
+    "g": Part("g_gpm.py", 18, 38),
+}
+MOST_S = 539
+"""What all limits come to: one command on the device machine may take ten minutes."""
+_DRY_LIMIT_S = 100
+
+
+def main() -> int:
+    """Run the parts, print a table, write JSON; 1 if any part failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of a to g (%(default)s)")
+    parser.add_argument("--model", default="random:llama-8b")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU")
+    options = parser.parse_args()
+    names = options.parts.split(",")
+    unknown = set(names) - PARTS.keys()
+    if unknown:
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: give some of a to g")
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = {}
+    for name in names:
+        print(f"== ({name}) {PARTS[name].program}", flush=True)
+        results[name] = run(name, options)
+        write(options.out / "evidence.json", results)
+        print(f"   {results[name]['status']}, {results[name].get('took_s', 0):.0f} s", flush=True)
+    table = "\n".join(table_of(results)) + "\n"
+    (options.out / "evidence.txt").write_text(table, encoding="utf-8")
+    print(f"\n{table}", end="")
+    return int(any(result["status"] == "failed" for result in results.values()))
+
+
+def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one part to its end or its limit; return what it left."""
+    part = PARTS[name]
+    left = options.out / f"{part.program.removesuffix('.py')}.json"
+    left.unlink(missing_ok=True)
+    command = [
+        sys.executable, str(HERE / part.program), "--out", str(left), "--model", options.model,
+        "--seconds", str(part.seconds), "--device", "cpu" if options.dry_run else options.device,
+    ]  # fmt: skip
+    if options.dry_run:
+        command.append("--dry-run")
+    paths = [str(ROOT), str(ROOT / "exporters"), str(HERE), str(HERE.parent)]
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(paths + ([inherited] if inherited else []))
+    limit_s = _DRY_LIMIT_S if options.dry_run else part.limit_s
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True
+    )
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        end(process)
+        return {"status": "failed", "reason": f"not done in {limit_s} s", "took_s": limit_s}
+    try:
+        result: dict[str, Any] = json.loads(left.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        reason = f"ended with {process.returncode} and left no result"
+        return {"status": "failed", "reason": reason, "took_s": time.monotonic() - began_s}
+    return result
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a part, and the samplers that it has started."""
+    os.killpg(process.pid, 15)
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Write what there is so far: a kit that is ended early leaves the parts before."""
+    content = {"real_s": int(time.time()), "python": sys.version.split()[0], "parts": results}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def table_of(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the results as lines."""
+    lines = []
+    for name, result in results.items():
+        lines.append(f"({name}) {result['status']}: {result.get('reason', '')}".rstrip(": "))
+        lines += [f"    {line}" for line in result.get("lines", ())]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
