@@ -1,4 +1,4 @@
-"""The GPU evidence kit where there is no GPU: what runs does, what cannot says why, no part is lost."""
+"""The GPU evidence kit without a GPU: what runs does, what cannot says why, no part is lost."""
 
 from __future__ import annotations
 

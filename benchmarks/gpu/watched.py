@@ -95,7 +95,9 @@ class Sampler:
         return next((one.facts for one in self.samples if one.source == source and one.facts), {})
 
     def _has_spoken(self) -> bool:
-        return any(one.values or one.reason for one in self._read())
+        """Tell whether every source has told a number, or why it has none."""
+        spoken = {one.source for one in self._read() if one.values or one.reason}
+        return spoken >= set(self._counters.split(","))
 
     def _read(self) -> list[CounterSample]:
         found = []
