@@ -26,6 +26,7 @@ COMMANDS = {
     "sampler": "sample what GPUs and the host count, for all engines here",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",
+    "profile": "the kernels of a running engine, by phase, for a few seconds",
     "calibrate": "measure what this device can do, for the cost model to begin with",
     "doctor": "say what this machine allows, and how to get what is missing",
     "on": "switch an engine's probe on",

@@ -1,9 +1,10 @@
 """The keeper: what happens beside the engine's thread, every 100 ms, and when the process forks.
 
-A daemon thread beats the heart, reads the control byte and makes pages ready, none of which takes
-the lock. Only when no step has run for 50 ms, and the lock is free, does it take that, to reap and
-to report for an engine that is idle. It is the one thing of a probe that a fork does not copy, so
-it is here that a forked child learns that the ring is not its own.
+A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for and
+makes pages ready, none of which takes the lock. Only when no step has run for 50 ms, and the lock
+is free, does it take that, to reap and to report for an engine that is idle. It is the one thing of
+a probe that a fork does not copy, so it is here that a forked child learns that the ring is not its
+own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 
 from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
+from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
 from inferscope.ring.control import ControlByte
 
@@ -32,6 +34,7 @@ class Keeper:
         self._life = life
         self._switch = switch
         self._switch_was_on = True
+        self._profiling = None if log.path is None else Profiling(log.path)
         self._now = log.clock.monotonic_ns
         self._stopping = threading.Event()
         _keepers.add(self)
@@ -62,6 +65,8 @@ class Keeper:
                 return
             ring.beat(now_ns)
             self._read_switch()
+            if self._profiling is not None:
+                self._profiling.look()
             if life.on:
                 ring.populate()
             elif not life.wants_on:

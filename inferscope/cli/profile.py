@@ -1,0 +1,149 @@
+"""Look at the kernels of a running engine for a few seconds: which, in which phase, for how long.
+
+The observed process runs torch's own profiler meanwhile, which slows it down while it lasts and for
+a moment afterwards: clients will notice. It is never on by itself, one at a time, 30 s at most. The
+engine must have been started with the probe in it, on this machine, by this user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inferscope.cli.numbers import above_zero
+from inferscope.cli.targets import engine_of
+from inferscope.errors import InferScopeError, NotFound
+from inferscope.private import private_file
+from inferscope.records import Record, UnknownRecord, decode
+from inferscope.report.kernels import KERNEL, Spent, slowdown, spent, steps_of, with_steps
+from inferscope.ring.discovery import EngineRings, RingFile
+from inferscope.ring.profile_request import ask, error_path, request_path, trace_path
+from inferscope.ring.reader import Frame, RingReader
+
+_PATIENCE_S = 120.0
+"""For writing the trace, of which a busy engine makes a hundred megabytes."""
+_LOOK_S = 0.1
+_COMPUTING = ("worker", "core")
+"""Roles of processes that run a model, the likelier first."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("target", nargs="?", help="pid or engine id (default: the only engine)")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=3.0, help="to record, 30 at most (%(default)s)"
+    )
+    parser.add_argument("--top", type=int, default=8, help="rows per phase (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("profile.json"),
+        help="trace with our steps in it, for ui.perfetto.dev (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = """examples:
+  inferscope profile                       the only engine here, for 3 s
+  inferscope profile 41233 --seconds 10 --out slow.json
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, wait, print."""
+    engine = engine_of(options.target)
+    now_ns = time.monotonic_ns()
+    ring = _computing(engine, now_ns)
+    pid = ring.identity.pid
+    sys.stderr.write(f"profiling pid {pid} for {options.seconds:g} s: it is slower meanwhile\n")
+    try:
+        ask(ring.path, options.seconds)
+    except OSError as error:
+        raise InferScopeError(
+            f"cannot ask pid {pid}: {error}. Run as the user that runs the engine."
+        ) from error
+    trace = _answer(ring, options.seconds)
+    steps = steps_of(_records(engine), trace)
+    rows, cost = spent(trace, steps), slowdown(trace, steps)
+    with private_file(options.out) as file:
+        file.write(msgspec.json.encode(with_steps(trace, steps)))
+    if options.json:
+        told = {
+            "pid": pid,
+            "trace": str(options.out),
+            "slowdown": cost,
+            "rows": [row._asdict() for row in rows],
+        }
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(rows, options.top))
+        if cost is not None:
+            sys.stdout.write(f"what it cost: steps took {cost:+.0%} while it ran\n")
+        sys.stdout.write(f"trace: {options.out} (open it in ui.perfetto.dev)\n")
+    return 0
+
+
+def _computing(engine: EngineRings, now_ns: int) -> RingFile:
+    """Return the ring of the process that runs the model: of several, the first rank's."""
+    alive = [ring for ring in engine.rings if ring.is_alive(now_ns)]
+    for role in _COMPUTING:
+        found = [ring for ring in alive if ring.identity.role == role]
+        if found:
+            return min(found, key=lambda ring: ring.identity.rank)
+    raise NotFound(f"{engine.engine_id} has no process left that runs a model.")
+
+
+def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
+    """Wait for the trace, and take it.
+
+    Raises:
+        InferScopeError: there is none, with the reason.
+    """
+    until_s = time.monotonic() + seconds + _PATIENCE_S
+    trace, failed = trace_path(ring.path), error_path(ring.path)
+    while request_path(ring.path).exists():
+        if time.monotonic() > until_s:
+            request_path(ring.path).unlink(missing_ok=True)
+            raise InferScopeError(
+                f"pid {ring.identity.pid} does not answer. Is it hung, or of an older version?"
+            )
+        time.sleep(_LOOK_S)
+    if failed.exists():
+        reason = failed.read_text(encoding="utf-8", errors="replace")
+        failed.unlink()
+        raise InferScopeError(f"there is no profile: {reason}")
+    content = trace.read_bytes()
+    trace.unlink()
+    found: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
+    return found
+
+
+def _records(engine: EngineRings) -> Iterator[Record]:
+    for ring in engine.rings:
+        reader = RingReader(ring.path)
+        try:
+            while frames := reader.read():
+                for frame in frames:
+                    if isinstance(frame, Frame):
+                        try:
+                            yield decode(frame.code, frame.payload)
+                        except UnknownRecord:
+                            continue
+        finally:
+            reader.close()
+
+
+def _lines(rows: list[Spent], top: int) -> Iterator[str]:
+    """Yield the longest of each phase: kernels where there are any, operations elsewhere."""
+    kind = KERNEL if any(row.kind == KERNEL for row in rows) else "cpu_op"
+    rows = [row for row in rows if row.kind == kind]
+    for phase in dict.fromkeys(row.phase for row in rows):
+        of_phase = [row for row in rows if row.phase == phase]
+        whole_us = sum(row.self_us for row in of_phase) or 1.0
+        yield f"{phase}: {whole_us / 1e3:.1f} ms in {kind}s"
+        for row in of_phase[:top]:
+            share = row.self_us / whole_us
+            took = f"{share:6.1%} {row.self_us / 1e3:10.2f} ms {row.num_calls:>8} x"
+            yield f"  {took}  {row.name[:80]}"

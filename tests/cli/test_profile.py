@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from inferscope.errors import BadInput
+from inferscope.probe import EngineInfo, Probe
+from inferscope.ring.profile_request import (
+    ProfileBusy,
+    answer,
+    ask,
+    error_path,
+    request_path,
+    requested,
+)
+from tests.cli.running import Engine, inferscope
+
+
+def test_a_running_engine_s_operations_are_told_by_phase(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    out = tmp_path / "profile.json"
+    try:
+        time.sleep(3)
+        done = inferscope(
+            "profile", "--seconds", "2", "--json", "--out", str(out), rings=engine.rings
+        )
+    finally:
+        engine.stop()
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    by_phase = {phase: {row["name"] for row in rows if row["phase"] == phase} for phase in
+                {row["phase"] for row in rows}}  # fmt: skip
+    assert any("mm" in name or "linear" in name for name in by_phase["decode"])
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    events = json.loads(out.read_bytes())["traceEvents"]
+    assert any(event.get("pid") == "inferscope" and event["name"] == "decode" for event in events)
+    assert not list(engine.rings.glob("**/*.trace.json")), "the answer is taken away"
+
+
+@pytest.mark.parametrize("seconds", ["31", "1000"])
+def test_a_long_profile_is_refused(tmp_path: Path, seconds: str) -> None:
+    with pytest.raises(BadInput, match="up to 30"):
+        ask(tmp_path / "a.ring", float(seconds))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_is_one_at_a_time_until_it_is_answered(tmp_path: Path) -> None:
+    ring = tmp_path / "a.ring"
+    ask(ring, 2.0)
+    assert requested(ring) == 2.0
+    with pytest.raises(ProfileBusy, match="under way"):
+        ask(ring, 2.0)
+    answer(ring)
+    assert requested(ring) is None
+    ask(ring, 3.0)
+    assert requested(ring) == 3.0
+
+
+def test_a_request_that_died_with_its_process_is_replaced(tmp_path: Path) -> None:
+    ring = tmp_path / "a.ring"
+    ask(ring, 2.0)
+    long_ago = time.time() - 1000
+    os.utime(request_path(ring), (long_ago, long_ago))
+    assert requested(ring) is None
+    ask(ring, 4.0)
+    assert requested(ring) == 4.0
+
+
+@pytest.mark.parametrize("content", [b"", b"nan", b"-1", b"1e9", b"\xff", b"x" * 1000])
+def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, content: bytes) -> None:
+    ring = tmp_path / "a.ring"
+    request_path(ring).write_bytes(content)
+    assert requested(ring) is None
+
+
+def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("2.0")
+    request_path(tmp_path / "a.ring").symlink_to(tmp_path / "elsewhere")
+    assert requested(tmp_path / "a.ring") is None
+
+
+def test_a_process_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    probe = Probe.open(EngineInfo(0, "test"))
+    assert probe.path is not None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ask(probe.path, 0.1)
+    until_s = time.monotonic() + 10
+    while request_path(probe.path).exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    probe.close()
+    assert "not loaded torch" in error_path(probe.path).read_text()
