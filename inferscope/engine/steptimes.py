@@ -23,7 +23,9 @@ from inferscope.engine.runner import Ran, Runner, default_num_blocks
 from inferscope.engine.scheduler import Plan
 from inferscope.probe import Probe
 
-_OUTPUT_TOKENS = 8
+_OUTPUT_TOKENS = 16
+_LOAD_BUDGETS = 8
+"""Prompts of one load, in steps' token budgets: more would be the same prefill again and again."""
 _POOL_SHARE = 2
 """Of the KV pool's tokens, a half at most is asked for at once: nothing shall be preempted."""
 
@@ -90,7 +92,8 @@ def measure_steps(model: Model, options: EngineOptions, *, seconds: float) -> li
     num_blocks = options.num_blocks or default_num_blocks(model, options)
     runner = TimedRunner(Runner.of(model, options, num_blocks=num_blocks), model.device)
     engine = Engine(model, options, runner=runner)
-    most_tokens = num_blocks * options.block_tokens // _POOL_SHARE
+    pool_tokens = num_blocks * options.block_tokens
+    most_tokens = min(pool_tokens // _POOL_SHARE, _LOAD_BUDGETS * options.token_budget)
     draw = random.Random(options.seed)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
@@ -110,7 +113,7 @@ def measure_steps(model: Model, options: EngineOptions, *, seconds: float) -> li
 
 def _grid(engine: Engine, options: EngineOptions, *, most_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield numbers of requests and lengths of prompts: powers of two, as far as they go."""
-    longest = min(engine.max_model_tokens - _OUTPUT_TOKENS, 8 * options.token_budget)
+    longest = engine.max_model_tokens - _OUTPUT_TOKENS
     num_requests = 1
     while num_requests <= options.max_running:
         num_tokens = 8
