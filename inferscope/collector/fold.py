@@ -10,11 +10,17 @@ can be told to have given the same numbers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.samplers import SamplerFold
 from inferscope.records import SAMPLER_ROLE, CounterSample, Missed, Record, RingOpened, Tick
+
+Ints = NDArray[np.int64]
 
 READER = 0
 """The ring number of records that readers write."""
@@ -138,7 +144,9 @@ class Collector:
             return
         engine = self.engines.get(opened.engine_id)
         if engine is None:
-            engine = EngineFold(opened.engine_id, self._sinks, self._hash.update)
+            # An array is a buffer, which its type does not say.
+            mix: Callable[[bytes | Ints], None] = self._hash.update  # type: ignore[assignment]
+            engine = EngineFold(opened.engine_id, self._sinks, mix)
             self.engines[opened.engine_id] = engine
         engine.open_ring(opened)
         self._fold_of[opened.ring] = engine
