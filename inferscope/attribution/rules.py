@@ -105,7 +105,8 @@ def scaled_ns(line: Line, of: Components, *, modelled_ns: float, busy_ns: int) -
     """Scale a step's parts, which sum to `modelled_ns`, to a time: whole nanoseconds by row."""
     if not NOTHING_NS < modelled_ns < math.inf:
         return to_whole_ns(np.ones(len(of.row_tokens)), busy_ns)
-    return round_ns(of.by_row(line.values(of.batch, busy_ns / modelled_ns)), busy_ns)
+    exact = line.values(of.batch, busy_ns / modelled_ns)
+    return round_ns(exact if of.member_of_row is None else of.by_row(exact), busy_ns)
 
 
 # --- rules ------------------------------------------------------------------------------------

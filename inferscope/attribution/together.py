@@ -137,7 +137,7 @@ class Together:
         delay, prefills = step.delay, step.delay.prefills
         if len(prefills) > _MOST_PREFILLS or delay.recompute_ns is not None:
             return False
-        own_ns = delay.own_ns
+        own_ns, interference_ns = delay.own_ns, delay.decode_interference_ns
         for at in prefills:
             row, mine_ns = self._rows[step.slots.item(at)], own_ns.item(at)
             row[_PREFILL] += mine_ns
@@ -145,7 +145,7 @@ class Together:
             row[_PREFILL + 2] += delay.prefill_interference_ns
             row[_DECODE] -= mine_ns
             row[_DECODE + 1] -= delay.decode_class_ns - mine_ns
-            row[_DECODE + 2] -= delay.decode_interference_ns
+            row[_DECODE + 2] -= interference_ns
         if self._own_slots is not step.slots:
             self._tell_own()
             self._own_slots = step.slots
@@ -154,7 +154,7 @@ class Together:
         else:
             self._own_ns += own_ns
         self._in_steps_ns += step.end_ns - step.start_ns
-        self._interference_ns += delay.decode_interference_ns
+        self._interference_ns += interference_ns
         self._excess_ns += delay.excess_ns
         if step.excess_column == _COLD_START:
             self._cold_ns += delay.excess_ns

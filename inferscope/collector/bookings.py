@@ -120,7 +120,9 @@ class Bookings:
         prefill_ns = 0
         if num_prefill:
             self._lives.prefill_mode = run.span.mode
-            of_ranks_ns = [sum(map(shares.item, rows.prefills)) for shares in split.shares_ns]
+            of_ranks_ns = [
+                sum([shares_ns.item(at) for at in rows.prefills]) for shares_ns in split.shares_ns
+            ]
             prefill_ns = sum(of_ranks_ns)
             if table.num_labelled:
                 self._book_parts(rows, contexts, split)
@@ -162,7 +164,7 @@ class Bookings:
         weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
         work.decoded_together(rows.slots, split.shares_ns, contexts, rates, weights)
         for at in rows.prefills:
-            share_ns = sum(shares_ns.item(at) for shares_ns in split.shares_ns)
+            share_ns = sum([shares_ns.item(at) for shares_ns in split.shares_ns])
             tokens = rows.tokens.item(at)
             context, booked = contexts.item(at), 0
             amounts = [0] * NUM_COLUMNS

@@ -1,7 +1,7 @@
 """What was computed for each request, by phase: time, tokens, FLOPs, bytes, and what was wasted.
 
-A team that decodes one token each in step after step is kept as sums, one vector each, keyed by its
-array of slots: a team that stays keeps its array. The sums are told when another team comes, or
+A team that decodes one token each in step after step is kept as sums, one column each, keyed by
+its array of slots: a team that stays keeps its array. The sums are told when another team comes, or
 somebody asks. FLOPs and a slice's own bytes are linear in its context, so the contexts' sum is all
 they need; of the weights all members with one token read alike.
 """
@@ -24,38 +24,37 @@ WASTED_TOKENS, WASTED_NS = 5, 6
 DRAFT_TOKENS, DRAFT_NS = 7, 8
 """Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
 NUM_COLUMNS = 9
-_SINGLES, _CONTEXTS, _SEEN = 9, 10, 11
-"""Of decodes of one token: how many, the sum of their contexts, and as far as windows reach. Their
-FLOPs and bytes follow from these, and are counted when somebody asks."""
-_NUM_CELLS = 12
+_SINGLES, _CONTEXTS, _SEEN, _SHARES_NS, _WEIGHTS = range(5)
+"""Of decodes of one token: how many, the sum of their contexts, and as far as windows reach, their
+time, and what they read of the weights. Their FLOPs and bytes follow, when somebody asks."""
+_NUM_SUMS = 5
 
-_COLUMNS = np.arange(NUM_COLUMNS)
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Work:
-    """Amounts by phase (prefill, decode), column and slot."""
+    """Amounts by phase (prefill, decode), slot and column."""
 
     def __init__(self, num_slots: int) -> None:
-        self._cells = np.zeros((2, _NUM_CELLS, num_slots), dtype=np.int64)
+        self._cells = np.zeros((2, num_slots, NUM_COLUMNS), dtype=np.int64)
+        self._singles = np.zeros((num_slots, _NUM_SUMS), dtype=np.int64)
+        """What is to be added to the decodes."""
         self._instead: dict[int, list[int]] = {}
-        """By slot, what is to be added to its prefill, and behind that to its decode."""
+        """By slot, what is to be added to its prefill, and behind that to its singles."""
         self._team = _NOBODY
         self._rates: Rates | None = None
         self._reach: int | None = None
         """How much of a context a windowed layer sees; None where there is no such layer."""
         self._num_steps = 0
         """Of the team, not told yet."""
-        self._shares_ns = _NOBODY
-        self._contexts = _NOBODY
-        """Their sum; `_seen` is the same as far as windows reach."""
-        self._seen = _NOBODY
+        self._use(np.zeros((0, _NUM_SUMS), dtype=np.int64))
         self._weights_each = self._weights_rest = 0
         """Bytes of the weights that each member reads, and the first besides."""
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
-        self._cells[:, :, slot] = 0
+        self._cells[:, slot] = 0
+        self._singles[slot] = 0
         self._instead.pop(slot, None)
 
     def end(self, slot: int) -> None:
@@ -66,9 +65,11 @@ class Work:
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        num_more = num_slots - self._cells.shape[2]
-        none = np.zeros((2, _NUM_CELLS, num_more), dtype=np.int64)
-        self._cells = np.concatenate([self._cells, none], axis=2)
+        num_more = num_slots - len(self._singles)
+        none = np.zeros((2, num_more, NUM_COLUMNS), dtype=np.int64)
+        self._cells = np.concatenate([self._cells, none], axis=1)
+        no_sums = np.zeros((num_more, _NUM_SUMS), dtype=np.int64)
+        self._singles = np.concatenate([self._singles, no_sums])
 
     def decoded_together(
         self,
@@ -95,22 +96,23 @@ class Work:
                 self._instead.clear()
                 self._rates = rates
                 self._reach = rates.window - 1 if rates is not None and rates.window else None
-        if self._num_steps:
-            self._shares_ns += shares_ns[0]
-            self._contexts += contexts
-            if self._reach is not None:
-                self._seen += np.minimum(contexts, self._reach)
-        else:
-            self._shares_ns = shares_ns[0].copy()
-            self._contexts = contexts.copy()
-            if self._reach is not None:
-                self._seen = np.minimum(contexts, self._reach)
-        for of_rank_ns in shares_ns[1:]:
+        if not self._num_steps:
+            self._use(np.zeros((len(slots), _NUM_SUMS), dtype=np.int64))
+        for of_rank_ns in shares_ns:
             self._shares_ns += of_rank_ns
+        self._contexts += contexts
+        if self._reach is not None:
+            self._seen += np.minimum(contexts, self._reach)
         self._num_steps += 1
         if weights is not None:
             self._weights_each += weights.each
             self._weights_rest += weights.rest
+
+    def _use(self, sums: Ints) -> None:
+        """Take the sums of a team: [members, sums]."""
+        self._sums = sums
+        self._shares_ns, self._contexts = sums[:, _SHARES_NS], sums[:, _CONTEXTS]
+        self._seen = sums[:, _SEEN]
 
     def prefilled_instead(
         self, slot: int, amounts: list[int], *, context: int, weight_bytes: int
@@ -124,8 +126,7 @@ class Work:
             weight_bytes: that the decode was booked.
         """
         seen = min(context, self._reach) if self._reach is not None else 0
-        more = [*amounts, 0, 0, 0, -amounts[COMPUTE_NS], 0, 0, -weight_bytes, 0, 0, 0, 0, 0]
-        more += [-1, -context, -seen] if self._rates is not None else [-1, 0, 0]
+        more = [*amounts, -1, -context, -seen, -amounts[COMPUTE_NS], -weight_bytes]
         before = self._instead.get(slot)
         self._instead[slot] = more if before is None else list(map(add, before, more))
 
@@ -139,33 +140,29 @@ class Work:
             is_once: no slot is named twice.
         """
         self._tell()
-        cells = phases[:, None], _COLUMNS, slots[:, None]
         if is_once:
-            self._cells[cells] += amounts
+            self._cells[phases, slots] += amounts
         else:
-            np.add.at(self._cells, cells, amounts)
+            np.add.at(self._cells, (phases, slots), amounts)
 
     def _tell(self) -> None:
         """Add the sums to the members' decode cells."""
         num_steps, self._num_steps = self._num_steps, 0
         if not num_steps:
             return
-        team, cells = self._team, self._cells[1]
-        cells[COMPUTE_NS][team] += self._shares_ns
-        cells[_SINGLES][team] += num_steps
-        if self._rates is None:
-            return
-        cells[_CONTEXTS][team] += self._contexts
-        if self._reach is not None:
-            cells[_SEEN][team] += self._seen
-        cells[READ_BYTES][team] += self._weights_each
-        cells[READ_BYTES, self._team.item(0)] += self._weights_rest
-        self._weights_each = self._weights_rest = 0
+        sums = self._sums
+        sums[:, _SINGLES] = num_steps
+        if self._rates is not None:
+            sums[:, _WEIGHTS] = self._weights_each
+            sums[0, _WEIGHTS] += self._weights_rest
+            self._weights_each = self._weights_rest = 0
+        self._singles[self._team] += sums
 
     def _count_singles(self) -> None:
         """Count the decodes of all slots by the rates they were computed at: others come."""
-        for slot in self._cells[1, _SINGLES].nonzero()[0].tolist():
-            self._cells[:, :, slot] = self.of(slot)
+        for slot in self._singles[:, _SINGLES].nonzero()[0].tolist():
+            self._cells[:, slot] = self.of(slot)
+        self._singles[:] = 0
 
     def _is_untold(self, slot: int) -> bool:
         """Tell whether the sums are a request's, too. Who leaves is mostly gone from the team."""
@@ -175,34 +172,34 @@ class Work:
         """Return a request's amounts by column, of prefill and of decode."""
         if self._is_untold(slot):
             self._tell()
-        prefill, decode = self._cells[:, :, slot].tolist()
+        prefill, decode = self._cells[:, slot].tolist()
+        singles = self._singles[slot].tolist()
         instead = self._instead.get(slot)
         if instead is not None:
             prefill = list(map(add, prefill, instead))
-            decode = list(map(add, decode, instead[_NUM_CELLS:]))
-        num, contexts, seen = decode[_SINGLES:]
-        decode[_SINGLES:] = 0, 0, 0
+            singles = list(map(add, singles, instead[NUM_COLUMNS:]))
+        num, contexts, seen, shares_ns, weights = singles
+        decode[COMPUTE_NS] += shares_ns
         decode[TOKENS] += num
         if self._rates is not None:
             flops, hbm = self._rates
             decode[FLOPS] += flops.of_singles(num, contexts, seen)
-            decode[READ_BYTES] += hbm.reads_of_singles(num, contexts, seen)
+            decode[READ_BYTES] += weights + hbm.reads_of_singles(num, contexts, seen)
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
     def totals(self) -> Ints:
         """Return time, bytes read and bytes written so far: [phases, 3, slots]."""
         self._tell()
-        totals = self._cells[:, (COMPUTE_NS, READ_BYTES, WRITE_BYTES)]
-        num, contexts, seen = self._cells[1, _SINGLES:].copy()
+        columns = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
+        totals: Ints = self._cells[:, :, columns].transpose(0, 2, 1)
+        singles = self._singles.copy()
         for slot, more in self._instead.items():
-            for phase, cells in enumerate((more, more[_NUM_CELLS:])):
-                totals[phase, 0, slot] += cells[COMPUTE_NS]
-                totals[phase, 1, slot] += cells[READ_BYTES]
-                totals[phase, 2, slot] += cells[WRITE_BYTES]
-            num[slot] += more[_NUM_CELLS + _SINGLES]
-            contexts[slot] += more[_NUM_CELLS + _CONTEXTS]
-            seen[slot] += more[_NUM_CELLS + _SEEN]
+            totals[0, :, slot] += [more[column] for column in columns]
+            singles[slot] += more[NUM_COLUMNS:]
+        num, contexts, seen, shares_ns, weights = singles.T
+        totals[1, 0] += shares_ns
+        totals[1, 1] += weights
         if self._rates is not None:
             hbm = self._rates.hbm
             totals[1, 1] += num * hbm.reads_of_singles(1, 0, 0)
@@ -214,7 +211,8 @@ class Work:
     def compute_ns(self) -> Ints:
         """Return the attributed time: [slots, 2]."""
         self._tell()
-        compute_ns: Ints = self._cells[:, COMPUTE_NS].T.copy()
+        compute_ns: Ints = self._cells[:, :, COMPUTE_NS].T.copy()
+        compute_ns[:, 1] += self._singles[:, _SHARES_NS]
         for slot, amounts in self._instead.items():
-            compute_ns[slot] += amounts[COMPUTE_NS], amounts[_NUM_CELLS + COMPUTE_NS]
+            compute_ns[slot] += amounts[COMPUTE_NS], amounts[NUM_COLUMNS + _SHARES_NS]
         return compute_ns
