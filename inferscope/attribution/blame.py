@@ -235,8 +235,9 @@ class Blame:
         num_decodes = len(slots) - len(prefills)
         if num_decodes > 1:
             at = 0
-            while at in prefills:
-                at += 1
+            if prefills:
+                while at in prefills:
+                    at += 1
             co_batched_ns = max(1, delay.decode_class_ns - delay.own_ns.item(at))
             course.co_batched_ns += co_batched_ns
             course.decoding += co_batched_ns / (num_decodes - 1)

@@ -194,22 +194,19 @@ class Batch:
         if team.num_single:
             of_singles = context if team.singles is None else context[team.singles]
             first = of_singles.item(0)
-            # Taking a number off an array of integers takes twice as long as taking off a scalar.
-            self.spread = spread = _spread(team, of_singles - of_singles[0])
+            ahead = of_singles - of_singles[0]  # a number off it takes longer than a scalar
+            key, spread = ahead.tobytes(), team.spread
+            if spread is None or spread.key != key:
+                spread = team.spread = Spread(key, ahead)
+            self.spread = spread
             self.single_visible = spread.total + team.num_single * (first + 1)
             self.longest_single = spread.most + first + 1
+        if not team.chunks:
+            return
         for at, tokens in zip(team.chunks, team.chunk_tokens, strict=True):
             cached = context.item(at)
             self.chunk_pairs.append(pairs(tokens, cached))
             self.chunk_visible.append(cached + tokens)
-
-
-def _spread(team: Team, ahead: Ints) -> Spread:
-    """Return the spread of the last step, if it is this one."""
-    key, spread = ahead.tobytes(), team.spread
-    if spread is None or spread.key != key:
-        spread = team.spread = Spread(key, ahead)
-    return spread
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
