@@ -51,9 +51,9 @@ def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | Non
     cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
     if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):
         return Saved()  # one of the two is wrong
-    flops = None if rates is None else rates.saved_flops(cached_tokens)
     if not cached_tokens:
-        return Saved(flops, 0)
+        return Saved(None if rates is None else 0, 0)
+    flops = None if rates is None else rates.saved_flops(cached_tokens)
     if prompt_tokens is None or model is None:
         return Saved(flops)
     ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
