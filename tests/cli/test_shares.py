@@ -46,8 +46,8 @@ def test_the_table_names_its_rule_and_how_its_columns_came_about(demo: Run) -> N
     file = str(demo.folder / "demo.isr")
     done = inferscope("shares", file, "--by", "model", "--rule", "phase", rings=demo.rings)
     assert done.returncode == 0, done.stderr
-    for words in ("`phase` (Owen value", "builtin", "sum = measured", "Apportioned", "Modelled"):
-        assert words in done.stdout
+    for words in ("`phase` (Owen value", "builtin", "sum = measured", "apportioned", "modelled"):
+        assert words.lower() in done.stdout.lower()
     assert "\x1b" not in done.stdout
 
 
