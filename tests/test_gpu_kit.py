@@ -58,6 +58,7 @@ def test_a_part_that_breaks_is_told_and_costs_the_others_nothing(
     assert reason in result.get("reason", "")
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_what_a_cpu_can_and_says_what_the_others_need(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -22,6 +22,7 @@ from inferscope.ring.profile_request import (
 from tests.cli.running import Engine, inferscope
 
 
+@pytest.mark.slow
 def test_a_running_engine_s_operations_are_told_by_phase(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     out = tmp_path / "profile.json"

@@ -73,7 +73,9 @@ def ask_all(url: str, asks: list[Ask], *, at_once: int, path: str = "/v1/complet
 async def _ask_all(url: str, asks: list[Ask], at_once: int, path: str) -> None:
     waiting = list(reversed(asks))
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(url, connector=connector) as session:
+    sending = aiohttp.TraceConfig()
+    sending.on_request_headers_sent.append(_note_sent)
+    async with aiohttp.ClientSession(url, connector=connector, trace_configs=[sending]) as session:
 
         async def work() -> None:
             while waiting:
@@ -86,6 +88,13 @@ async def _ask_all(url: str, asks: list[Ask], at_once: int, path: str) -> None:
             await nurse
 
 
+async def _note_sent(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
+    """Note when a request left: a client that sends twelve at once gets to the last one late."""
+    ask = context.trace_request_ctx
+    if ask is not None:
+        ask.sent_ns = time.monotonic_ns()
+
+
 async def _look_after(session: aiohttp.ClientSession) -> None:
     while True:
         async with session.get("/health") as answer:
@@ -94,9 +103,9 @@ async def _look_after(session: aiohttp.ClientSession) -> None:
 
 
 async def _ask(session: aiohttp.ClientSession, ask: Ask, path: str) -> None:
-    ask.sent_ns = time.monotonic_ns()
     num_events = 0
-    async with session.post(path, json=ask.body, headers={"X-Request-Id": ask.name}) as answer:
+    headers = {"X-Request-Id": ask.name}
+    async with session.post(path, json=ask.body, headers=headers, trace_request_ctx=ask) as answer:
         ask.status = answer.status
         if not ask.body.get("stream"):
             whole = await answer.read()

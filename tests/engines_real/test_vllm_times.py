@@ -113,20 +113,30 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Day:
 
 @contextlib.contextmanager
 def _serving_apart(folder: Path, **variables: str) -> Iterator[Server]:
-    """Serve on all cores but one, which is the client's, as if that were another machine.
+    """Serve with the core on cores of its own; the last one is for front end and client.
 
-    vLLM's processes spin while they wait: beside them a client gets its core up to 80 ms late, and
-    finds many tokens at once.
+    vLLM's core spins while it waits. Beside it a client gets its turn up to 80 ms late and finds
+    many tokens at once, and a request waits in a socket until the front end gets one: neither is
+    anything that a server on a machine of its own would do.
     """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:-1] or cores)
     variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # or it looks for cores of its own
     try:
         with serving(folder, "--max-num-seqs", "6", **variables) as server:
-            os.sched_setaffinity(0, cores[-1:])
+            for ring in server.engine.rings:
+                told = ring.identity
+                _keep_to(cores[-1:] if told.role == "frontend" else cores[:-1] or cores, told.pid)
+            _keep_to(cores[-1:], os.getpid())
             yield server
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def _keep_to(cores: list[int], pid: int) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+        with contextlib.suppress(PermissionError):  # ahead of what else this machine does
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), -10)
 
 
 def _histograms(server: Server) -> dict[str, tuple[float, float]]:
@@ -172,18 +182,14 @@ def test_vllms_own_histograms_differ_by_what_they_leave_out(day: Day) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the client needs a core of its own")
-@pytest.mark.conformance(
-    "vLLM", "client's clock and ours within [0, 5 ms]", "partial", "held to it one at a time"
-)
+@pytest.mark.conformance("vLLM", "client's clock and ours within [0, 5 ms]")
 def test_a_clients_clock_is_later_than_ours_by_little(day: Day) -> None:
-    """Nobody reads before it is written, and with a core at hand both take little time.
-
-    Several at once wait, unseen, in the socket of a front end that waits for a core.
-    """
+    """Nobody reads before it is written, and with a core at hand both take little time."""
     asked = {"one": day.single, "four": day.few, "twelve": day.crowd}
     apart = {name: agreement(day.lines, asks) for name, asks in asked.items()}
     for name, values in apart.items():
         report(f"{name} at a time", {}, values)
     assert min(min(edge) for values in apart.values() for edge in values.values()) >= 0
-    for edge in apart["one"].values():
-        assert edge[int(0.99 * (len(edge) - 1))] <= 5
+    for values in apart.values():
+        for edge in values.values():
+            assert edge[int(0.99 * (len(edge) - 1))] <= 5
