@@ -11,8 +11,7 @@ import argparse
 import shutil
 import sys
 
-from inferscope.cli.targets import engine_of, path_of, rings_of
-from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.cli.folding import fold_all
 from inferscope.errors import NotFound
 from inferscope.findings import Watch, findings
 from inferscope.report.findings import findings_json, findings_text
@@ -43,14 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Judge the run."""
     watch = Watch()
-    source = _open(options.source, watch)
-    try:
-        catch_up(source, patience_s=_PATIENCE_S)
-    finally:
-        source.close()
-    if isinstance(source, RecordingSource):
-        for note in source.notes():
-            sys.stderr.write(f"inferscope: {options.source}: {note}\n")
+    source = fold_all(options.source, watch, patience_s=_PATIENCE_S, listen=watch.listen)
     found = findings(watch)
     if not found:
         raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
@@ -60,17 +52,3 @@ def run(options: argparse.Namespace) -> int:
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 40)).columns)
     sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))
     return 0
-
-
-def _open(target: str | None, watch: Watch) -> RingSource | RecordingSource:
-    """Open what is meant.
-
-    Raises:
-        NotFound: nothing is there.
-        UnreadableFile: it cannot be read.
-    """
-    path = path_of(target)
-    if path is not None:
-        return open_source(path, sinks=(watch,), listen=watch.listen)
-    engine = engine_of(target)
-    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)

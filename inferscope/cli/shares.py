@@ -13,9 +13,8 @@ import sys
 from typing import get_args
 
 from inferscope.attribution.rules import RULES
+from inferscope.cli.folding import fold_all
 from inferscope.cli.numbers import count
-from inferscope.cli.targets import engine_of, path_of, rings_of
-from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import NotFound
 from inferscope.report.shares import By, Tally
 from inferscope.report.shares_text import to_json, to_text
@@ -64,14 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     tally = Tally(options.rule)
-    source = _open(options.source, tally)
-    try:
-        catch_up(source, patience_s=_PATIENCE_S)
-    finally:
-        source.close()
-    if isinstance(source, RecordingSource):
-        for note in source.notes():
-            sys.stderr.write(f"inferscope: {options.source}: {note}\n")
+    source = fold_all(options.source, tally, patience_s=_PATIENCE_S)
     table = tally.table(options.by, source.collector)
     if not table.num_steps:
         raise NotFound(f"{source.title} holds no step that has ended: nothing to divide yet.")
@@ -81,11 +73,3 @@ def run(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
     sys.stdout.write(to_text(table, most=options.top, width=width, ascii=options.ascii))
     return 0
-
-
-def _open(target: str | None, tally: Tally) -> RingSource | RecordingSource:
-    path = path_of(target)
-    if path is not None:
-        return open_source(path, sinks=(tally,))
-    engine = engine_of(target)
-    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(tally,))

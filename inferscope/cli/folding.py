@@ -1,0 +1,56 @@
+"""All that a recording or an engine's rings hold, folded for a command that only sums up."""
+
+from __future__ import annotations
+
+import sys
+
+from inferscope.cli.targets import engine_of, path_of, rings_of
+from inferscope.collector.finals import Sink
+from inferscope.collector.source import (
+    Listener,
+    RecordingSource,
+    RingSource,
+    catch_up,
+    open_source,
+)
+
+
+def fold_all(
+    target: str | None,
+    sink: Sink,
+    *,
+    patience_s: float,
+    listen: Listener | None = None,
+) -> RingSource | RecordingSource:
+    """Fold what is there by now; say on stderr what of a recording is damaged.
+
+    Args:
+        target: a recording, ring, folder, pid or id; None for the only engine running.
+        sink: receives what is final.
+        patience_s: for an engine that writes faster than it can be read.
+        listen: called with every record, by its ring.
+
+    Returns:
+        the source, closed: its title and its collector are there.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it cannot be read.
+    """
+    source = _open(target, sink, listen)
+    try:
+        catch_up(source, patience_s=patience_s)
+    finally:
+        source.close()
+    if isinstance(source, RecordingSource):
+        for note in source.notes():
+            sys.stderr.write(f"inferscope: {target}: {note}\n")
+    return source
+
+
+def _open(target: str | None, sink: Sink, listen: Listener | None) -> RingSource | RecordingSource:
+    path = path_of(target)
+    if path is not None:
+        return open_source(path, sinks=(sink,), listen=listen)
+    engine = engine_of(target)
+    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(sink,), listen=listen)
