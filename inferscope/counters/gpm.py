@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
-from inferscope.counters.source import ASK_AGAIN_NS, Claimer, Unavailable, facts, sample, silence
+from inferscope.counters.refused import Refused
+from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
 
@@ -50,14 +51,12 @@ class GpmSource:
     ) -> None:
         """Prepare; the arguments are NvmlSource's, and the clock that windows are told by."""
         self.period_ns = max(period_ns, SHORTEST_NS)
-        self._claims = claims
         self._clock = clock
         self._wanted = wanted
         self._load = load
         self._nvml: ModuleType | None = None
         self._pairs: list[_Pair] = []
-        self._refused: dict[str, Device] = {}
-        self._ask_again_ns = 0
+        self._refused = Refused(self.name, claims, self._sampled)
 
     def open(self, now_ns: int) -> list[CounterSample]:
         """Begin with the devices that have it and that nobody else samples.
@@ -70,7 +69,7 @@ class GpmSource:
             raise Unavailable("nvidia-ml-py is older than GPM: pip install -U nvidia-ml-py")
         told: list[CounterSample] = []
         for device in find_devices(nvml, self._wanted):
-            told += self._begin(nvml, device, now_ns)
+            told += self._refused.begin(nvml, device, now_ns)
         if not self._pairs:
             reasons = dict.fromkeys(news.reason for news in told)
             raise Unavailable(" ".join(reasons) or "no MIG instance is there.")
@@ -106,12 +105,13 @@ class GpmSource:
             )
         if self._pairs and len(reasons) == len(self._pairs):
             raise Unavailable(" ".join(reasons))
-        return told + self._ask_again(nvml, now_ns)
+        return told + self._refused.ask_again(nvml, now_ns)
 
     def close(self) -> None:
         """Free the samples and end with NVML."""
         nvml, self._nvml = self._nvml, None
-        pairs, self._pairs, self._refused = self._pairs, [], {}
+        pairs, self._pairs = self._pairs, []
+        self._refused.forget()
         if nvml is None:
             return
         with suppress(nvml.NVMLError):
@@ -119,25 +119,6 @@ class GpmSource:
                 pair.free()
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-
-    def _begin(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
-        """Begin with one device; return its facts, or why there are none."""
-        try:
-            self._claims.take(device.uuid)
-            told = self._sampled(nvml, device, now_ns)
-            self._refused.pop(device.uuid, None)
-            return told
-        except (Unavailable, nvml.NVMLError) as error:
-            self._refused[device.uuid] = device
-            self._ask_again_ns = now_ns + ASK_AGAIN_NS
-            return [silence(self.name, device.uuid, now_ns, str(error))]
-
-    def _ask_again(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
-        """Return the facts of devices that were refused and are not any longer."""
-        if not self._refused or now_ns < self._ask_again_ns:
-            return []
-        again = [self._begin(nvml, device, now_ns) for device in list(self._refused.values())]
-        return [news for told in again for news in told if not news.reason]
 
     def _sampled(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
         support = ask(nvml, lambda: nvml.nvmlGpmQueryDeviceSupport(device.handle))

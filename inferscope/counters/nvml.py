@@ -17,7 +17,8 @@ from typing import Any
 
 from inferscope.counters.nvml_devices import Device, Instance, ask, find_devices, open_nvml, text
 from inferscope.counters.processes import Observed, holders, observed, sees_host
-from inferscope.counters.source import ASK_AGAIN_NS, Claimer, Unavailable, facts, sample, silence
+from inferscope.counters.refused import Refused
+from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
 from inferscope.records import CounterSample
 
 logger = logging.getLogger(__name__)
@@ -58,13 +59,11 @@ class NvmlSource:
         """
         self.period_ns = period_ns
         self._folder = folder
-        self._claims = claims
         self._wanted = wanted
         self._load = load
         self._nvml: ModuleType | None = None
         self._watched: list[_Watched] = []
-        self._refused: dict[str, Device] = {}
-        self._ask_again_ns = 0
+        self._refused = Refused(self.name, claims, self._begun)
         self._events: Any = None
         self._from_ns = self._slow_from_ns = 0
         self._sees_host = False
@@ -80,7 +79,7 @@ class NvmlSource:
         self._from_ns = self._slow_from_ns = now_ns
         told: list[CounterSample] = []
         for device in find_devices(nvml, self._wanted):
-            told += self._begin(nvml, device, now_ns)
+            told += self._refused.begin(nvml, device, now_ns)
         if not self._watched:
             raise Unavailable(" ".join(dict.fromkeys(news.reason for news in told)))
         self._listen(nvml)
@@ -122,7 +121,7 @@ class NvmlSource:
         if len(reasons) == len(self._watched):
             raise Unavailable(" ".join(reasons))
         told += self._xids(nvml, now_ns)
-        told += self._ask_again(nvml, now_ns)
+        told += self._refused.ask_again(nvml, now_ns)
         self._from_ns = now_ns
         if is_slow:
             self._slow_from_ns = now_ns
@@ -131,7 +130,8 @@ class NvmlSource:
     def close(self) -> None:
         """End with NVML."""
         nvml, self._nvml = self._nvml, None
-        self._watched, self._refused = [], {}
+        self._watched = []
+        self._refused.forget()
         events, self._events = self._events, None
         if nvml is not None:
             with suppress(nvml.NVMLError):
@@ -139,24 +139,9 @@ class NvmlSource:
                     nvml.nvmlEventSetFree(events)
                 nvml.nvmlShutdown()
 
-    def _begin(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
-        """Begin with one device; return its facts, or why there are none."""
-        try:
-            self._claims.take(device.uuid)
-            self._watched.append(_Watched(nvml, device))
-            self._refused.pop(device.uuid, None)
-            return [facts(self.name, device.uuid, now_ns, self._facts(nvml, device))]
-        except (Unavailable, nvml.NVMLError) as error:
-            self._refused[device.uuid] = device
-            self._ask_again_ns = now_ns + ASK_AGAIN_NS
-            return [silence(self.name, device.uuid, now_ns, str(error))]
-
-    def _ask_again(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
-        """Return the facts of devices that were refused and are not any longer."""
-        if not self._refused or now_ns < self._ask_again_ns:
-            return []
-        again = [self._begin(nvml, device, now_ns) for device in list(self._refused.values())]
-        return [news for told in again for news in told if not news.reason]
+    def _begun(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
+        self._watched.append(_Watched(nvml, device))
+        return [facts(self.name, device.uuid, now_ns, self._facts(nvml, device))]
 
     def _facts(self, nvml: ModuleType, device: Device) -> dict[str, str]:
         told = {"name": device.name}
