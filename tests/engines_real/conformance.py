@@ -38,6 +38,7 @@ FEATURES = (
     "HTTP receipt and last byte are the edges",
     "a slow tokeniser shows as `frontend`",
     "the client's id (`X-Request-Id`)",
+    "its own traces and ours are the client's (`traceparent`)",
     "client's clock and ours within [0, 5 ms]",
     "engine's own `/metrics` agree",
     "tokens of slices = the API's `usage`",

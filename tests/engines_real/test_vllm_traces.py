@@ -1,0 +1,77 @@
+"""On a real vLLM server that traces: its spans and ours are one trace, the client's."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+from inferscope_otlp import OtlpExporter
+
+from inferscope.collector.source import catch_up, open_source
+from tests.engines_real.vllm_server import Server, export, needs_vllm, serving, stop
+from tests.exporters.otlp.sink import Received, receiving
+
+pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(300)]
+
+CLIENT = {
+    "traced": ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),
+    "another": ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"),
+}
+"""By the client's request id, its trace and the span from which it asked."""
+
+
+@pytest.mark.conformance("vLLM", "its own traces and ours are the client's (`traceparent`)")
+def test_the_servers_spans_and_ours_are_in_the_clients_trace(tmp_path: Path) -> None:
+    with receiving() as sink:
+        with serving(
+            tmp_path,
+            *("--otlp-traces-endpoint", sink.url),
+            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
+            OTEL_BSP_SCHEDULE_DELAY="200",
+        ) as server:
+            for name in CLIENT:
+                _ask(server, name)
+            assert stop(server) == 0
+        theirs = {_parent(each): each for each in sink.spans()}
+        _send_ours(server, sink.url)
+        ours = {_parent(root): root for root in sink.roots() if root not in theirs.values()}
+
+    assert set(CLIENT.values()) <= theirs.keys()
+    assert ours.keys() == set(CLIENT.values())
+    ids = {each["external_id"]: each["request"] for each in export(server) if "external_id" in each}
+    for name, place in CLIENT.items():
+        assert ours[place].attributes["inferscope.request.id"] == ids[name]
+        assert ours[place].span.span_id != theirs[place].span.span_id
+
+
+def _ask(server: Server, name: str) -> None:
+    trace, span = CLIENT[name]
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions",
+        json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode(),
+        {
+            "Content-Type": "application/json",
+            "X-Request-Id": name,
+            "traceparent": f"00-{trace}-{span}-01",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+
+
+def _send_ours(server: Server, endpoint: str) -> None:
+    (rings,) = (path for path in (server.folder / "rings").iterdir() if path.is_dir())
+    exporter = OtlpExporter({"endpoint": endpoint})
+    exporter.open()
+    source = open_source(rings, sinks=(exporter,))
+    catch_up(source)
+    exporter.look(source.snapshot(10**10))
+    source.close()
+    exporter.close()
+    assert exporter.num_sent == len(CLIENT)
+
+
+def _parent(each: Received) -> tuple[str, str]:
+    return each.span.trace_id.hex(), each.span.parent_span_id.hex()
