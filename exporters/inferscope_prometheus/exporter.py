@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from inferscope.collecting.document import near
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
+from inferscope.document import near
 from inferscope.errors import BadInput
 from inferscope_prometheus.numbers import Numbers
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferscope.collecting.document import Section, Setting, near, read_document, read_scalar
+from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
 from inferscope.ring.discovery import ring_directory
 

@@ -6,6 +6,7 @@ config.yaml:7: pins.max_md is no setting. Did you mean max_mb?
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,19 @@ from inferscope.errors import BadInput
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 8
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d|w)")
+_UNITS_NS = {
+    "us": 10**3,
+    "µs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86400 * 10**9,
+    "w": 7 * 86400 * 10**9,
+}
+_LONGEST_NS = 10**18
 
 
 class Setting(NamedTuple):
@@ -29,10 +43,17 @@ class Setting(NamedTuple):
 class Section:
     """A mapping of settings; it raises BadInput for whatever cannot be used."""
 
-    def __init__(self, settings: Mapping[str, Setting], *, path: str) -> None:
-        """Take the settings; `path` is how errors call the section, empty for the whole file."""
+    def __init__(self, settings: Mapping[str, Setting], *, path: str, where: str = "") -> None:
+        """Take the settings.
+
+        Args:
+            settings: by key.
+            path: how errors call the section, empty for the whole file.
+            where: file and line, for what is said of what is missing.
+        """
         self.settings = dict(settings)
         self._path = path
+        self.where = where
 
     def only(self, known: Iterable[str]) -> None:
         """Refuse all other keys, naming the nearest of those that are known."""
@@ -51,7 +72,23 @@ class Section:
         value = {} if setting.value is None else setting.value
         if not isinstance(value, dict):
             raise self._wrong(key, "a section: KEY: VALUE lines below it")
-        return Section(value, path=self._name(key))
+        return Section(value, path=self._name(key), where=setting.where)
+
+    def sections(self, key: str) -> tuple[Section, ...]:
+        """Return the sections in a list, none where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return ()
+        wanted = "a list of sections: lines that begin with - KEY: VALUE"
+        if not isinstance(setting.value, list):
+            raise self._wrong(key, wanted)
+        found = []
+        for number, each in enumerate(setting.value, 1):
+            if not isinstance(each, dict):
+                raise self._wrong(key, wanted)
+            first = next(iter(each.values()), setting)
+            found.append(Section(each, path=f"{self._name(key)}[{number}]", where=first.where))
+        return tuple(found)
 
     def is_off(self, key: str) -> bool:
         """Tell whether a section is switched off in place of having settings."""
@@ -78,6 +115,51 @@ class Section:
         if not least < value <= 1e9:
             raise self._wrong(key, f"a number above {least:g}")
         return float(value)
+
+    def duration_ns(self, key: str) -> int | None:
+        """Return a time with its unit, such as 500ms or 30d, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        found = _DURATION.fullmatch(setting.value) if isinstance(setting.value, str) else None
+        span_ns = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
+        if not 0 < span_ns <= _LONGEST_NS:
+            raise self._wrong(key, "a time with its unit, such as 500ms, 2s, 1h or 30d")
+        return span_ns
+
+    def share(self, key: str) -> float | None:
+        """Return a share between 0 and 1, also written as 99.9%; None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        value, part = setting.value, 1.0
+        if isinstance(value, str) and value.endswith("%"):
+            value, part = read_scalar(value[:-1].strip()), 100.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < part:
+            raise self._wrong(key, "a share below 1, such as 0.99 or 99%")
+        return value / part
+
+    def word(self, key: str, allowed: Iterable[str]) -> str | None:
+        """Return one of the words allowed, None where it is not there."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return None
+        value = setting.value
+        if not isinstance(value, str) or value not in (allowed := tuple(allowed)):
+            hint = near(value if isinstance(value, str) else "", allowed)
+            raise BadInput(f"{setting.where}: {self._name(key)} is {_shown(value)}. {hint}")
+        return value
+
+    def wrong(self, key: str, wanted: str) -> BadInput:
+        """Return the error that a value cannot be used, or that it is missing.
+
+        Args:
+            key: of the value.
+            wanted: what belongs there, after "Give".
+        """
+        if key in self.settings:
+            return self._wrong(key, wanted)
+        return BadInput(f"{self.where}: {self._name(key)} is missing. Give {wanted}.")
 
     def words(self, key: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
         """Return a list of some of the words allowed, None where it is not there."""
@@ -123,7 +205,7 @@ def read_document(path: Path) -> Section:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}. Give another --config.") from error
+        raise BadInput(f"cannot read {path}: {error.strerror}. Give another file.") from error
     if len(raw) > _MOST_BYTES:
         raise BadInput(f"{path} is larger than a configuration can be.")
     try:
@@ -144,7 +226,7 @@ def read_document(path: Path) -> Section:
         value = {}
     if not isinstance(value, dict):
         raise BadInput(f"{path}:1: not a mapping. Give KEY: VALUE lines.")
-    return Section(value, path="")
+    return Section(value, path="", where=f"{path}:1")
 
 
 def read_scalar(text: str) -> object:
