@@ -9,11 +9,12 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import yaml
+from typing import TYPE_CHECKING, NamedTuple
 
 from inferscope.errors import BadInput
+
+if TYPE_CHECKING:
+    import yaml
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 8
@@ -201,6 +202,8 @@ def read_document(path: Path) -> Section:
     Raises:
         BadInput: it cannot be read, or is not a mapping, with the line.
     """
+    import yaml  # 20 ms, that whoever only has the types need not take
+
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
@@ -231,6 +234,8 @@ def read_document(path: Path) -> Section:
 
 def read_scalar(text: str) -> object:
     """Read what stands in a variable as it would be read in the file."""
+    import yaml
+
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -239,6 +244,8 @@ def read_scalar(text: str) -> object:
 
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node, file: str, *, depth: int) -> object:
+    import yaml
+
     where = f"{file}:{node.start_mark.line + 1}"
     if depth > _DEEPEST:  # an alias of itself, say
         raise BadInput(f"{where}: nested deeper than any setting.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from inferscope.cli.targets import engine_of, path_of, rings_of
 from inferscope.collector.finals import Sink
+from inferscope.collector.fold import Collector
 from inferscope.collector.source import (
     Listener,
     RecordingSource,
@@ -21,6 +23,7 @@ def fold_all(
     *,
     patience_s: float,
     listen: Listener | None = None,
+    watch: Callable[[Collector], None] | None = None,
 ) -> RingSource | RecordingSource:
     """Fold what is there by now; say on stderr what of a recording is damaged.
 
@@ -29,6 +32,7 @@ def fold_all(
         sink: receives what is final.
         patience_s: for an engine that writes faster than it can be read.
         listen: called with every record, by its ring.
+        watch: called with the fold, before its first record.
 
     Returns:
         the source, closed: its title and its collector are there.
@@ -38,6 +42,8 @@ def fold_all(
         UnreadableFile: it cannot be read.
     """
     source = _open(target, sink, listen)
+    if watch is not None:
+        watch(source.collector)
     try:
         catch_up(source, patience_s=patience_s)
     finally:

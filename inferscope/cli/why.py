@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
 from inferscope.attribution.breach import Objective
 from inferscope.attribution.spent import Metric
@@ -25,6 +26,7 @@ from inferscope.report.place import Place
 from inferscope.report.text import to_json, to_text
 from inferscope.report.why import why
 from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
+from inferscope.slo.objectives import read_objectives
 from inferscope.tui.plots import plain
 
 _WIDTH = 100
@@ -50,6 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tpot", type=latency_ns, metavar="TIME", help="mean time per token after the first"
     )
     slo.add_argument("--e2e", type=latency_ns, metavar="TIME", help="up to the last token")
+    slo.add_argument(
+        "--slo", type=Path, metavar="FILE", help="all thresholds of its model in a file of these"
+    )
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the report and its facts as JSON")
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
@@ -64,10 +69,11 @@ def run(options: argparse.Namespace) -> int:
     """Explain the request."""
     if not options.request:
         raise BadInput("REQUEST is empty. Give an id, or the beginning of one.")
+    promised = None if options.slo is None else read_objectives(options.slo)
     place = place_of(options.source)
     lives = place.lives(options.request)
     life = _chosen(matching(lives, options.request), options, place.name)
-    facts = place.facts(life, lives, objectives=_objectives(options))
+    facts = place.facts(life, lives, objectives=_objectives(options), promised=promised)
     for note in place.notes:
         sys.stderr.write(f"inferscope: {options.source}: {note}\n")
     report = why(facts)

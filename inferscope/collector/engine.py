@@ -52,6 +52,7 @@ from inferscope.records import (
     StepSlices,
     StepSpan,
 )
+from inferscope.slo.judge import InFlight
 
 Ints = NDArray[np.int64]
 
@@ -174,6 +175,25 @@ class EngineFold:
     def has_steps(self) -> bool:
         """Tell whether a device was seen working."""
         return any(ring.has_spans for ring in self.rings.values())
+
+    def is_spoken_of(self, request: InFlight, until_ns: int) -> bool:
+        """Tell whether a token of a request, or its end, up to a time, waits for an open step."""
+        lives = self.lives
+        known = lives.table.by_id.get(request.request_id)
+        for at_ns, action, arguments in self._timeline.waiting():
+            if at_ns > until_ns:
+                return False
+            if action == lives.change:
+                transition, whose = arguments[:2]
+                if whose is known and transition in (Lives.finished_in_engine, Lives.last_byte):
+                    return True
+            elif (
+                known is not None
+                and action in (lives.emissions.in_core, lives.emissions.at_front_end)
+                and known.slot in arguments[0]
+            ):
+                return True
+        return False
 
     def device_times(self) -> list[DeviceTime]:
         """Return where each rank's device's wall time went since the fold began."""

@@ -19,6 +19,7 @@ from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
 from inferscope.collector.counted import NOT_COUNTED, RequestCounters
+from inferscope.slo.verdicts import Judged
 
 Ints = NDArray[np.int64]
 
@@ -141,6 +142,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """By the prefix cache."""
     counters: RequestCounters = NOT_COUNTED
     """What samples of its devices say."""
+    judged: Judged | None = None
+    """By a reader's objectives; None where it has none."""
 
     @property
     def is_in_one_piece(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -26,6 +26,10 @@ class Timeline:
             insort(actions, (at_ns, action, arguments), key=_AT_NS)
         else:
             actions.append((at_ns, action, arguments))
+
+    def waiting(self) -> Iterable[tuple[int, Callable[..., None], tuple[Any, ...]]]:
+        """Return what is kept: time, action and arguments, in order."""
+        return self._actions
 
     def sweep(self, before_ns: int, *, arrive: Callable[[int], None]) -> None:
         """Run all actions before a time, in order. They push no others.

@@ -124,7 +124,7 @@ def _engine(
         engine_id=engine.engine_id,
         engine=info.engine,
         version=info.version,
-        model=info.served_name or info.model,
+        model=model_of(engine),
         device=info.device,
         pids=pids,
         is_alive=not all(ring.is_gone(engine.now_ns) for ring in rings),
@@ -177,6 +177,12 @@ def _engine(
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
     )
+
+
+def model_of(engine: EngineFold) -> str:
+    """Return the model's served name; empty where the engine has not said it."""
+    info = engine.info or _UNKNOWN_INFO
+    return info.served_name or info.model
 
 
 def _cost_models(book: CostBook) -> tuple[CostModel, ...]:

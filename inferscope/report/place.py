@@ -16,6 +16,8 @@ from inferscope.report.find import Life, lives_in_recording, lives_in_rings
 from inferscope.report.peers import Peers
 from inferscope.report.witness import Witness
 from inferscope.ring.discovery import EngineRings
+from inferscope.slo.objectives import Objectives
+from inferscope.slo.verdicts import latency_limits
 
 _BEHIND_NS = 1_000_000_000
 """A living fold stays up to half a second behind; a second is caught up."""
@@ -52,7 +54,12 @@ class Place:
         return lives_in_rings(self._engines, name)
 
     def facts(
-        self, life: Life, lives: Iterable[Life], *, objectives: tuple[Objective, ...] = ()
+        self,
+        life: Life,
+        lives: Iterable[Life],
+        *,
+        objectives: tuple[Objective, ...] = (),
+        promised: Objectives | None = None,
     ) -> Facts:
         """Fold what is here until all is known of a request.
 
@@ -60,6 +67,7 @@ class Place:
             life: of the request.
             lives: all that were found, for the names of its companions.
             objectives: what it should have met. To compare it with others, all there is is folded.
+            promised: what is promised of its model; where both have a metric, `objectives` hold.
 
         Raises:
             NotFound: the fold knows nothing of it.
@@ -72,7 +80,7 @@ class Place:
         witness, peers = Witness(life, names), Peers(life.engine_id)
         source = self._open(life, witness, peers)
         try:
-            _advance(source, None if objectives else witness)
+            _advance(source, None if objectives or promised else witness)
             facts = witness.facts(source.collector)
         finally:
             source.close()
@@ -83,6 +91,10 @@ class Place:
                 f"{life.request_id} is named in {self.name}, but its records are gone: the ring"
                 " has been overwritten since. Record longer, or enlarge INFERSCOPE_RING_MB."
             )
+        if promised is not None:
+            asked = {objective.metric for objective in objectives}
+            limits = latency_limits(promised.of_model(facts.model))
+            objectives += tuple(limit for limit in limits if limit.metric not in asked)
         return _judged(facts, witness.final, objectives, tuple(peers.requests))
 
     def _open(self, life: Life, witness: Witness, peers: Peers) -> RingSource | RecordingSource:

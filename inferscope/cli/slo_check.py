@@ -1,0 +1,96 @@
+"""Say what a file of objectives means, and how a recording fares under it.
+
+Good and bad are decided as `inferscope collect --slo FILE` decides them: request by request, on the
+clock of the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from inferscope.cli.folding import fold_all
+from inferscope.collector.judging import Judging
+from inferscope.collector.view import model_of
+from inferscope.errors import NotFound
+from inferscope.slo.judge import Judge
+from inferscope.slo.meaning import objective_lines
+from inferscope.slo.objectives import Objective, Objectives, read_objectives
+from inferscope.slo.tally import Count, Counting
+
+_PATIENCE_S = 300.0
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    """How one engine's requests fared."""
+
+    engine_id: str
+    model: str
+    counts: tuple[Count, ...]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="the objectives, in YAML")
+    parser.add_argument(
+        "source", nargs="?", metavar="FILE|DIR|PID|ID", help="whose requests to judge"
+    )
+    parser.add_argument("--json", action="store_true", help="print objectives and counts as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is promised, and how it was kept."""
+    objectives = read_objectives(options.file)
+    rows = [] if options.source is None else _judged(options.source, objectives)
+    if options.json:
+        told = {"slos": objectives.all, "engines": rows}
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        return 0
+    sys.stdout.write("".join(f"{line}\n" for line in objective_lines(objectives)))
+    for row in rows:
+        sys.stdout.write(f"\n{row.engine_id}  {row.model}\n")
+        sys.stdout.write("".join(f"  {line}\n" for line in map(_outcome, row.counts)))
+    return 0
+
+
+def _judged(target: str, objectives: Objectives) -> list[_Engine]:
+    """Judge what a recording or rings hold, by engine.
+
+    Raises:
+        NotFound: no engine is in it.
+    """
+    counting: dict[str, Counting] = {}
+
+    def judge_of(engine_id: str) -> Judge:
+        counting[engine_id] = Counting(_spend_nothing)
+        return Judge(objectives, counting[engine_id])
+
+    judging = Judging(judge_of)
+    source = fold_all(
+        target, judging, patience_s=_PATIENCE_S, listen=judging.listen, watch=judging.watch
+    )
+    if not counting:
+        raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
+    models = {name: model_of(source.collector.engines[name]) for name in counting}
+    return [
+        _Engine(name, models[name], counts.of(objectives.of_model(models[name])))
+        for name, counts in counting.items()
+    ]
+
+
+def _spend_nothing(objective: Objective, is_good: bool) -> None:
+    """A recording is no part of a budget's window."""
+
+
+def _outcome(count: Count) -> str:
+    num = count.num_good + count.num_bad
+    line = f"{count.objective.name}: "
+    line += f"{count.num_good / num:.2%} of {num} good" if num else "nothing to judge"
+    if count.num_bad:
+        worst = sorted(count.causes.items(), key=lambda item: (-item[1], item[0]))
+        line += f", {count.num_bad} bad ("
+        line += ", ".join(f"{cause} {times}" for cause, times in worst if times) + ")"
+    return line + (f", {count.num_warm_up} of the warm-up apart" if count.num_warm_up else "")

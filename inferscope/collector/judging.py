@@ -1,0 +1,112 @@
+"""Objectives over a fold: told of every record and of every end, it has the requests judged.
+
+    source = RingSource(…, sinks=(judging,), listen=judging.listen)
+    judging.watch(source.collector)
+
+The fold itself knows nothing of objectives; its digest is the same with and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from inferscope.collector.engine import EngineFold
+from inferscope.collector.finals import FinalRequest, FinalStep, Sink
+from inferscope.collector.fold import Collector
+from inferscope.collector.lives import by_cause
+from inferscope.collector.rings import in_office
+from inferscope.collector.view import model_of
+from inferscope.records import FAILED, OFF, OVER_BUDGET, Record, Tick
+from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge
+
+_UNTOLD = (OFF, FAILED, OVER_BUDGET)
+_SEEN_FROM_START_NS = 10_000_000_000
+"""A fold that begins as long as this after its engine has not seen the start."""
+
+
+class Judging:
+    """Judges the requests of a fold's engines on their way to a sink."""
+
+    def __init__(self, judge_of: Callable[[str], Judge], sink: Sink | None = None) -> None:
+        """Take what makes the judge of an engine, and who gets what is judged."""
+        self._judge_of = judge_of
+        self._sink = sink
+        self._judges: dict[str, Judge] = {}
+        self._collector: Collector | None = None
+
+    def watch(self, collector: Collector) -> None:
+        """Take the fold, before its first record."""
+        self._collector = collector
+
+    def listen(self, ring: int, record: Record) -> None:
+        """Let deadlines pass."""
+        if type(record) is not Tick or self._collector is None:
+            return
+        for engine in self._collector.engines.values():
+            if _is_untold(engine):
+                continue  # a deadline passes for nobody who is not spoken of
+            self._judge(engine).tick(
+                record.t_ns,
+                engine.lives.table.by_id,
+                is_spoken_of=engine.is_spoken_of,
+                ledger_ns=partial(_ledger_ns, engine),
+            )
+
+    def step(self, step: FinalStep) -> None:
+        """Pass a step on."""
+        if self._sink is not None:
+            self._sink.step(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Judge a request and pass it on with its results."""
+        assert self._collector is not None, "watch() comes first"
+        engine = self._collector.engines[request.engine_id]
+        judge = self._judge(engine)
+        now_ns = self._collector.now_ns
+        if request.finish == ENGINE_LOST and _is_only_unseen(engine):
+            found = judge.let_go(request.request_id, now_ns=now_ns)
+        else:
+            found = judge.request(request, request.request_id, now_ns=now_ns)
+        if self._sink is not None:
+            self._sink.request(replace(request, judged=found))
+
+    def _judge(self, engine: EngineFold) -> Judge:
+        judge = self._judges.get(engine.engine_id)
+        if judge is None:
+            judge = self._judges[engine.engine_id] = self._judge_of(engine.engine_id)
+        judge.know(model_of(engine), started_ns=_started_ns(engine))
+        return judge
+
+
+def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
+    """Return the causes of a life so far; in the queue it has waited until now."""
+    known = engine.lives.table.by_id[request.request_id]
+    ledger = engine.lives.table.ledger
+    ledger_ns = by_cause(ledger.row(known.slot))
+    waited_ns = ledger.waited_ns(known.slot)
+    if waited_ns:
+        ledger_ns["queue"] = ledger_ns.get("queue", 0) + waited_ns
+    return ledger_ns
+
+
+def _is_untold(engine: EngineFold) -> bool:
+    """Tell whether a probe that should tell of the engine's requests is silent by its own word."""
+    return any(ring.state in _UNTOLD for ring in in_office(engine.rings.values(), engine.now_ns))
+
+
+def _is_only_unseen(engine: EngineFold) -> bool:
+    """Tell whether it was a probe that ended, and the engine may work on."""
+    lost = [ring for ring in engine.rings.values() if ring.is_lost]
+    return bool(lost) and all(ring.state in _UNTOLD for ring in lost)
+
+
+def _started_ns(engine: EngineFold) -> int | None:
+    """Return when an engine was started; None where the fold was not there."""
+    starts = [ring.opened.start_ns for ring in engine.rings.values() if not ring.is_front_end]
+    if not starts or engine.first_ns is None:
+        return None
+    started_ns = max(starts)
+    return started_ns if engine.first_ns - started_ns < _SEEN_FROM_START_NS else None

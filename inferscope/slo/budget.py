@@ -1,0 +1,53 @@
+"""What is left of an error budget: good and bad over a window that moves with the wall clock.
+
+The window is cut into pieces, so that what is kept does not grow with the load; a piece leaves as a
+whole. A clock that is set back puts what follows into pieces that are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inferscope.slo.objectives import Objective
+
+_PIECES = 144
+"""Ten minutes of a day, five hours of thirty days: the window is exact to one of them."""
+_NS = 1_000_000_000
+
+
+class Budget:
+    """The requests of one objective and one model over its window."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._piece_ns = max(_NS, round(objective.window_s * _NS / _PIECES))
+        self._pieces: dict[int, list[int]] = {}
+        """Good and bad, by number of the piece since the epoch."""
+
+    def add(self, real_ns: int, *, good: int = 0, bad: int = 0) -> None:
+        """Count requests that were decided at a wall time."""
+        piece = self._pieces.setdefault(real_ns // self._piece_ns, [0, 0])
+        piece[0] += good
+        piece[1] += bad
+
+    def counts(self, real_ns: int) -> tuple[int, int]:
+        """Return good and bad over the window that ends at a wall time."""
+        first = real_ns // self._piece_ns - _PIECES
+        for number in [number for number in self._pieces if number <= first]:
+            del self._pieces[number]
+        pieces = self._pieces.values()
+        return sum(piece[0] for piece in pieces), sum(piece[1] for piece in pieces)
+
+    def remaining(self, real_ns: int) -> float:
+        """Return the share of the budget that is left: 1 unspent, 0 spent, below 0 overspent."""
+        good, bad = self.counts(real_ns)
+        return 1.0 - bad / ((good + bad) * self._objective.budget) if bad else 1.0
+
+    def entries(self) -> list[tuple[int, int, int]]:
+        """Return wall time, good and bad of each piece, to be kept in a file."""
+        return [(at * self._piece_ns, good, bad) for at, (good, bad) in self._pieces.items()]
+
+    def restore(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Add what was kept, also of a window of another length."""
+        for real_ns, good, bad in entries:
+            self.add(real_ns, good=good, bad=bad)

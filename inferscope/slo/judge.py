@@ -1,0 +1,339 @@
+"""One engine's requests under its model's objectives: each decided once, each breach explained.
+
+    a deadline passes without a token        bad, on the first Tick half a second later
+    a request is over                        all that is not decided yet
+    it was bad                               its cause, once it is over, or ten seconds after the
+                                             deadline by what is known then
+
+So a hung engine yields bads, and a killed one causes that are told from a long queue. The judge's
+only clock are Ticks; fed with the same records it decides the same at the same places. What was
+decided up to `counts_from_ns` somebody else has counted: it is decided again and not told.
+
+The requests that came before an engine's first answer met cold kernels: they are a warm-up, counted
+apart under every latency, up to a cap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from inferscope.attribution import breach
+from inferscope.attribution.breach import Breach, breaches
+from inferscope.attribution.spent import Explained, Metric
+from inferscope.slo.objectives import LATENCIES, Objective, Objectives
+from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
+
+SETTLE_NS = 500_000_000
+"""After a deadline, for late words on what was before it: as far as a fold may stay behind."""
+EXPLAIN_NS = 10_000_000_000
+"""After a deadline, for its cause: a killed engine is known for one after five seconds."""
+WARM_UP_NS = 300_000_000_000
+MOST_WARM_UP = 20
+_MOST_PEERS = 200
+_FORGET_NS = 600_000_000_000
+ENGINE_LOST = "engine_lost"
+"""A request's end, and its cause."""
+
+
+class InFlight(Protocol):
+    """A request that is not over: `collector.requests.Request` is one."""
+
+    @property
+    def request_id(self) -> str:
+        """Return the engine's own id."""
+
+    @property
+    def arrived_ns(self) -> int:
+        """Return when its life begins."""
+
+    @property
+    def first_edge_ns(self) -> int | None:
+        """Return when its first token came."""
+
+    @property
+    def finished_ns(self) -> int | None:
+        """Return when the engine was through with it."""
+
+    @property
+    def joined_late(self) -> bool:
+        """Tell whether part of its life was not seen."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Return the prompt's length."""
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Return what the front end noted."""
+
+
+class Tally(Protocol):
+    """Takes what is decided."""
+
+    def decided(self, objective: Objective, is_good: bool) -> None:
+        """Count a request under an objective."""
+
+    def warmed_up(self, objective: Objective) -> None:
+        """Count a request of a warm-up, which is neither good nor bad."""
+
+    def explained(self, objective: Objective, cause: str | None) -> None:
+        """Count the cause of a bad one; None where nobody can tell."""
+
+
+class InHand(msgspec.Struct):
+    """A request in flight of which something is decided."""
+
+    decided: set[str]
+    """Objectives that it has missed, by name."""
+    unexplained: set[str]
+    """Of these, the ones without a cause so far."""
+    explain_ns: int
+    is_warm_up: bool = False
+
+
+class Judge:
+    """Decides.
+
+    Attributes:
+        counts_from_ns: what is decided up to then is not told.
+        in_hand: requests in flight of which something is decided, by id.
+        model: whose requests they are, by its served name.
+        now_ns: the newest time judged.
+    """
+
+    def __init__(self, objectives: Objectives, tally: Tally, *, counts_from_ns: int = 0) -> None:
+        """Take the objectives of all models, and who counts."""
+        self._all = objectives
+        self._tally = tally
+        self.counts_from_ns = counts_from_ns
+        self.in_hand: dict[str, InHand] = {}
+        self.now_ns = 0
+        self.model = ""
+        self._is_known = False
+        self._objectives: tuple[Objective, ...] = ()
+        self._deadlines: tuple[tuple[Objective, int], ...] = ()
+        self._least_ns = 0
+        self._started_ns: int | None = None
+        self._answered_ns: int | None = None
+        self._num_warm_up = 0
+        self._peers: deque[Explained] = deque(maxlen=_MOST_PEERS)
+
+    def know(self, model: str, *, started_ns: int | None) -> None:
+        """Learn whose requests they are.
+
+        Args:
+            model: by its served name.
+            started_ns: when the engine was started; None where that was not seen.
+        """
+        if model != self.model or not self._is_known:
+            self.model, self._is_known = model, True
+            self._objectives = self._all.of_model(model)
+            self._deadlines = tuple(
+                (one, one.limit_ns)
+                for one in self._objectives
+                if one.metric in ("ttft", "e2e") and one.limit_ns is not None
+            )
+            self._least_ns = min((limit_ns for _, limit_ns in self._deadlines), default=0)
+        if started_ns != self._started_ns:
+            self._started_ns, self._answered_ns, self._num_warm_up = started_ns, None, 0
+
+    # --- deadlines ------------------------------------------------------------------------------
+
+    def tick(
+        self,
+        now_ns: int,
+        in_flight: Mapping[str, InFlight],
+        *,
+        is_spoken_of: Callable[[InFlight, int], bool],
+        ledger_ns: Callable[[InFlight], dict[str, int]],
+    ) -> None:
+        """Decide on deadlines that have passed, and explain what has waited for long.
+
+        Args:
+            now_ns: the Tick's time.
+            in_flight: requests that are not over, by id.
+            is_spoken_of: whether a token or the end of a request, up to a time, is told already
+                and not yet folded.
+            ledger_ns: the causes of a request's life so far.
+        """
+        self.now_ns = now_ns
+        if self._deadlines:
+            latest_ns = now_ns - SETTLE_NS - self._least_ns
+            for request in in_flight.values():
+                if request.arrived_ns < latest_ns and not request.joined_late:
+                    self._pass_deadlines(request, now_ns - SETTLE_NS, is_spoken_of)
+        for request_id, hand in list(self.in_hand.items()):
+            if hand.explain_ns > now_ns:
+                continue
+            found = in_flight.get(request_id)
+            if hand.unexplained and found is not None:
+                so_far = _SoFar(found, now_ns, ledger_ns(found), self._usual_finish())
+                self._explain(so_far, hand.unexplained, hand.is_warm_up)
+                hand.unexplained = set()
+            elif found is None and now_ns - hand.explain_ns > _FORGET_NS:
+                self.let_go(request_id, now_ns=now_ns)  # its end was not seen
+
+    def _pass_deadlines(
+        self, request: InFlight, now_ns: int, is_spoken_of: Callable[[InFlight, int], bool]
+    ) -> None:
+        hand = self.in_hand.get(request.request_id)
+        finished_ns = request.finished_ns
+        for one, limit_ns in self._deadlines:
+            deadline_ns = request.arrived_ns + limit_ns
+            if deadline_ns >= now_ns or (hand is not None and one.name in hand.decided):
+                continue
+            if one.metric == "ttft" and (
+                request.first_edge_ns is not None or _is_in_one_piece(request)
+            ):
+                continue
+            if finished_ns is not None and finished_ns <= deadline_ns:
+                continue
+            if is_spoken_of(request, deadline_ns):
+                continue
+            if hand is None:
+                is_warm_up = self._is_warm_up(request.arrived_ns)
+                hand = InHand(set(), set(), self.now_ns + EXPLAIN_NS, is_warm_up)
+                self.in_hand[request.request_id] = hand
+            for missed in (one, *(each for each in self._objectives if each.metric == "goodput")):
+                if missed.name not in hand.decided:
+                    hand.decided.add(missed.name)
+                    hand.unexplained.add(missed.name)
+                    self._count(missed, False, hand.is_warm_up)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def request(self, request: Explained, request_id: str, *, now_ns: int) -> Judged:
+        """Decide what is not decided yet of a request that is over; return all of it.
+
+        Args:
+            request: what it was.
+            request_id: the engine's own id.
+            now_ns: when the fold knew that.
+        """
+        self.now_ns = max(self.now_ns, now_ns)
+        hand = self.in_hand.pop(request_id, None)
+        decided = frozenset[str]() if hand is None else frozenset(hand.decided)
+        results = judged(request, self._objectives) | dict.fromkeys(decided, False)
+        is_warm_up = self._is_warm_up(request.arrived_ns) if hand is None else hand.is_warm_up
+        for one in self._objectives:
+            if one.name in results and one.name not in decided:
+                self._count(one, results[one.name], is_warm_up and _is_latency(one, request))
+        bad = {name for name, is_good in results.items() if not is_good}
+        cause = None
+        if bad:
+            told = (bad - decided) | (set() if hand is None else hand.unexplained)
+            cause = self._explain(request, told, is_warm_up)
+        if request.finish in ANSWERS:
+            if self._answered_ns is None:
+                self._answered_ns = request.delivered_ns
+            if not request.joined_late:
+                self._peers.append(request)
+        return Judged(results, cause)
+
+    def let_go(self, request_id: str, *, now_ns: int) -> Judged:
+        """Forget a request whose end nobody saw; what is decided of it stays."""
+        self.now_ns = max(self.now_ns, now_ns)
+        hand = self.in_hand.pop(request_id, None)
+        if hand is None:
+            return Judged({})
+        for one in self._objectives:
+            if one.name in hand.unexplained and not hand.is_warm_up and self._is_told():
+                self._tally.explained(one, None)
+        return Judged(dict.fromkeys(hand.decided, False))
+
+    # --- telling --------------------------------------------------------------------------------
+
+    def _count(self, one: Objective, is_good: bool, is_warm_up: bool) -> None:
+        if not self._is_told():
+            return
+        if is_warm_up:
+            self._tally.warmed_up(one)
+        else:
+            self._tally.decided(one, is_good)
+
+    def _explain(self, request: Explained, names: set[str], is_warm_up: bool) -> str | None:
+        """Tell the causes of what a request missed; return that of the worst."""
+        limits = {
+            one.name: breach.Objective(_explaining(one, request), one.limit_ns)
+            for one in self._objectives
+            if one.limit_ns is not None
+        }
+        missed = breaches(request, limits.values(), tuple(self._peers))
+        by_metric = {each.metric: each for each in missed}
+        worst = max(missed, key=_excess, default=None)
+        is_lost = request.finish == ENGINE_LOST
+        cause = ENGINE_LOST if is_lost else None if worst is None else worst.top
+        if self._is_told():
+            for one in self._objectives:
+                if one.name not in names or (is_warm_up and _is_latency(one, request)):
+                    continue
+                told = cause
+                if one.name in limits:
+                    own = by_metric.get(limits[one.name].metric)
+                    told = (None if own is None else own.top) or (ENGINE_LOST if is_lost else None)
+                self._tally.explained(one, told)
+        return cause
+
+    def _is_told(self) -> bool:
+        """Tell whether what is decided now is not somebody else's."""
+        return self.now_ns > self.counts_from_ns
+
+    def _is_warm_up(self, arrived_ns: int) -> bool:
+        """Tell whether a request belongs to the engine's warm-up, and count it if it does."""
+        started_ns, answered_ns = self._started_ns, self._answered_ns
+        if started_ns is None or arrived_ns - started_ns > WARM_UP_NS:
+            return False
+        if answered_ns is not None and arrived_ns >= answered_ns:
+            return False
+        self._num_warm_up += 1
+        return self._num_warm_up <= MOST_WARM_UP
+
+    def _usual_finish(self) -> str:
+        """Return how requests end here: what is not over is compared with those."""
+        return self._peers[-1].finish if self._peers else "stop"
+
+
+class _SoFar:
+    """A request in flight as if it were over now."""
+
+    token_times_ns = ()
+    output_tokens = 0
+    first_token_ns = None
+    last_token_ns = None
+    joined_late = False
+    is_in_one_piece = False
+
+    def __init__(
+        self, request: InFlight, now_ns: int, ledger_ns: dict[str, int], finish: str
+    ) -> None:
+        self.prompt_tokens = request.prompt_tokens
+        self.arrived_ns = request.arrived_ns
+        self.delivered_ns = now_ns
+        self.finish = finish
+        self.ledger_ns = ledger_ns
+        self.ttft_ledger_ns: dict[str, int] = {}
+        self.tbt_ns: list[int] = []
+
+
+def _is_in_one_piece(request: InFlight) -> bool:
+    return request.attributes.get("stream", "").lower() == "false"
+
+
+def _is_latency(one: Objective, request: Explained) -> bool:
+    """Tell whether a result is about time; a failure is none of a warm-up's."""
+    return one.metric in LATENCIES or (one.metric == "goodput" and request.finish not in FAILURES)
+
+
+def _explaining(one: Objective, request: Explained) -> Metric:
+    """Return the stretch of a life that explains a metric; of one without an end, all of it."""
+    assert one.metric != "availability"
+    assert one.metric != "goodput"
+    return "delivered" if one.metric == "e2e" and request.last_token_ns is None else one.metric
+
+
+def _excess(missed: Breach) -> float:
+    return missed.over_ns / (missed.limit_ns * missed.num_gaps)

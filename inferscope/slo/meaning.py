@@ -1,0 +1,39 @@
+"""Objectives in words: what is counted as good, how much of it is promised, what that allows."""
+
+from __future__ import annotations
+
+from inferscope.slo.objectives import Metric, Objective, Objectives
+
+_GOOD: dict[Metric, str] = {
+    "ttft": "first token within {limit}",
+    "tbt": "no gap between tokens above {limit}",
+    "tpot": "mean time per token after the first within {limit}",
+    "e2e": "last token within {limit}",
+    "availability": "not failed by the server",
+    "goodput": "not failed by the server, and every threshold met",
+}
+
+
+def objective_lines(objectives: Objectives) -> list[str]:
+    """Return a line for each objective."""
+    return [_line(one, objectives) for one in objectives.all]
+
+
+def _line(one: Objective, objectives: Objectives) -> str:
+    whose = "all models" if one.model is None else one.model
+    excepted = objectives.excepted(one)
+    if excepted:
+        whose += f" but {', '.join(excepted)}"
+    limit = "" if one.threshold_s is None else _span(one.threshold_s)
+    return (
+        f"{one.name}, {whose}: {_GOOD[one.metric].format(limit=limit)}, "
+        f"{one.objective * 100:g} % of requests over {_span(one.window_s)}; "
+        f"1 of {1 / one.budget:.4g} may be bad"
+    )
+
+
+def _span(seconds: float) -> str:
+    for unit, size_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= size_s and (seconds / size_s).is_integer():
+            return f"{seconds / size_s:g} {unit}"
+    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"

@@ -1,0 +1,68 @@
+"""What was decided, counted: one engine's numbers, and the budgets of all.
+
+Every cause is there from the start, at 0: a series that first appears at a high value is missed by
+whoever looks at its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from inferscope.records import CAUSES
+from inferscope.slo.objectives import Objective
+
+UNKNOWN = "unknown"
+"""In place of a cause where nobody can tell."""
+
+
+class Count(msgspec.Struct, frozen=True):
+    """One objective over one engine's requests."""
+
+    objective: Objective
+    num_good: int = 0
+    num_bad: int = 0
+    num_warm_up: int = 0
+    """Neither good nor bad: from before the engine's first answer."""
+    causes: dict[str, int] = {}
+    """Of the bad ones, by each of CAUSES and UNKNOWN; those in flight have theirs later."""
+
+
+class Counting:
+    """Counts what one engine's judge decides."""
+
+    def __init__(self, spend: Callable[[Objective, bool], None]) -> None:
+        """Take what is told of each good and bad one, for the budget."""
+        self._spend = spend
+        self._counts: dict[Objective, list[int]] = {}
+        self._causes: dict[Objective, dict[str, int]] = {}
+
+    def decided(self, objective: Objective, is_good: bool) -> None:
+        """Count a request under an objective."""
+        self._of(objective)[0 if is_good else 1] += 1
+        self._spend(objective, is_good)
+
+    def warmed_up(self, objective: Objective) -> None:
+        """Count a request of a warm-up."""
+        self._of(objective)[2] += 1
+
+    def explained(self, objective: Objective, cause: str | None) -> None:
+        """Count the cause of a bad one."""
+        self._of(objective)
+        self._causes[objective][cause or UNKNOWN] += 1
+
+    def of(self, objectives: tuple[Objective, ...]) -> tuple[Count, ...]:
+        """Return the numbers as they are now, of these objectives."""
+        told = []
+        for one in objectives:
+            good, bad, warm_up = self._of(one)
+            told.append(Count(one, good, bad, warm_up, dict(self._causes[one])))
+        return tuple(told)
+
+    def _of(self, objective: Objective) -> list[int]:
+        counts = self._counts.get(objective)
+        if counts is None:
+            counts = self._counts[objective] = [0, 0, 0]
+            self._causes[objective] = dict.fromkeys((*CAUSES, UNKNOWN), 0)
+        return counts

@@ -1,0 +1,135 @@
+"""Good, bad, or not to be counted: one request under one objective, once it is over.
+
+                    answered           left or refused        failed by the server
+    ttft            token by then      no token by then: bad; before that: not counted
+    e2e             last token by then not over by then: bad; before that: not counted
+    tbt             longest gap        a gap beyond it: bad; else not counted
+    tpot            mean gap           not counted            not counted
+    availability    good               not counted            bad
+    goodput         all of the others  bad if one of them is  bad
+
+A first token that came is judged whatever came after it. What was not seen from its beginning
+(`joined_late`) is judged by its end alone. An answer in one piece has no first token that somebody
+waits for, and no gaps; an answer of one token has no mean gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from inferscope.attribution import breach
+from inferscope.attribution.spent import METRICS, Explained
+from inferscope.slo.objectives import Metric, Objective
+
+ANSWERS = frozenset({"stop", "length"})
+FAILURES = frozenset({"timeout", "server_abort", "error", "engine_lost"})
+"""Ends that the server answers for; not a client's leaving, nor that its request was refused."""
+
+
+class Judged(msgspec.Struct, frozen=True, gc=False):
+    """What became of a request's objectives."""
+
+    results: dict[str, bool]
+    """Good or bad by the objective's name, of those that count."""
+    cause: str | None = None
+    """Of what it missed by most; None where it missed nothing, or nobody can tell."""
+
+
+def verdict(
+    request: Explained, metric: Metric, limit_ns: int | None, *, has_missed: bool = False
+) -> bool | None:
+    """Tell whether a request that is over was good; None where it does not count.
+
+    Args:
+        request: what it was.
+        metric: that the objective is about.
+        limit_ns: the threshold, of a latency.
+        has_missed: for `goodput`, some latency's threshold of its model.
+    """
+    finish = request.finish
+    if metric == "availability":
+        return True if finish in ANSWERS else False if finish in FAILURES else None
+    if metric == "goodput":
+        if finish in FAILURES or has_missed:
+            return False
+        return True if finish in ANSWERS and not request.joined_late else None
+    assert limit_ns is not None
+    if metric == "ttft":
+        return _first_token(request, limit_ns)
+    if request.joined_late:
+        return None
+    if metric == "e2e":
+        return _whole(request, limit_ns)
+    if request.is_in_one_piece:
+        return None
+    return _gaps(request, limit_ns) if metric == "tbt" else _mean_gap(request, limit_ns)
+
+
+def _first_token(request: Explained, limit_ns: int) -> bool | None:
+    if request.is_in_one_piece:
+        return None
+    if request.first_token_ns is not None:
+        return request.first_token_ns - request.arrived_ns <= limit_ns
+    # One that joined late, or has tokens, had its first where nobody saw it.
+    if request.joined_late or request.last_token_ns is not None or request.finish in ANSWERS:
+        return None
+    return False if request.delivered_ns - request.arrived_ns > limit_ns else None
+
+
+def _whole(request: Explained, limit_ns: int) -> bool | None:
+    if request.finish in ANSWERS:
+        last_ns = request.last_token_ns
+        end_ns = request.delivered_ns if last_ns is None else last_ns
+        return end_ns - request.arrived_ns <= limit_ns
+    return False if request.delivered_ns - request.arrived_ns > limit_ns else None
+
+
+def _gaps(request: Explained, limit_ns: int) -> bool | None:
+    gaps_ns = request.tbt_ns
+    if any(gap_ns > limit_ns for gap_ns in gaps_ns):
+        return False
+    if request.finish in ANSWERS:
+        return True if gaps_ns else None
+    # The token that somebody waited for when it ended never came.
+    last_ns = request.last_token_ns
+    is_late = last_ns is not None and request.delivered_ns - last_ns > limit_ns
+    return False if is_late else None
+
+
+def _mean_gap(request: Explained, limit_ns: int) -> bool | None:
+    first_ns, last_ns, num = request.first_token_ns, request.last_token_ns, request.output_tokens
+    if request.finish not in ANSWERS or first_ns is None or last_ns is None or num < 2:
+        return None
+    return last_ns - first_ns <= (num - 1) * limit_ns
+
+
+def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.Objective, ...]:
+    """Return the thresholds among objectives, the strictest of each metric."""
+    limits_ns: dict[str, int] = {}
+    for one in objectives:
+        if one.limit_ns is not None:
+            limits_ns[one.metric] = min(one.limit_ns, limits_ns.get(one.metric, one.limit_ns))
+    return tuple(
+        breach.Objective(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
+    )
+
+
+def judged(request: Explained, objectives: Iterable[Objective]) -> dict[str, bool]:
+    """Return good or bad, by name, of the objectives that count; those in force for its model."""
+    objectives = tuple(objectives)
+    results: dict[str, bool] = {}
+    has_missed = False
+    for one in objectives:
+        if one.limit_ns is not None:
+            result = verdict(request, one.metric, one.limit_ns)
+            if result is not None:
+                results[one.name] = result
+                has_missed |= not result
+    for one in objectives:
+        if one.limit_ns is None:
+            result = verdict(request, one.metric, None, has_missed=has_missed)
+            if result is not None:
+                results[one.name] = result
+    return results

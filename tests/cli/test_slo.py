@@ -1,0 +1,116 @@
+"""`inferscope slo check`: what is promised, and how a recording fares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import inferscope
+from tests.report.test_why import SAMPLE
+
+_SLO = """
+slos:
+  - {metric: ttft, threshold: 400ms, objective: 99%, window: 30d}
+  - {metric: ttft, threshold: 300ms, objective: 0.999, window: 1h, model: builtin}
+  - {metric: tpot, threshold: 60ms, objective: 95%, window: 7d}
+  - {metric: availability, objective: 99.9%, window: 30d}
+  - {metric: goodput, objective: 90%, window: 30d}
+"""
+
+
+@pytest.fixture
+def slo(tmp_path: Path) -> Path:
+    file = tmp_path / "slo.yaml"
+    file.write_text(_SLO, encoding="utf-8")
+    return file
+
+
+def test_check_says_what_is_promised(slo: Path, tmp_path: Path) -> None:
+    done = inferscope("slo", "check", str(slo), rings=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ttft, all models but builtin: first token within 400 ms, "
+        "99 % of requests over 30 d; 1 of 100 may be bad",
+        "ttft, builtin: first token within 300 ms, "
+        "99.9 % of requests over 1 h; 1 of 1000 may be bad",
+        "tpot, all models: mean time per token after the first within 60 ms, "
+        "95 % of requests over 7 d; 1 of 20 may be bad",
+        "availability, all models: not failed by the server, "
+        "99.9 % of requests over 30 d; 1 of 1000 may be bad",
+        "goodput, all models: not failed by the server, and every threshold met, "
+        "90 % of requests over 30 d; 1 of 10 may be bad",
+    ]
+
+
+def test_check_judges_a_recording_as_its_export_has_it(slo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sample.jsonl"
+    done = inferscope("export", str(SAMPLE), "--format", "jsonl", "-o", str(out), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    requests = [
+        line for line in lines if line["kind"] == "request" and line["finish"] in ("stop", "length")
+    ]
+    assert len(requests) > 20
+    done = inferscope("slo", "check", str(slo), str(SAMPLE), "--json", rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["slos"]) == 5
+    (engine,) = told["engines"]
+    assert engine["model"] == "builtin"
+    by_name = {count["objective"]["name"]: count for count in engine["counts"]}
+    assert list(by_name) == ["ttft", "tpot", "availability", "goodput"]
+    for count in by_name.values():
+        assert sum(count["causes"].values()) == count["num_bad"]
+    ttft = by_name["ttft"]
+    assert ttft["objective"]["threshold_s"] == 0.3
+    late = [
+        line["first_token_ns"] - line["arrived_ns"] > 300_000_000
+        for line in requests
+        if not line["joined_late"]
+    ]
+    assert ttft["num_good"] + ttft["num_bad"] + ttft["num_warm_up"] == len(late)
+    assert ttft["num_bad"] <= sum(late) <= ttft["num_bad"] + ttft["num_warm_up"]
+    assert ttft["num_bad"] > 0
+
+
+def test_the_sample_can_be_checked(tmp_path: Path) -> None:
+    file = SAMPLE.with_name("slo.yaml")
+    done = inferscope("slo", "check", str(file), str(SAMPLE), "--json", rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (engine,) = json.loads(done.stdout)["engines"]
+    assert [count["objective"]["name"] for count in engine["counts"]] == [
+        *("ttft", "tbt", "availability", "goodput")
+    ]
+
+
+def test_a_table_names_the_causes(slo: Path, tmp_path: Path) -> None:
+    done = inferscope("slo", "check", str(slo), str(SAMPLE), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("  ttft: ")]
+    assert " good, " in line
+    assert " bad (" in line
+
+
+def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Path) -> None:
+    done = inferscope("why", "fe-96", str(SAMPLE), "--slo", str(slo), "--json", rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)["facts"]
+    limits = {one["metric"]: one["limit_ns"] for one in facts["objectives"]}
+    assert limits == {"ttft": 300_000_000, "tpot": 60_000_000}
+    asked = ["why", "fe-96", str(SAMPLE), "--slo", str(slo), "--ttft", "10s", "--json"]
+    facts = json.loads(inferscope(*asked, rings=tmp_path).stdout)["facts"]
+    limits = {one["metric"]: one["limit_ns"] for one in facts["objectives"]}
+    assert limits == {"ttft": 10_000_000_000, "tpot": 60_000_000}
+
+
+def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "slo.yaml"
+    file.write_text("slos:\n  - metric: tfft\n", encoding="utf-8")
+    for words in (["slo", "check", str(file)], ["collect", "--slo", str(file), "--check"]):
+        done = inferscope(*words, rings=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines() == [
+            f"inferscope: {file}:2: slos[1].metric is 'tfft'. Did you mean ttft?"
+        ]
