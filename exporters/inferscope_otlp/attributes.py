@@ -81,6 +81,8 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
     attributes |= _latencies(request)
     for name, is_good in finished.verdicts.items():
         attributes[names.SLO + name] = "good" if is_good else "bad"
+    if request.judged is not None and request.judged.cause is not None:
+        attributes[names.SLO_CAUSE] = request.judged.cause
     if is_whole:
         attributes[names.GPU_SECONDS] = (request.prefill_ns + request.decode_ns) / _NS_PER_S
         energy_uj = [each.get("energy_uj") for each in _by_phase(request)]

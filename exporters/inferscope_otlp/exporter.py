@@ -105,6 +105,8 @@ class OtlpExporter:
         trace_id = parent.trace_id if parent else trace_id_of(engine_id, request_id)
         tbt_ns = tbt_ns_of(request)
         found = verdicts(request, tbt_ns, self._settings)
+        if request.judged is not None:
+            found |= request.judged.results
         if not is_kept(request, found, parent, trace_id, self._settings.keep_share):
             self.num_left_out += 1
             return

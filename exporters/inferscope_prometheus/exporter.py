@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.snapshot import Promised, Snapshot
 from inferscope.document import near
 from inferscope.errors import BadInput
 from inferscope_prometheus.numbers import Numbers
@@ -85,9 +85,11 @@ class PrometheusExporter:
         from prometheus_client.core import CollectorRegistry
 
         from inferscope_prometheus.families import Look, families
+        from inferscope_prometheus.slo_families import slo_families
 
         self._look_of = Look
         self._published.families = families
+        self._published.slo_families = slo_families
         registry = CollectorRegistry()
         registry.register(self._published)
         try:
@@ -118,6 +120,7 @@ class PrometheusExporter:
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
+        self._published.promised = snapshot.promised
         self._published.looks = tuple(looks)
 
     def close(self) -> None:
@@ -148,9 +151,15 @@ class Published:
 
     def __init__(self) -> None:
         self.looks: tuple[Look, ...] = ()
+        self.promised: Promised | None = None
         self.families: Callable[..., Iterator[Metric]] | None = None
+        self.slo_families: Callable[..., Iterator[Metric]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Return the families of one moment; the registry asks for them at each scrape."""
         if self.families is not None:
-            yield from self.families(self.looks)
+            looks, promised = self.looks, self.promised
+            yield from self.families(looks)
+            if promised is not None and self.slo_families is not None:
+                told = [(look.whole, one) for look in looks for one in look.view.objectives]
+                yield from self.slo_families(told, promised)

@@ -20,15 +20,20 @@ from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
 from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
+from inferscope.collecting.promises import STATE
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.probe.clock import SystemClock
 from inferscope.ring.discovery import find_engines
+from inferscope.slo.meaning import objective_lines
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML (default: prometheus)")
+    parser.add_argument(
+        "--slo", type=Path, metavar="FILE", help="objectives to count good and bad requests by"
+    )
     parser.add_argument(
         "--check", action="store_true", help="say what it would do and whether it could, and leave"
     )
@@ -37,13 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 examples:
   inferscope collect
+  inferscope collect --slo slo.yaml
   inferscope collect --config collect.yaml --check
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Collect."""
-    config = read_config(options.config, os.environ)
+    config = read_config(options.config, os.environ, slo=options.slo)
     exporters = make_exporters(config.exporters)
     if options.check:
         return _check(config, exporters)
@@ -102,6 +108,12 @@ def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
         rows.append(("", f"{pins.before_s:g} s before and {pins.after_s:g} s after an incident"))
         limits = (("first token", slo.ttft_ms), ("between tokens", slo.tbt_ms))
         known = [f"{what} {limit:g} ms" for what, limit in limits if limit is not None]
+        if slo.objectives is not None:
+            known.insert(0, "any objective")
         rows.append(("breach", ", ".join(known) or "never: slo has no threshold"))
+    if slo.objectives is not None:
+        lines = objective_lines(slo.objectives)
+        rows += [("slo" if not at else "", line) for at, line in enumerate(lines)]
+        rows.append(("budgets", f"kept in {slo.state or config.rings / STATE}"))
     sys.stdout.write("".join(f"{name:<12}{what}\n" for name, what in rows))
     return 0

@@ -4,9 +4,9 @@
     exporters:
       prometheus: {host: 127.0.0.1, port: 9464}
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
-    slo: {ttft_ms: 2000, tbt_ms: 200}
+    slo: {file: slo.yaml, state: /var/lib/inferscope/slo-state.json}
 
-`pins: off` keeps nothing.
+`pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file.
 INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
 exporter's port; each scalar has such a name.
 """
@@ -20,10 +20,12 @@ from pathlib import Path
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
 from inferscope.ring.discovery import ring_directory
+from inferscope.slo.objectives import Objectives, read_objectives
 
 PREFIX = "INFERSCOPE_COLLECT_"
 INCIDENTS = ("breach", "engine_lost", "signal")
-"""What can be pinned: a request beyond a threshold, an engine gone without a goodbye, SIGUSR1."""
+"""What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
+goodbye, SIGUSR1."""
 PINS = "pins"
 """The folder of the pins, beside the engines', unless another is named."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
@@ -33,6 +35,8 @@ _SCALARS = {
     "PINS_MAX_MB": ("pins", "max_mb"),
     "PINS_BEFORE_S": ("pins", "before_s"),
     "PINS_AFTER_S": ("pins", "after_s"),
+    "SLO_FILE": ("slo", "file"),
+    "SLO_STATE": ("slo", "state"),
     "SLO_TTFT_MS": ("slo", "ttft_ms"),
     "SLO_TBT_MS": ("slo", "tbt_ms"),
 }
@@ -41,10 +45,13 @@ _EXPORTERS = "EXPORTERS_"
 
 @dataclass(frozen=True)
 class SloSettings:
-    """Thresholds of a single request; None where there is none."""
+    """Objectives, and thresholds for pins alone; None where there are none."""
 
     ttft_ms: float | None = None
     tbt_ms: float | None = None
+    objectives: Objectives | None = None
+    state: Path | None = None
+    """Where budgets are kept; None for the rings' folder."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,15 @@ class Config:
     slo: SloSettings
 
 
-def read_config(path: Path | None, environment: Mapping[str, str]) -> Config:
+def read_config(
+    path: Path | None, environment: Mapping[str, str], *, slo: Path | None = None
+) -> Config:
     """Read the configuration.
 
     Args:
         path: of the YAML file; None for the defaults.
         environment: of the process; its words override the file's.
+        slo: the file of objectives, whatever the configuration names.
 
     Raises:
         BadInput: something in it cannot be used: what, where, and what was meant perhaps.
@@ -104,7 +114,7 @@ def read_config(path: Path | None, environment: Mapping[str, str]) -> Config:
         rings,
         _exporters(document.section("exporters")),
         None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS),
-        _slo(document.section("slo")),
+        _slo(_slo_section(document), path, slo),
     )
 
 
@@ -128,7 +138,7 @@ def _override(document: Section, name: str, text: str) -> None:
             return  # which is wrong whatever the variable says
         settings = found.value
     settings[path[-1]] = Setting(
-        text if path[-1] in ("rings", "folder") else read_scalar(text), name
+        text if path[-1] in ("rings", "folder", "file", "state") else read_scalar(text), name
     )
 
 
@@ -156,8 +166,25 @@ def _pins(section: Section | None, folder: Path) -> PinSettings:
     )
 
 
-def _slo(section: Section | None) -> SloSettings:
+def _slo_section(document: Section) -> Section | None:
+    """Return the section `slo`; a file's name stands for a section with that file."""
+    given = document.settings.get("slo")
+    if given is not None and isinstance(given.value, str):
+        return Section({"file": given}, path="slo", where=given.where)
+    return document.section("slo")
+
+
+def _slo(section: Section | None, config: Path | None, file: Path | None) -> SloSettings:
     if section is None:
-        return SloSettings()
-    section.only(("ttft_ms", "tbt_ms"))
-    return SloSettings(section.number("ttft_ms"), section.number("tbt_ms"))
+        section = Section({}, path="slo")
+    section.only(("file", "state", "ttft_ms", "tbt_ms"))
+    named, state = section.text("file"), section.text("state")
+    if file is None and named is not None:
+        beside = Path() if config is None else config.parent
+        file = beside / named
+    return SloSettings(
+        section.number("ttft_ms"),
+        section.number("tbt_ms"),
+        None if file is None else read_objectives(file),
+        None if state is None else Path(state),
+    )

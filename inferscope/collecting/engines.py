@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from inferscope.collecting.promises import Promises
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, Sink
 from inferscope.collector.follow import is_held
+from inferscope.collector.judging import Judging
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
@@ -25,6 +27,7 @@ from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.discovery import ALIVE_NS, boot_id
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
+from inferscope.slo.judge import Judge
 
 HISTORY_NS = 120_000_000_000
 """Read of the rings that are there at the start: requests that began since then are whole."""
@@ -33,6 +36,8 @@ FORGET_NS = 900_000_000_000
 _SETTLE_NS = 1_000_000_000
 """From an engine's first ring to following it: its other processes have made theirs by then."""
 _WINDOW_NS = 10_000_000_000
+_JUST_NOW_NS = 30_000_000_000
+"""What becomes of an engine's requests is decided by then after its end."""
 _NO_WORK = "idle_no_work"
 
 
@@ -43,14 +48,18 @@ class Engines:
         notes: what must be said of their files, until somebody takes it.
     """
 
-    def __init__(self, folder: Path, *, sink: Sink, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, *, sink: Sink, clock: Clock, promises: Promises | None = None
+    ) -> None:
         """Prepare.
 
         Args:
             folder: of the rings.
             sink: receives what becomes final, once it counts.
             clock: the rings' own.
+            promises: has requests judged.
         """
+        self._promises = promises
         self._folder = folder
         self._sink = sink
         self._clock = clock
@@ -75,18 +84,37 @@ class Engines:
             if engine.is_forgotten(now_ns):
                 engine.close()
                 del self._followed[engine_id]
+                if self._promises is not None:
+                    self._promises.forget(engine_id)
 
     def snapshot(self) -> Snapshot:
         """Return the view of all engines that count."""
         now_ns = self._clock.monotonic_ns()
         real_ns = self._clock.real_ns()
         views = [view for engine in self._followed.values() for view in engine.views()]
-        return Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
+        look = Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
+        return look if self._promises is None else _with_promises(look, self._promises)
+
+    def save(self) -> None:
+        """Keep what is decided by now, for the collector after this one."""
+        if self._promises is not None:
+            now_ns = self._clock.monotonic_ns()
+            self._promises.save(
+                {
+                    engine_id: engine.through_ns
+                    for engine_id, engine in self._followed.items()
+                    if engine.seen_ns > now_ns - _JUST_NOW_NS
+                }
+            )
 
     def through_ns(self) -> int:
         """Return up to when all engines in sight are folded."""
         folded = (engine.through_ns for engine in self._followed.values())
         return min(folded, default=self._clock.monotonic_ns())
+
+    def seen_ns(self) -> int:
+        """Return when a process of an engine was there last; 0 for never."""
+        return max((engine.seen_ns for engine in self._followed.values()), default=0)
 
     def rings(self) -> Iterator[Path]:
         """Return the rings of all engines in sight."""
@@ -134,10 +162,22 @@ class Engines:
                     self._sink,
                     self._clock,
                     counts_from_ns=self._began_ns if is_start else None,
+                    judge=self._judge(engine_id, is_start=is_start),
                 )
 
+    def _judge(self, engine_id: str, *, is_start: bool) -> Judge | None:
+        """Return who judges an engine: of one that was there before us, only what is new."""
+        promises = self._promises
+        if promises is None:
+            return None
+        counts_from_ns = promises.counts_from_ns(engine_id, self._began_ns) if is_start else 0
+        return promises.judge(engine_id, counts_from_ns=counts_from_ns)
+
     def _identity_of(self, path: Path, *, is_start: bool) -> Identity | None:
-        """Return whose ring it is; None for no ring, or one whose process died before the start."""
+        """Return whose ring it is; None for no ring, or one whose process died before the start.
+
+        A collector before this one may have left before that: then it is to be judged.
+        """
         try:
             reader = RingReader(path)
         except UnreadableFile as error:
@@ -146,9 +186,12 @@ class Engines:
         try:
             heartbeat_ns, identity = reader.heartbeat_ns(), reader.identity
             is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
-            if identity.boot_id != boot_id() or (is_start and not is_alive):
+            if identity.boot_id != boot_id():
                 return None
-            return identity
+            is_of_interest = is_alive or (
+                self._promises is not None and self._promises.resumes(identity.engine_id)
+            )
+            return None if is_start and not is_of_interest else identity
         finally:
             reader.close()
 
@@ -158,6 +201,7 @@ class _Followed:
 
     Attributes:
         paths: its rings.
+        seen_ns: when one of its processes was there last.
     """
 
     def __init__(
@@ -169,6 +213,7 @@ class _Followed:
         clock: Clock,
         *,
         counts_from_ns: int | None,
+        judge: Judge | None = None,
     ) -> None:
         """Begin to follow; to count from then on, or at once."""
         now_ns = clock.monotonic_ns()
@@ -176,17 +221,25 @@ class _Followed:
         self._gate = _Gate(sink)
         self._gate.is_open = counts_from_ns is None
         self._counts_from_ns = counts_from_ns or 0
+        since_ns = counts_from_ns
+        judging: Judging | None = None
+        if judge is not None:
+            judging = Judging(lambda _: judge, self._gate)
+            since_ns = None if since_ns is None else min(since_ns, judge.counts_from_ns)
         self._source = RingSource(
             lambda: [*self.paths, *samplers],
             name=engine_id,
-            sinks=(self._gate,),
+            sinks=(self._gate if judging is None else judging,),
+            listen=None if judging is None else judging.listen,
             clock=clock,
-            since_ns=None if counts_from_ns is None else counts_from_ns - HISTORY_NS,
+            since_ns=None if since_ns is None else since_ns - HISTORY_NS,
             stays=True,
         )
+        if judging is not None:
+            judging.watch(self._source.collector)
         self._before: EngineView | None = None
         self._last: EngineView | None = None
-        self._seen_ns = now_ns
+        self.seen_ns = now_ns
         self._was_manned = True
         self._away_ns: dict[str, int] = {}
         """By device, how long it was nobody's."""
@@ -200,7 +253,7 @@ class _Followed:
         """Fold what has become due; begin to count when caught up."""
         self._source.advance()
         if self._source.is_manned:
-            self._seen_ns = now_ns
+            self.seen_ns = now_ns
         if not self._gate.is_open and self._source.collector.now_ns >= self._counts_from_ns:
             self._gate.is_open = True
             self._before = next(iter(self._look()), None)
@@ -212,7 +265,7 @@ class _Followed:
 
     def is_forgotten(self, now_ns: int) -> bool:
         """Tell whether its last process is gone for long."""
-        return now_ns - self._seen_ns > FORGET_NS
+        return now_ns - self.seen_ns > FORGET_NS
 
     def views(self) -> Iterator[EngineView]:
         """Return its view, nothing before it counts; of the gone, what they were."""
@@ -267,6 +320,15 @@ class _Gate:
         """Pass a request on."""
         if self.is_open:
             self._sink.request(request)
+
+
+def _with_promises(look: Snapshot, promises: Promises) -> Snapshot:
+    """Return a view that tells what was good and bad."""
+    views = tuple(
+        replace(view, objectives=promises.counts(view.engine_id, view.model))
+        for view in look.engines
+    )
+    return replace(look, engines=views, promised=promises.look(view.model for view in views))
 
 
 def _since(before: EngineView, view: EngineView) -> EngineView:

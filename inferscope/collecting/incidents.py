@@ -29,8 +29,12 @@ class Incidents:
         self._num_replaced: dict[str, int] = {}
 
     def request(self, request: FinalRequest) -> None:
-        """Judge a request by its thresholds."""
-        if "breach" in self._on and not request.joined_late and is_breach(self._slo, request):
+        """Judge a request by its objectives and thresholds."""
+        if "breach" not in self._on:
+            return
+        judged = request.judged
+        has_missed = judged is not None and not all(judged.results.values())
+        if has_missed or (not request.joined_late and is_breach(self._slo, request)):
             self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
 
     def look(self, snapshot: Snapshot) -> None:

@@ -11,6 +11,7 @@ from inferscope.collecting.engines import Engines
 from inferscope.collecting.incidents import Incidents
 from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
+from inferscope.collecting.promises import STATE, Promises
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.probe.clock import Clock
 
@@ -40,7 +41,11 @@ class Service:
         self._clock = clock
         self._say = say
         self._outlets = outlets
-        self._engines = Engines(config.rings, sink=self, clock=clock)
+        promises = None
+        if config.slo.objectives is not None:
+            state = config.slo.state or config.rings / STATE
+            promises = Promises(config.slo.objectives, state, clock=clock, say=say)
+        self._engines = Engines(config.rings, sink=self, clock=clock, promises=promises)
         self._pins: Pins | None = None
         self._incidents: Incidents | None = None
         if config.pins is not None:
@@ -102,6 +107,7 @@ class Service:
 
     def _look(self) -> None:
         snapshot = self._engines.snapshot()
+        self._engines.save()  # first: whatever is seen of this look is kept
         if self._incidents is not None:
             self._incidents.look(snapshot)
         self._outlets.look(snapshot)

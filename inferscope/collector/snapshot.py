@@ -12,6 +12,8 @@ import msgspec
 
 from inferscope.attribution.culprits import Culprit
 from inferscope.collector.finals import DeviceTime
+from inferscope.slo.objectives import Objective
+from inferscope.slo.tally import Count
 
 
 @dataclass(frozen=True)
@@ -246,11 +248,34 @@ class EngineView:
     counters: CountersView = CountersView()
     is_counted: bool = True
     """FLOPs and bytes follow from the model's shape; if not, its steps are attributed time only."""
+    objectives: tuple[Count, ...] = ()
+    """What of its requests was good and bad since a collector counts; none where it has none."""
 
     @property
     def has_ended(self) -> bool:
         """Tell whether the engine said goodbye, by its core: then its silence is no loss."""
         return self.health.probe_state == "closed"
+
+
+@dataclass(frozen=True)
+class BudgetView:
+    """One objective over the requests of one model, on this host, over its window up to now."""
+
+    model: str
+    objective: Objective
+    num_good: int
+    num_bad: int
+    remaining: float
+    """Of the error budget: 1 is all of it, below 0 it is overspent."""
+
+
+@dataclass(frozen=True)
+class Promised:
+    """What a collector's objectives have come to."""
+
+    budgets: tuple[BudgetView, ...]
+    uncounted_s: float
+    """Before this collector began, the time for which nobody has decided anything."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +293,8 @@ class Snapshot:
     """What is being read, for the header."""
     notes: tuple[str, ...] = field(default=())
     """What the reader must say: damage, lapping, a newer format."""
+    promised: Promised | None = None
+    """None where the reader has no objectives."""
 
 
 def to_json(snapshot: Snapshot) -> bytes:

@@ -1,5 +1,6 @@
 """An engine without a model that does what its standard input says, a line at a time.
 
+queue ID        a request comes in and is left waiting
 begin ID        a request comes in and its prompt is computed
 go ID N         it decodes N tokens, 2 ms each
 stall ID S      it decodes a token after S seconds
@@ -49,7 +50,9 @@ class ByHand:
 
     def do(self, verb: str, *words: str) -> None:
         name = words[0]
-        if verb == "begin":
+        if verb == "queue":
+            self.indices[name] = self.probe.queued(name, prompt_tokens=PROMPT)
+        elif verb == "begin":
             self.indices[name] = self.probe.queued(name, prompt_tokens=PROMPT)
             self.contexts[name] = 0
             self.probe.admitted(self.indices[name])

@@ -24,6 +24,7 @@ pins:
   on: [breach, signal]
 slo: {ttft_ms: 2000, tbt_ms: 200.5}
 """
+_SLO = "slos: [{metric: ttft, threshold: 1s, objective: 99%, window: 30d}]"
 
 
 def configured(folder: Path, text: str) -> Path:
@@ -38,6 +39,30 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
     assert config.exporters == {"prometheus": {"host": "0.0.0.0", "port": 9999}}
     assert config.pins == PinSettings(Path("/var/pins"), 10, 5, 6, ("breach", "signal"))
     assert config.slo == SloSettings(2000, 200.5)
+
+
+def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_command_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "slo.yaml").write_text(_SLO, encoding="utf-8")
+    other = tmp_path / "other.yaml"
+    other.write_text(_SLO.replace("1s", "2s"), encoding="utf-8")
+    short = configured(tmp_path, "slo: slo.yaml")
+    whole = {"INFERSCOPE_COLLECT_SLO_STATE": "/var/state.json"}
+    for config in (
+        read_config(short, {}),
+        read_config(configured(tmp_path, "slo: {file: slo.yaml, ttft_ms: 5}"), whole),
+        read_config(None, {"INFERSCOPE_COLLECT_SLO_FILE": str(tmp_path / "slo.yaml")}),
+    ):
+        assert config.slo.objectives is not None
+        assert [one.threshold_s for one in config.slo.objectives.all] == [1.0]
+    told = read_config(short, whole, slo=other).slo
+    assert told.objectives is not None
+    assert [one.threshold_s for one in told.objectives.all] == [2.0]
+    assert told.state == Path("/var/state.json")
+    assert read_config(None, {}).slo == SloSettings()
+    with pytest.raises(BadInput, match=r"cannot read .*none\.yaml"):
+        read_config(None, {}, slo=tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "exporters:\n  prometheus:\n"])
