@@ -4,6 +4,7 @@
     exporters:
       prometheus: {host: 127.0.0.1, port: 9464}
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
+    outlive_s: 30
     slo: {file: slo.yaml, state: /var/lib/inferscope/slo-state.json}
 
 `pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file.
@@ -23,14 +24,15 @@ from inferscope.ring.discovery import ring_directory
 from inferscope.slo.objectives import Objectives, read_objectives
 
 PREFIX = "INFERSCOPE_COLLECT_"
-INCIDENTS = ("breach", "engine_lost", "signal")
+INCIDENTS = ("breach", "engine_lost", "stall", "signal")
 """What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
-goodbye, SIGUSR1."""
+goodbye or one that has requests and makes no step, SIGUSR1."""
 PINS = "pins"
 """The folder of the pins, beside the engines', unless another is named."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),
+    "OUTLIVE_S": ("outlive_s",),
     "PINS_FOLDER": ("pins", "folder"),
     "PINS_MAX_MB": ("pins", "max_mb"),
     "PINS_BEFORE_S": ("pins", "before_s"),
@@ -88,6 +90,8 @@ class Config:
     exporters: Mapping[str, Mapping[str, object]]
     pins: PinSettings | None
     slo: SloSettings
+    outlive_s: float = 0.0
+    """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
 
 
 def read_config(
@@ -107,7 +111,7 @@ def read_config(
     for name in sorted(environment):
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
-    document.only(("rings", "exporters", "pins", "slo"))
+    document.only(("rings", "outlive_s", "exporters", "pins", "slo"))
     given = document.text("rings")
     rings = Path(given) if given else ring_directory()
     return Config(
@@ -115,6 +119,7 @@ def read_config(
         _exporters(document.section("exporters")),
         None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS),
         _slo(_slo_section(document), path, slo),
+        document.number("outlive_s") or 0.0,
     )
 
 

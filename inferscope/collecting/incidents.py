@@ -1,4 +1,4 @@
-"""What is worth a pin: a request beyond its thresholds, an engine that is lost, a wish."""
+"""What is worth a pin: a bad request, an engine that is lost or stalls, a wish."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 
 from inferscope.collecting.config import SloSettings
 from inferscope.collecting.pins import Pins
-from inferscope.collector.finals import FinalRequest
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.ring.discovery import ALIVE_NS
 
 _NOTICED_NS = ALIVE_NS + 3_000_000_000
 """Between the end of a process and its being given up, at most."""
+_STALL_NS = 10_000_000_000
+_STALL_STEPS = 10
+"""No step in as long as so many long ones took, and in `_STALL_NS`, is a stall."""
 
 
 class Incidents:
@@ -27,6 +30,17 @@ class Incidents:
         self._noted: set[str] = set()
         """Engines whose loss was noticed before they were started again."""
         self._num_replaced: dict[str, int] = {}
+        self._moved_ns: dict[str, int] = {}
+        """By engine, when it last made a step, or had nothing to make one for."""
+        self._long_step_ns: dict[str, float] = {}
+        self._stalled: set[str] = set()
+
+    def step(self, step: FinalStep) -> None:
+        """Note that an engine makes steps."""
+        if not step.is_dummy:
+            self._moved_ns[step.engine_id] = max(
+                step.end_ns, self._moved_ns.get(step.engine_id, step.end_ns)
+            )
 
     def request(self, request: FinalRequest) -> None:
         """Judge a request by its objectives and thresholds."""
@@ -38,7 +52,8 @@ class Incidents:
             self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Notice engines that went without a goodbye, even those that are back at once."""
+        """Notice engines that stall, or went without a goodbye, even those back at once."""
+        self._look_for_stalls(snapshot)
         silent = {v.engine_id for v in snapshot.engines if not (v.is_alive or v.has_ended)}
         lost = silent & self._silent  # its goodbye may have been on its way
         replaced = {view.engine_id: view.num_replaced for view in snapshot.engines}
@@ -47,6 +62,29 @@ class Incidents:
             self._pins.pin("engine_lost", snapshot.mono_ns - _NOTICED_NS, snapshot.mono_ns)
         self._noted = ((self._noted | lost) - back) & replaced.keys()
         self._silent, self._lost, self._num_replaced = silent, lost, replaced
+
+    def _look_for_stalls(self, snapshot: Snapshot) -> None:
+        now_ns = snapshot.mono_ns
+        stalled = {v.engine_id for v in snapshot.engines if self._is_stalled(v, now_ns)}
+        new = stalled - self._stalled
+        if new and "stall" in self._on:
+            self._pins.pin("stall", min(self._moved_ns[name] for name in new), now_ns)
+        self._stalled = stalled
+        in_sight = {view.engine_id for view in snapshot.engines}
+        for noted in (self._moved_ns, self._long_step_ns):
+            for name in noted.keys() - in_sight:
+                del noted[name]
+
+    def _is_stalled(self, view: EngineView, now_ns: int) -> bool:
+        """Tell whether an engine that has requests has made no step for too long."""
+        name = view.engine_id
+        if view.step.p99_ns is not None:
+            self._long_step_ns[name] = view.step.p99_ns
+        if not (view.is_alive and view.num_running and view.health.probe_state == "on"):
+            self._moved_ns[name] = now_ns
+            return False
+        quiet_ns = now_ns - self._moved_ns.setdefault(name, now_ns)
+        return quiet_ns > max(_STALL_NS, _STALL_STEPS * self._long_step_ns.get(name, 0.0))
 
     def asked(self, now_ns: int) -> None:
         """Pin the present because somebody wants it."""

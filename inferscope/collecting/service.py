@@ -17,6 +17,8 @@ from inferscope.probe.clock import Clock
 
 LOOK_NS = 1_000_000_000
 _PAUSE_S = 0.1
+_WAIT_NS = 60_000_000_000
+"""For engines to end, at most, where it is to outlive them."""
 _CATCH_UP_NS = 1_000_000_000
 """At the end, at most; a step under way is waited for half as long."""
 
@@ -41,6 +43,8 @@ class Service:
         self._clock = clock
         self._say = say
         self._outlets = outlets
+        self._look_ns = 0
+        self._outlive_ns = round(config.outlive_s * 1e9)
         promises = None
         if config.slo.objectives is not None:
             state = config.slo.state or config.rings / STATE
@@ -54,14 +58,13 @@ class Service:
 
     def run(self, wishes: Wishes) -> bool:
         """Collect until asked to end; tell whether all exporters came to an end."""
-        look_ns = 0
         try:
             while not wishes.is_asked:
-                self._turn(wishes)
-                if self._clock.monotonic_ns() >= look_ns:
-                    look_ns = self._clock.monotonic_ns() + LOOK_NS
-                    self._look()
-                time.sleep(_PAUSE_S)
+                self._go_on(wishes)
+            if self._outlive_ns:
+                asked_ns = self._clock.monotonic_ns()
+                while not self._has_outlived(asked_ns):
+                    self._go_on(wishes)
             self._catch_up(wishes)
             self._look()
         finally:
@@ -74,12 +77,30 @@ class Service:
     def step(self, step: FinalStep) -> None:
         """Take a step from the fold."""
         self._outlets.step(step)
+        if self._incidents is not None:
+            self._incidents.step(step)
 
     def request(self, request: FinalRequest) -> None:
         """Take a request from the fold."""
         self._outlets.request(request)
         if self._incidents is not None:
             self._incidents.request(request)
+
+    def _go_on(self, wishes: Wishes) -> None:
+        """Fold, and look if it is time to."""
+        self._turn(wishes)
+        if self._clock.monotonic_ns() >= self._look_ns:
+            self._look_ns = self._clock.monotonic_ns() + LOOK_NS
+            self._look()
+        time.sleep(_PAUSE_S)
+
+    def _has_outlived(self, asked_ns: int) -> bool:
+        """Tell whether the engines are gone for long enough, or do not go."""
+        now_ns = self._clock.monotonic_ns()
+        return (
+            now_ns - self._engines.seen_ns() >= self._outlive_ns
+            or now_ns - asked_ns >= _WAIT_NS + self._outlive_ns
+        )
 
     def _catch_up(self, wishes: Wishes) -> None:
         """Go on until all that was said before now is folded: the fold stays behind the rings."""

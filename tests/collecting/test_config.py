@@ -23,6 +23,7 @@ pins:
   after_s: 6
   on: [breach, signal]
 slo: {ttft_ms: 2000, tbt_ms: 200.5}
+outlive_s: 30
 """
 _SLO = "slos: [{metric: ttft, threshold: 1s, objective: 99%, window: 30d}]"
 
@@ -39,6 +40,7 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
     assert config.exporters == {"prometheus": {"host": "0.0.0.0", "port": 9999}}
     assert config.pins == PinSettings(Path("/var/pins"), 10, 5, 6, ("breach", "signal"))
     assert config.slo == SloSettings(2000, 200.5)
+    assert config.outlive_s == 30
 
 
 def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_command_line(

@@ -92,3 +92,44 @@ def test_what_ended_before_the_collector_was_asked_to_end_is_exported(
     assert view.num_finished == 1
     assert kept.is_closed
     assert took_s < 30
+
+
+class Restless:
+    """Asks for the end at once, and ends the engine a while later."""
+
+    wants_pin = False
+
+    def __init__(self, probe: Probe, kept: Kept) -> None:
+        self._probe = probe
+        self._kept = kept
+        self.gone_s = 0.0
+
+    @property
+    def is_asked(self) -> bool:
+        if self._kept.view is None or not self._kept.view.engines:
+            return False
+        self._probe.close()
+        self.gone_s = time.monotonic()
+        return True
+
+
+def test_it_outlives_the_engines_by_what_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    config = read_config(
+        None,
+        {
+            "INFERSCOPE_COLLECT_PINS_FOLDER": str(tmp_path / "pins"),
+            "INFERSCOPE_COLLECT_OUTLIVE_S": "2.5",
+        },
+    )
+    kept = Kept()
+    outlets = Outlets({"kept": kept}, say=lambda _: None)
+    outlets.open()
+    wishes = Restless(Probe.open(EngineInfo(0, "made-up")), kept)
+    assert Service(config, outlets, clock=SystemClock(), say=lambda _: None).run(wishes)
+    assert 2.3 < time.monotonic() - wishes.gone_s < 60
+    assert kept.view is not None
+    (view,) = kept.view.engines
+    assert not view.is_alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,49 @@ def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
     second.say_goodbye()
     watch.go_on(30)
     assert watch.pinned() == ["engine_lost"] * is_killed
+
+
+@pytest.mark.parametrize(
+    ("stands_s", "step_s", "num_running", "state", "num_pins"),
+    [
+        (12, 0.1, 1, "on", 1),
+        (9, 0.1, 1, "on", 0),
+        (12, 0.1, 0, "on", 0),
+        (12, 0.1, 1, "off", 0),
+        (40, 5.0, 1, "on", 0),
+        (60, 5.0, 1, "on", 1),
+    ],
+)
+def test_an_engine_that_has_requests_and_makes_no_step_stalls(
+    tmp_path: Path, stands_s: int, step_s: float, num_running: int, state: str, num_pins: int
+) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    engines = Engines(tmp_path, sink=Finals(), clock=time)
+    told: list[tuple[str, int, int]] = []
+
+    class Noting(Pins):
+        def pin(self, why: str, first_ns: int, last_ns: int) -> None:
+            told.append((why, first_ns, last_ns))
+
+    settings = PinSettings(tmp_path / "pins")
+    pins = Noting(settings, engines.rings, clock=time, say=lambda _: None)
+    incidents = Incidents(pins, on=("stall",), slo=SloSettings())
+    ring.pass_time(2)
+    engines.advance()
+    look = engines.snapshot()
+    (view,) = look.engines
+    step = replace(view.step, num=1, p99_ns=step_s * SECOND_NS)
+    health = replace(view.health, probe_state=state)
+    began_ns = time.now_ns
+    for second in range(stands_s + 1):
+        # The window is ten seconds: after that it holds no step.
+        steps = step if second < 10 else view.step
+        now = replace(view, num_running=num_running, step=steps, health=health)
+        mono_ns = began_ns + second * SECOND_NS
+        incidents.look(replace(look, mono_ns=mono_ns, engines=(now,)))
+    engines.close()
+    ring.close()
+    assert [why for why, _, _ in told] == ["stall"] * num_pins
+    for _, first_ns, _ in told:
+        assert first_ns == began_ns
