@@ -28,6 +28,8 @@ STATE = "slo-state.json"
 """The file's name, in the rings' folder unless another is named."""
 CATCH_UP_NS = 300_000_000_000
 """What happened without a collector is made up for if it was no longer: five minutes."""
+_NEW_NS = 5_000_000_000
+"""An engine that was not in sight had begun as late as this before the end, if it had."""
 _VERSION = 1
 _MOST_BYTES = 64 << 20
 
@@ -89,7 +91,7 @@ class Promises:
         if before is None:
             return began_ns
         known = before.engines.get(engine_id)
-        return before.mono_ns if known is None else known.through_ns
+        return before.mono_ns - _NEW_NS if known is None else known.through_ns
 
     def judge(self, engine_id: str, *, counts_from_ns: int) -> Judge:
         """Return who judges an engine that begins to be followed."""
@@ -101,7 +103,7 @@ class Promises:
 
         counting = Counting(spend)
         judge = Judge(self._objectives, counting, counts_from_ns=counts_from_ns)
-        if self._before is not None and engine_id in self._before.engines:
+        if counts_from_ns and self._before is not None and engine_id in self._before.engines:
             judge.in_hand = self._before.engines[engine_id].in_hand
         self._judges[engine_id] = (judge, counting)
         return judge
@@ -137,16 +139,16 @@ class Promises:
             through_ns: up to where the engines are judged that are there, or were just now.
         """
         engines = {
-            engine_id: _EngineState(at_ns, self._judges[engine_id][0].in_hand)
+            engine_id: _EngineState(max(at_ns, judge.counts_from_ns), judge.in_hand)
             for engine_id, at_ns in through_ns.items()
+            for judge, _ in (self._judges[engine_id],)
         }
         budgets = [
             _BudgetState(model, one.name, one.metric, one.threshold_s, budget.entries())
             for (model, one), budget in self._budgets.items()
         ]
         now_ns, real_ns = self._clock.monotonic_ns(), self._clock.real_ns()
-        mono_ns = min(through_ns.values(), default=now_ns)
-        state = _State(_VERSION, boot_id(), mono_ns, real_ns, engines, budgets)
+        state = _State(_VERSION, boot_id(), now_ns, real_ns, engines, budgets)
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

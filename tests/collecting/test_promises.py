@@ -93,6 +93,20 @@ def test_what_was_counted_before_a_collector_was_killed_is_not_counted_again(
     }
 
 
+def test_all_in_flight_in_a_killed_engine_are_bad(tmp_path: Path) -> None:
+    rings = tmp_path / "rings"
+    with collecting(rings, tmp_path, config(tmp_path)) as collector:
+        with engine_by_hand(rings, "victim") as engine:
+            engine.do("begin w", "end w stop", "begin a", "go a 2", "queue b", "begin c")
+            eventually(lambda: in_window(collector, "availability") == (1, 0))
+        eventually(lambda: in_window(collector, "availability") == (1, 3))
+        seen = collector.scrape().of_engine("victim")
+        for slo in ("availability", "goodput"):
+            assert counts(seen, slo)[1] == 3
+            assert seen.one("inferscope_slo_breaches_total", slo=slo, cause="engine_lost") == 3
+            assert seen.total("inferscope_slo_breaches_total", slo=slo) == 3
+
+
 def test_a_hung_request_is_bad_once_whoever_is_there_when_it_ends(tmp_path: Path) -> None:
     rings, settings = tmp_path / "rings", config(tmp_path, _HUNG)
     with collecting(rings, tmp_path, settings) as first, engine_by_hand(rings, "steady") as engine:
@@ -129,14 +143,15 @@ def test_what_nobody_watched_is_said_and_its_budget_survives(tmp_path: Path) -> 
     time = Time()
     first, _ = kept(tmp_path, time, _OBJECTIVE)
     spend(first, time)
-    first.save({"e": time.now_ns})
+    first.judge("resumed", counts_from_ns=time.now_ns - 7)
+    first.save({"e": time.now_ns - 1, "resumed": 0})
     time.now_ns += CATCH_UP_NS
     soon, said = kept(tmp_path, time, _OBJECTIVE)
-    assert (soon.resumes("e"), soon.counts_from_ns("e", time.now_ns), said) == (
-        True,
-        time.now_ns - CATCH_UP_NS,
-        [],
-    )
+    assert (soon.resumes("e"), soon.resumes("new"), said) == (True, False, [])
+    saved_ns = time.now_ns - CATCH_UP_NS
+    assert soon.counts_from_ns("e", time.now_ns) == saved_ns - 1
+    assert soon.counts_from_ns("resumed", time.now_ns) == saved_ns - 7  # nothing folded yet
+    assert saved_ns - 10 * SECOND_NS < soon.counts_from_ns("new", time.now_ns) < saved_ns
     time.now_ns += 100 * SECOND_NS
     late, said = kept(tmp_path, time, _OBJECTIVE)
     assert not late.resumes("e")
