@@ -26,7 +26,13 @@ from tests.collecting.running import Scrape, collecting, engine_by_hand, eventua
 
 _PINS = """
 pins: {folder: %s, before_s: 10, after_s: 0.5, on: [breach, engine_lost]}
-slo: {ttft_ms: 0.001}
+slo: {file: slo.yaml, ttft_ms: 0.001}
+"""
+_SLO = """
+slos:
+  - {metric: ttft, threshold: 60ms, objective: 99%, window: 30d}
+  - {metric: availability, objective: 99.9%, window: 30d}
+  - {metric: goodput, objective: 95%, window: 7d}
 """
 
 
@@ -79,6 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         "rate_s": 14.0,
         "client_times": None,
     }
+    (folder / "slo.yaml").write_text(_SLO, encoding="utf-8")
     with collecting(rings, folder, _PINS % pins) as collector:
         with engine_by_hand(rings, "victim") as victim:
             victim.do("begin v", "go v 3")
@@ -187,6 +194,33 @@ def test_busy_device_time_is_that_of_the_export(seen: Seen) -> None:
     for phase in ("prefill", "decode", "padding", "unattributed"):
         value = seen.scrape.one("inferscope_gpu_phase_seconds_total", phase=phase)
         assert value == seconds(device["ns_by"][phase])
+
+
+def test_good_and_bad_are_what_the_export_makes_them(seen: Seen) -> None:
+    requests = seen.of_kind("request")
+    answered_ns = min(r["delivered_ns"] for r in requests if r["finish"] in ("stop", "length"))
+    warm_up = [r for r in requests if r["arrived_ns"] < answered_ns]
+    judged = [r for r in requests if r["arrived_ns"] >= answered_ns]
+    assert 0 < len(warm_up) <= 20
+    is_good = [r["first_token_ns"] - r["arrived_ns"] <= 60_000_000 for r in judged]
+    expected = {
+        "ttft": (sum(is_good), len(is_good) - sum(is_good)),
+        "availability": (len(requests), 0),
+        "goodput": (sum(is_good), len(is_good) - sum(is_good)),
+    }
+    for slo, results in expected.items():
+        told = [
+            seen.scrape.one("inferscope_slo_requests_total", slo=slo, result=result)
+            for result in ("good", "bad")
+        ]
+        assert tuple(told) == results
+        assert seen.scrape.total("inferscope_slo_breaches_total", slo=slo) == results[1]
+    apart = seen.scrape.one("inferscope_slo_warmup_requests_total", slo="ttft")
+    assert apart == len(warm_up)
+    lost = seen.whole.of_engine("victim")
+    for slo in ("availability", "goodput"):
+        assert lost.one("inferscope_slo_requests_total", slo=slo, result="bad") == 1
+        assert lost.one("inferscope_slo_breaches_total", slo=slo, cause="engine_lost") == 1
 
 
 def test_bounds_are_the_contracts_and_buckets_grow(seen: Seen) -> None:
