@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 8
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d|w)")
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(us|µs|ms|s|min|m|h|d|w)")
 _UNITS_NS = {
     "us": 10**3,
     "µs": 10**3,

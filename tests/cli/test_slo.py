@@ -105,6 +105,15 @@ def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Pat
     assert limits == {"ttft": 10_000_000_000, "tpot": 60_000_000}
 
 
+def test_a_collector_says_what_it_would_count_by(slo: Path, tmp_path: Path) -> None:
+    done = inferscope("collect", "--slo", str(slo), "--check", rings=tmp_path / "rings")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "breach      any objective\n" in done.stdout
+    assert "slo         ttft, all models but builtin: first token within 400 ms" in done.stdout
+    assert f"budgets     kept in {tmp_path}/rings/slo-state.json\n" in done.stdout
+    assert not (tmp_path / "rings").exists()
+
+
 def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text("slos:\n  - metric: tfft\n", encoding="utf-8")

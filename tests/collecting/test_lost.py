@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from inferscope.collecting.config import PinSettings, SloSettings
 from inferscope.collecting.engines import Engines
 from inferscope.collecting.incidents import Incidents
 from inferscope.collecting.pins import Pins
+from inferscope.slo.verdicts import Judged
 from tests.collecting.rings import SECOND_NS, Ring, Time
 from tests.collector.scripts import Finals
+from tests.slo.requests import FINE
 
 
 class Watch:
@@ -109,6 +112,27 @@ def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
     assert watch.pinned() == ["engine_lost"] * is_killed
 
 
+class Noting(Pins):
+    """Writes down what is to be pinned."""
+
+    def __init__(self, folder: Path, time: Time) -> None:
+        super().__init__(PinSettings(folder), list, clock=time, say=lambda _: None)
+        self.told: list[tuple[str, int, int]] = []
+
+    def pin(self, why: str, first_ns: int, last_ns: int) -> None:
+        self.told.append((why, first_ns, last_ns))
+
+
+@pytest.mark.parametrize("on", ["breach", "stall"])
+def test_what_missed_an_objective_is_a_breach(tmp_path: Path, on: str) -> None:
+    pins = Noting(tmp_path, Time())
+    incidents = Incidents(pins, on=(on,), slo=SloSettings())
+    for results in ({}, {"ttft": True}, {"ttft": True, "availability": False}):
+        incidents.request(structs.replace(FINE, judged=Judged(results)))
+    incidents.request(FINE)
+    assert pins.told == [("breach", FINE.arrived_ns, FINE.delivered_ns)] * (on == "breach")
+
+
 @pytest.mark.parametrize(
     ("stands_s", "step_s", "num_running", "state", "num_pins"),
     [
@@ -126,14 +150,7 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
     time = Time()
     ring = Ring(tmp_path, time)
     engines = Engines(tmp_path, sink=Finals(), clock=time)
-    told: list[tuple[str, int, int]] = []
-
-    class Noting(Pins):
-        def pin(self, why: str, first_ns: int, last_ns: int) -> None:
-            told.append((why, first_ns, last_ns))
-
-    settings = PinSettings(tmp_path / "pins")
-    pins = Noting(settings, engines.rings, clock=time, say=lambda _: None)
+    pins = Noting(tmp_path / "pins", time)
     incidents = Incidents(pins, on=("stall",), slo=SloSettings())
     ring.pass_time(2)
     engines.advance()
@@ -150,6 +167,6 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
         incidents.look(replace(look, mono_ns=mono_ns, engines=(now,)))
     engines.close()
     ring.close()
-    assert [why for why, _, _ in told] == ["stall"] * num_pins
-    for _, first_ns, _ in told:
+    assert [why for why, _, _ in pins.told] == ["stall"] * num_pins
+    for _, first_ns, _ in pins.told:
         assert first_ns == began_ns

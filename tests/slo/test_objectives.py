@@ -94,6 +94,8 @@ def test_a_threshold_is_whole_nanoseconds() -> None:
         (one(window=""), 2, "slos[1].window is missing. Give a time from 1m to 366d"),
         (one(window="30s"), 5, "slos[1].window is '30s'. Give a time from 1m to 366d"),
         (one(window="2000000w"), 5, "slos[1].window is '2000000w'. Give a time"),
+        (one(window="9" * 400 + "d"), 5, "Give a time with its unit"),
+        (one(objective="9" * 5000 + "%"), 4, "Give a share below 1"),
         (one(window="forever"), 5, "slos[1].window is 'forever'. Give a time with its unit"),
         (one(name="a b"), 6, "slos[1].name is 'a b'. Give up to 63 letters"),
         (one(model="[x]"), 6, "slos[1].model is a list. Give text."),
