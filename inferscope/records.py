@@ -412,6 +412,11 @@ class Clock(Record, frozen=True, gc=False, array_like=True):
     error_ns: int | None = None
     host_ns: int | None = None
 
+    @property
+    def at_ns(self) -> int:
+        """Return when the clocks stood so."""
+        return self.t_ns if self.host_ns is None else self.host_ns
+
 
 class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
     """The probe on itself."""

@@ -254,10 +254,8 @@ class EngineFold:
         if ring.listed is not None:
             self._reconcile(ring, ring.listed, clock.t_ns)
             ring.listed = None
-        if clock.device_ns is not None:
-            host_ns = clock.t_ns if clock.host_ns is None else clock.host_ns
-            if host_ns <= clock.t_ns:
-                ring.clock.anchor(clock.device_ns, host_ns, clock.error_ns or 0)
+        if clock.device_ns is not None and clock.at_ns <= clock.t_ns:
+            ring.clock.anchor(clock.device_ns, clock.at_ns, clock.error_ns or 0)
 
     def _on_health(self, ring: RingState, health: ProbeHealth) -> None:
         spent_ns = health.cost_ns - ring.cost_ns

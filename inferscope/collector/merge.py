@@ -64,7 +64,7 @@ class Merger:
         for item in due:
             record = item[3]
             if type(record) is Clock:
-                self._real_offset_ns = record.real_ns - record.t_ns
+                self._real_offset_ns = record.real_ns - record.at_ns
             if next_ns is None or next_ns <= item[0]:
                 self._tick_until(item[0], out)
                 next_ns = self._next_tick_ns
