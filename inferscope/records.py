@@ -408,7 +408,7 @@ class Clock(Record, frozen=True, gc=False, array_like=True):
 
     real_ns: int
     device_ns: int | None = None
-    """The device offset reached then, give or take `error_ns`."""
+    """The device offset reached then, give or take `error_ns`; without it `real_ns` is meant."""
     error_ns: int | None = None
     host_ns: int | None = None
 
@@ -458,6 +458,12 @@ class CounterSample(Record, frozen=True, gc=False, array_like=True):
     ends_ns: bytes = b""
     series: dict[str, bytes] = {}
     """The values of those windows: one column per word, of which `values` has the whole."""
+    real_offset_ns: int | None = None
+    """What was taken off stamps of the wall clock to put them on ours; None where they are ours.
+
+    So much they are off at most by what the wall clock drifted or was set since: the anchors in the
+    ring's `Clock` records tell better.
+    """
 
 
 class Transfer(Record, frozen=True, gc=False, array_like=True):

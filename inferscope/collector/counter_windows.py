@@ -29,6 +29,12 @@ class Window(NamedTuple):
 
 def read(record: CounterSample) -> Window | None:
     """Return the short windows of a sample, itself where it has none; None if it is unreadable."""
+    told = as_told(record)
+    return None if told is None else in_order(told)
+
+
+def as_told(record: CounterSample) -> Window | None:
+    """Return what `read` does in the order in which the source told it, whatever its times."""
     if record.source not in SOURCES or not _JOINED & record.values.keys():
         return None
     if not record.starts_ns:
@@ -46,17 +52,22 @@ def read(record: CounterSample) -> Window | None:
         return None
     if any(len(column) != len(from_ns) for column in (to_ns, *columns.values())):
         return None
-    order = np.argsort(from_ns, kind="stable")
-    from_ns, to_ns = from_ns[order], to_ns[order]
-    is_window = to_ns > from_ns
-    if not is_window.any():
+    return Window(record.source, from_ns, to_ns, columns)
+
+
+def in_order(told: Window) -> Window | None:
+    """Put windows in the order of time, without those of no length; None if none is left."""
+    order = np.argsort(told.from_ns, kind="stable")
+    return only(told, order[told.to_ns[order] > told.from_ns[order]])
+
+
+def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
+    """Return some of the windows, by place or mask; None for none."""
+    from_ns = told.from_ns[which]
+    if not len(from_ns):
         return None
-    return Window(
-        record.source,
-        from_ns[is_window],
-        to_ns[is_window],
-        {word: column[order][is_window] for word, column in columns.items()},
-    )
+    values = {word: column[which] for word, column in told.values.items()}
+    return Window(told.source, from_ns, told.to_ns[which], values)
 
 
 def together(windows: list[Window]) -> Iterable[Window]:

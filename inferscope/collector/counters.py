@@ -34,9 +34,10 @@ from inferscope.collector.accounts import (
 from inferscope.collector.counted import RequestCounters, told
 from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps, Moved, StepRun
 from inferscope.collector.counter_fits import RollingFit
-from inferscope.collector.counter_windows import SOURCES, Window, read, together
+from inferscope.collector.counter_windows import SOURCES, Window, together
 from inferscope.collector.rings import RingState
 from inferscope.collector.rows import Rows
+from inferscope.collector.stamps import Placed
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.counts import Rates
 from inferscope.records import CounterSample, plain_uuid
@@ -87,6 +88,8 @@ class Counters:
         of_totals: [phases, counted], of what time or bytes these are.
         num_late: samples that came when their time was settled.
         num_doubled: samples told before.
+        num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
+        stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
         gauges: by word, what was told last of any device.
         recent: the last minutes' tenths, and when each ended.
         foreign_ns: by ring, how long others used its device while this engine did not.
@@ -108,7 +111,8 @@ class Counters:
         self.of_totals = np.zeros((2, NUM_COUNTED))
         self.blurred = np.zeros((2, NUM_COUNTED))
         self.idle_uj = 0.0
-        self.num_late = self.num_doubled = 0
+        self.num_late = self.num_doubled = self.num_unplaced = 0
+        self.stamp_error_ns: int | None = None
         self.gauges: dict[str, float] = {}
         self._processes: dict[int, tuple[int, float, float]] = {}
         """By pid: when it was told, cores, resident bytes."""
@@ -132,17 +136,22 @@ class Counters:
             if uuid and not ring.is_front_end:
                 self._by_uuid.setdefault(uuid, []).append(number)
 
-    def sample(self, record: CounterSample) -> None:
+    def sample(self, placed: Placed) -> None:
         """Take a sample of any device of any host."""
+        record, window = placed.record, placed.window
         if record.source == _TELLS_CPU:
             self._take_process(record)
             return
         rings = self._by_uuid.get(plain_uuid(record.device_uuid), ())
-        if not rings or not record.values or record.end_ns <= record.start_ns:
+        if not rings:
+            return
+        self.num_unplaced += placed.num_unplaced
+        if placed.error_ns is not None:
+            self.stamp_error_ns = placed.error_ns
+        if not record.values or record.end_ns <= record.start_ns:
             return
         values = record.values
         self.gauges |= values
-        window = read(record)
         if window is None:
             return
         self._heard_ns = max(self._heard_ns, record.t_ns)

@@ -54,6 +54,8 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
             default=None,
         ),
+        stamp_error_ns=counters.stamp_error_ns,
+        num_unplaced=counters.num_unplaced,
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.samplers import SamplerFold
-from inferscope.records import SAMPLER_ROLE, CounterSample, Missed, Record, RingOpened, Tick
+from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
 Ints = NDArray[np.int64]
 
@@ -71,14 +71,15 @@ class Collector:
                 return
             self.num_records += 1
             owner.fold(ring, record)
-            if isinstance(record, CounterSample):
-                for each in self.engines.values():
-                    each.lives.counters.sample(record)
+            if owner is self.samplers:
+                self._hand_samples_on()
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:
                 return
             self.now_ns = max(self.now_ns, record.t_ns)
             self.real_offset_ns = record.real_ns - record.t_ns
+            self.samplers.tick(record.t_ns)
+            self._hand_samples_on()
             for each in self.engines.values():
                 each.tick(record.t_ns)
         elif isinstance(record, RingOpened):
@@ -135,6 +136,11 @@ class Collector:
             if engine.has_steps
             for time in engine.device_times()
         ]
+
+    def _hand_samples_on(self) -> None:
+        for placed in self.samplers.take():
+            for engine in self.engines.values():
+                engine.lives.counters.sample(placed)
 
     def _open(self, opened: RingOpened) -> None:
         if opened.ring in self._fold_of:

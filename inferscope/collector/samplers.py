@@ -5,7 +5,8 @@ A sampler's ring belongs to a host and not to an engine, so it has a fold of its
 
 from __future__ import annotations
 
-from inferscope.records import CounterSample, Record
+from inferscope.collector.stamps import Placed, Stamps
+from inferscope.records import Clock, CounterSample, Record
 
 
 class SamplerFold:
@@ -21,9 +22,14 @@ class SamplerFold:
         self.num_samples = 0
         self.silent: dict[tuple[str, str], str] = {}
         self.facts: dict[tuple[str, str], CounterSample] = {}
+        self._stamps: dict[int, Stamps] = {}
+        """By ring."""
+        self._placed: list[Placed] = []
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of the rings."""
+        if isinstance(record, Clock):
+            self._placed += self._stamps_of(number).anchor(record)
         if not isinstance(record, CounterSample):
             return
         key = (record.source, record.device_uuid)
@@ -35,6 +41,23 @@ class SamplerFold:
             self.facts[key] = record
         else:
             self.num_samples += 1
+            self._placed += self._stamps_of(number).place(record)
+
+    def tick(self, now_ns: int) -> None:
+        """Give up what has waited too long for an anchor."""
+        for stamps in self._stamps.values():
+            self._placed += stamps.give_up(now_ns)
+
+    def take(self) -> list[Placed]:
+        """Return the samples that have come, or have been placed, since the last call."""
+        placed, self._placed = self._placed, []
+        return placed
 
     def missed(self, number: int) -> None:
         """Note that frames of a ring were lost: samples stand for themselves."""
+
+    def _stamps_of(self, number: int) -> Stamps:
+        stamps = self._stamps.get(number)
+        if stamps is None:
+            stamps = self._stamps[number] = Stamps()
+        return stamps

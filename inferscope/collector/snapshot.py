@@ -149,6 +149,10 @@ class CountersView:
     """Of the device, by the words of COUNTERS, as told last."""
     clock_error_ns: int | None = None
     """Of the device's clock against the host's, by its newest anchor."""
+    stamp_error_ns: int | None = None
+    """Of the newest samples stamped by the wall clock (CUPTI's), by the anchors around them."""
+    num_unplaced: int = 0
+    """Of such windows, those dropped because nobody can tell what the wall clock showed then."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 The one source that sees bytes per phase within a step. It needs rights, there is one session per
 device, and it may cost the device speed: so it runs only when asked for, and leaves a device alone
-that somebody else profiles. The library stamps windows with the wall clock; they are put on ours
-by the distance between the two clocks when they are decoded, at most a period later.
+that somebody else profiles. The library stamps windows with the wall clock; they are told with the
+distance between the two clocks when they were decoded, and the fold places them by anchors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from inferscope.counters.source import Claimer, Say, Unavailable, facts, silence
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
 
-_JUMP_NS = 1_000_000
-"""Between two readings of the clocks: more is no drift, somebody has set the wall clock."""
 _LIBCUDA = "libcuda.so.1"
 
 
@@ -105,7 +103,6 @@ class CuptiPmSource:
         self._list_devices = list_devices
         self._cupti: Cupti | None = None
         self._sessions: list[Session] = []
-        self._offset_ns = 0
         self._has_overflowed = False
 
     def open(self, now_ns: int) -> list[CounterSample]:
@@ -130,7 +127,6 @@ class CuptiPmSource:
         except CuptiError as error:
             raise Unavailable(in_words(error)) from None
         self._cupti = cupti
-        self._offset_ns = self._wall_less_ours()
         told, reasons = [], []
         for ordinal, uuid in enumerate(uuids):
             if self._wanted and not any(_is_named(word, ordinal, uuid) for word in self._wanted):
@@ -155,8 +151,6 @@ class CuptiPmSource:
         Raises:
             Unavailable: a session broke off; all are ended.
         """
-        offset_ns, before_ns = self._wall_less_ours(), self._offset_ns
-        self._offset_ns = offset_ns
         told = []
         for session in self._sessions:
             try:
@@ -169,12 +163,7 @@ class CuptiPmSource:
                     f"{self.name}: the device's buffer overflowed and windows were lost. "
                     f"Use a longer --pm-interval than {self._interval_ns // 1000}us."
                 )
-            if abs(offset_ns - before_ns) > _JUMP_NS:
-                # Nobody knows on which side of the jump each window's stamps are.
-                values = {"num_dropped": float(len(windows.starts_ns))}
-                told.append(CounterSample(now_ns, session.uuid, now_ns, now_ns, self.name, values))
-                continue
-            found = session.sample(windows, offset_ns, source=self.name)
+            found = session.sample(windows, self._wall_less_ours(), source=self.name)
             if found is not None:
                 told.append(found)
         return told

@@ -75,6 +75,7 @@ class Session:
         self._host: int | None = None
         self._is_first = True
         self._last_end_ns: int | None = None
+        self._offset_ns: int | None = None
         try:
             self._begin(ordinal)
         except (CuptiError, Unavailable):
@@ -115,7 +116,13 @@ class Session:
         return windows, has_overflowed
 
     def sample(self, windows: Windows, offset_ns: int, *, source: str) -> CounterSample | None:
-        """Put windows on our clock and return them as one sample; None for none."""
+        """Return windows as one sample; None for none.
+
+        Args:
+            windows: as they were decoded just now.
+            offset_ns: the wall clock less ours, which puts their stamps about where they belong.
+            source: the sample's.
+        """
         if not windows.rows:
             return None
         starts_ns = [start_ns - offset_ns for start_ns in windows.starts_ns]
@@ -123,7 +130,7 @@ class Session:
         words = list(self._metrics.by_word)
         columns = dict(zip(words, zip(*windows.rows, strict=True), strict=True))
         values = whole(columns, starts_ns, ends_ns)
-        values["num_dropped"] = float(self._dropped(starts_ns, ends_ns))
+        values["num_dropped"] = float(self._dropped(starts_ns, ends_ns, offset_ns))
         return CounterSample(
             ends_ns[-1],
             self.uuid,
@@ -134,6 +141,7 @@ class Session:
             starts_ns=array("q", starts_ns).tobytes(),
             ends_ns=array("q", ends_ns).tobytes(),
             series={word: array("f", column).tobytes() for word, column in columns.items()},
+            real_offset_ns=offset_ns,
         )
 
     def close(self) -> None:
@@ -238,8 +246,12 @@ class Session:
                 tuple(n * scale for n, scale in zip(self._numbers, scales, strict=True))
             )
 
-    def _dropped(self, starts_ns: list[int], ends_ns: list[int]) -> int:
+    def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
         """Return how many windows would have fitted between those that are there."""
+        before_ns, self._offset_ns = self._offset_ns, offset_ns
+        if before_ns is not None and abs(offset_ns - before_ns) > self._interval_ns:
+            self._last_end_ns = None  # the wall clock was set: what looks like a hole may be none
+            return 0
         num_dropped, last_ns = 0, self._last_end_ns
         for start_ns, end_ns in zip(starts_ns, ends_ns, strict=True):
             if last_ns is not None and start_ns - last_ns > self._interval_ns // 2:

@@ -31,6 +31,8 @@ from inferscope.ring.layout import STARTS_KEYFRAME
 from inferscope.ring.writer import RingWriter
 
 CLOCK_NS = 2_000_000_000
+_READINGS = 3
+"""Of both clocks, for one anchor: the best counts, for a thread may be interrupted in any."""
 
 
 class Tape:
@@ -53,8 +55,13 @@ class Tape:
         """By source, the end of its newest window."""
 
     def put(self, samples: list[CounterSample]) -> None:
-        """Write samples and news, stamped with the time of writing."""
+        """Write samples and news, stamped with the time of writing.
+
+        What is stamped by the wall clock gets an anchor behind it that readers place it by.
+        """
         with self._lock:
+            if any(sample.real_offset_ns is not None for sample in samples):
+                self._write_clock()
             for sample in samples:
                 key = (sample.source, sample.device_uuid)
                 if sample.reason:
@@ -106,11 +113,15 @@ class Tape:
 
     def _write_clock(self) -> None:
         """Put the two clocks side by side, the wall's between two readings of ours."""
-        before_ns = self._clock.monotonic_ns()
-        real_ns = self._clock.real_ns()
-        after_ns = self._clock.monotonic_ns()
-        self._clock_due_ns = after_ns + CLOCK_NS
-        self._write(Clock(after_ns, real_ns + (after_ns - before_ns) // 2))
+        readings = []
+        for _ in range(_READINGS):
+            before_ns = self._clock.monotonic_ns()
+            real_ns = self._clock.real_ns()
+            readings.append((self._clock.monotonic_ns() - before_ns, before_ns, real_ns))
+        lasted_ns, before_ns, real_ns = min(readings)
+        error_ns = (lasted_ns + 1) // 2
+        self._write(Clock(0, real_ns, error_ns=error_ns, host_ns=before_ns + lasted_ns // 2))
+        self._clock_due_ns = self._last_ns + CLOCK_NS
 
     def _report(self, ring: RingWriter, state: int, cost_ns: int) -> None:
         through_ns = min(self._through_ns.values(), default=0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 from inferscope_jsonl.exporter import request_row
@@ -14,151 +11,11 @@ from inferscope_prometheus.families import Look, families
 from inferscope_prometheus.numbers import Counts
 
 from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
-from inferscope.collector.counters import Counters
-from inferscope.collector.fold import READER, Collector
-from inferscope.collector.merge import Merger
 from inferscope.collector.view import snapshot
 from inferscope.collector.work import COMPUTE_NS, READ_BYTES, WRITE_BYTES
-from inferscope.records import (
-    SAMPLER_ROLE,
-    CounterSample,
-    EngineInfo,
-    RingOpened,
-    Shape,
-    encode,
-)
 from inferscope.tui.panels.phases import counted_words
-from tests.collector.scripts import MS, START_NS, Finals, Script
-
-GPU = "GPU-1234"
-SHAPE = Shape(4, 256, 4, 4, 64, 512, 1024, 16, 16, 16)
-SAMPLER = 99
-PREFILL, DECODE = 0, 1
-
-
-@dataclass
-class Train:
-    """An engine whose steps have known SM shares, and what a sampler makes of them."""
-
-    script: Script = field(default_factory=Script)
-    steps: list[tuple[float, float, int]] = field(default_factory=list)
-    """Start, end, phase; milliseconds."""
-    device: str = GPU
-    instance: str = ""
-
-    def __post_init__(self) -> None:
-        self.core = self.script.ring()
-        info = EngineInfo(
-            START_NS,
-            "made-up",
-            shape=SHAPE,
-            device="NVIDIA",
-            device_uuid=self.device[4:],
-            mig_uuid=self.instance,
-        )
-        self.core.tell(info)
-        self.samples: list[CounterSample] = []
-
-    def alternate(
-        self, *, until_ms: float, prefill_ms: float = 20, decode_ms: float = 6, gap_ms: float = 0
-    ) -> Train:
-        """Prefill a new request, then decode one token of it, and so on."""
-        at, step = 1.0, 0
-        while at < until_ms:
-            request = self._request(f"r{step}", at)
-            self._step(step, [(request, 64, 0)], at, at + prefill_ms, PREFILL)
-            at += prefill_ms + gap_ms
-            self._step(step + 1, [(request, 1, 64)], at, at + decode_ms, DECODE)
-            self.core.finished(request)
-            at, step = at + decode_ms + gap_ms, step + 2
-        return self
-
-    def _request(self, name: str, at: float) -> int:
-        self.script.at(at)
-        request = self.core.queued(name)
-        self.core.admitted(request)
-        return request
-
-    def _step(
-        self, step: int, rows: list[tuple[int, int, int]], start: float, end: float, phase: int
-    ) -> None:
-        self.core.step(step, rows, start_ms=start, end_ms=end)
-        self.steps.append((start, end, phase))
-
-    def sample(
-        self,
-        period_ms: float,
-        word: str,
-        of_phase: tuple[float, float],
-        *,
-        source: str = "gpm",
-        is_share: bool = True,
-        idle: float = 0.0,
-        first_ms: float = 0.0,
-        device: str | None = None,
-    ) -> Train:
-        """Count at a rate by phase, in windows of one length."""
-        until = self.steps[-1][1]
-        edges = np.arange(first_ms, until + period_ms, period_ms).tolist()
-        for begin, end in itertools.pairwise(edges):
-            total, busy = 0.0, 0.0
-            for start, stop, phase in self.steps:
-                both = min(stop, end) - max(start, begin)
-                if both > 0:
-                    total, busy = total + both * of_phase[phase], busy + both
-            total += (end - begin - busy) * idle
-            value = total / (end - begin) if is_share else total
-            self.count(begin, end, {word: value}, source=source, device=device)
-        return self
-
-    def count(
-        self,
-        begin: float,
-        end: float,
-        values: dict[str, float],
-        *,
-        source: str = "gpm",
-        device: str | None = None,
-        told_ms: float | None = None,
-    ) -> None:
-        """Tell one sample."""
-        from_ns, to_ns = (START_NS + round(at * MS) for at in (begin, end))
-        t_ns = to_ns if told_ms is None else START_NS + round(told_ms * MS)
-        self.samples.append(
-            CounterSample(t_ns, device or self.device, from_ns, to_ns, source, values)
-        )
-
-    def play(self) -> tuple[Collector, Finals]:
-        """Fold engine and sampler, and let a second pass."""
-        merger = Merger()
-        finals = Finals()
-        collector = Collector(finals)
-        opened = RingOpened(
-            START_NS, SAMPLER, SAMPLER_ROLE, SAMPLER_ROLE, 0, 2, "host", "boot", START_NS, 0
-        )
-        collector.fold(READER, opened)
-        for sequence, (number, record) in enumerate(self.script.told):
-            if isinstance(record, RingOpened):
-                collector.fold(READER, record)
-            else:
-                merger.add(number, sequence, record, encode(record))
-        for sequence, record in enumerate(sorted(self.samples, key=lambda each: each.t_ns)):
-            merger.add(SAMPLER, sequence, record, encode(record))
-        items = merger.take(None)
-        items += merger.take(items[-1].t_ns + 1000 * MS)
-        for item in items:
-            collector.fold(item.ring, item.record)
-        return collector, finals
-
-
-def counters_of(collector: Collector) -> Counters:
-    return collector.engines["engine"].lives.counters
-
-
-def shares(collector: Collector, counted: int = SM_ACTIVE) -> tuple[float, float]:
-    counters = counters_of(collector)
-    prefill, decode = counters.totals[:, counted] / counters.of_totals[:, counted]
-    return float(prefill), float(decode)
+from tests.collector.scripts import MS, START_NS
+from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
 
 def by_overlap(train: Train) -> tuple[float, float]:
@@ -241,12 +98,12 @@ def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() ->
     train = Train()
     at, step, rng = 1.0, 0, np.random.default_rng(1)
     while at < 20_000:
-        request = train._request(f"r{step}", at)
+        request = train.ask(f"r{step}", at)
         for rows, lasts, phase in (
             ([(request, 64, 0)], rng.uniform(10, 60), PREFILL),
             ([(request, 1, 64)], rng.uniform(5, 60), DECODE),
         ):
-            train._step(step, rows, at, at + lasts, phase)
+            train.run(step, rows, at, at + lasts, phase)
             at, step = at + lasts, step + 1
         train.core.finished(request)
         at += rng.uniform(0, 60)
@@ -264,10 +121,10 @@ def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() ->
 
 def test_one_request_alone_under_short_samples_is_measured() -> None:
     train = Train()
-    request = train._request("alone", 1)
-    train._step(0, [(request, 64, 0)], 1, 60, PREFILL)
+    request = train.ask("alone", 1)
+    train.run(0, [(request, 64, 0)], 1, 60, PREFILL)
     for step in range(1, 30):
-        train._step(step, [(request, 1, 63 + step)], 52 + 8 * step, 59 + 8 * step, DECODE)
+        train.run(step, [(request, 1, 63 + step)], 52 + 8 * step, 59 + 8 * step, DECODE)
     train.core.finished(request)
     train.sample(0.5, "sm_active_share", (0.8, 0.4), source="pm", first_ms=0.25)
     final = train.play()[1].only()
@@ -278,11 +135,11 @@ def test_one_request_alone_under_short_samples_is_measured() -> None:
 
 def test_requests_that_share_steps_are_apportioned_and_sum_to_the_phase() -> None:
     train = Train()
-    requests = [train._request(f"r{at}", 1) for at in range(3)]
-    train._step(0, [(each, 64, 0) for each in requests], 1, 40, PREFILL)
+    requests = [train.ask(f"r{at}", 1) for at in range(3)]
+    train.run(0, [(each, 64, 0) for each in requests], 1, 40, PREFILL)
     for step in range(1, 20):
         rows = [(each, 1, 63 + step) for each in requests]
-        train._step(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
+        train.run(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
     for each in requests:
         train.core.finished(each)
     train.sample(0.5, "sm_active_share", (0.8, 0.4), source="pm")
@@ -397,13 +254,13 @@ def test_the_digest_tells_whether_counters_were_the_same() -> None:
 
 def test_totals_of_all_requests_are_what_each_is_told() -> None:
     train = Train()
-    requests = [train._request(f"r{at}", 1) for at in range(3)]
-    train._step(0, [(requests[0], 64, 0), (requests[1], 32, 0)], 1, 40, PREFILL)
+    requests = [train.ask(f"r{at}", 1) for at in range(3)]
+    train.run(0, [(requests[0], 64, 0), (requests[1], 32, 0)], 1, 40, PREFILL)
     for step in range(1, 9):
         rows = [(requests[0], 1, 63 + step), (requests[1], 1, 31 + step)]
         if step == 5:
             rows.append((requests[2], 16, 0))
-        train._step(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
+        train.run(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
     collector, _ = train.play()
     table = collector.engines["engine"].lives.table
     totals = table.work.totals()

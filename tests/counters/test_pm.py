@@ -6,9 +6,11 @@ What the device itself does only a device can show (benchmarks/gpu); here it is 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 from collections.abc import Container
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,9 @@ from inferscope.counters.claims import NoClaims
 from inferscope.counters.cupti import CuptiError
 from inferscope.counters.cupti_pm import CuptiPmSource
 from inferscope.counters.source import Unavailable
-from inferscope.records import COLUMNS, COUNTERS, CounterSample, decode, encode
-from tests.probe.fakes import FakeClock
+from inferscope.records import COLUMNS, COUNTERS, Clock, CounterSample, decode, encode
+from tests.counters.toy_source import make_tape
+from tests.probe.fakes import FakeClock, records
 
 INTERVAL = 500_000
 PERIOD = 100_000_000
@@ -185,14 +188,51 @@ def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
     assert "longer --pm-interval than 500us" in stage.said[0]
 
 
-def test_windows_about_a_jump_of_the_wall_clock_are_dropped(stage: Stage) -> None:
+def stamps(one: CounterSample) -> list[int]:
+    """Return where windows begin by the wall clock, as the library stamped them."""
+    assert one.real_offset_ns is not None
+    return (np.frombuffer(one.starts_ns, COLUMNS["starts_ns"]) + one.real_offset_ns).tolist()
+
+
+@pytest.mark.parametrize("jump_ns", [3_600_000_000_000, -40_000_000, 2 * INTERVAL])
+def test_stamps_stay_what_they_were_when_the_wall_clock_is_set(stage: Stage, jump_ns: int) -> None:
     stage.fill(10, from_ns=stage.clock.now_ns)
-    stage.clock.real_ns = lambda: stage.clock.now_ns + 3_600_000_000_000  # type: ignore[method-assign]
+    told = [at_ns for at_ns, _, _ in stage.toy.windows[1:]]
     (one,) = stage.read()
-    assert one.values == {"num_dropped": 9.0}
-    stage.fill(10, from_ns=stage.clock.now_ns + 3_600_000_000_000)
+    assert stamps(one) == told
+    stage.fill(10, from_ns=stage.clock.now_ns)
+    stage.clock.real_ns = lambda: stage.clock.now_ns + WALL_NS + jump_ns  # type: ignore[method-assign]
+    stage.fill(10, from_ns=stage.clock.now_ns + 10 * INTERVAL + jump_ns)
+    told = [at_ns for at_ns, _, _ in stage.toy.windows]
     (two,) = stage.read()
-    assert abs(two.start_ns - stage.clock.now_ns) < 2 * PERIOD
+    assert stamps(two) == told
+    assert two.values["num_dropped"] == 0  # the fold counts those that it cannot place
+    stage.fill(10, from_ns=stage.clock.now_ns + jump_ns)
+    (three,) = stage.read()
+    assert three.start_ns == stage.clock.now_ns - PERIOD
+    assert three.real_offset_ns == WALL_NS + jump_ns
+
+
+def test_an_anchor_stands_before_windows_and_behind_their_stamps(
+    stage: Stage, tmp_path: Path
+) -> None:
+    tape, path = make_tape(tmp_path, stage.clock)
+    tape.tend(cost_ns=0)
+    for _ in range(3):
+        stage.fill(10, from_ns=stage.clock.now_ns)
+        tape.put(stage.read())
+        stage.clock.step_ns = 700  # that reading a clock takes
+    tape.close(cost_ns=0)
+    told = [one for one in records(path) if isinstance(one, Clock | CounterSample)]
+    assert [type(one) for one in told] == [Clock, *[Clock, CounterSample] * 3]
+    for clock, sample in itertools.pairwise(told):
+        if isinstance(sample, CounterSample):
+            assert isinstance(clock, Clock)
+            assert max(stamps(sample)) < clock.real_ns
+            assert clock.host_ns is not None
+            assert clock.error_ns is not None
+            true_ns = clock.real_ns - WALL_NS
+            assert abs(clock.host_ns - true_ns) <= clock.error_ns <= 700
 
 
 def test_a_session_is_ended_in_order_and_once(stage: Stage) -> None:

@@ -1,0 +1,70 @@
+"""Samples that CUPTI stamps by the wall clock join the steps they were counted in, or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscope.collector.view import snapshot
+from inferscope.records import Clock, CounterSample
+from tests.collector.scripts import MS, START_NS
+from tests.collector.trains import Train, counters_of, shares
+from tests.collector.walls import Wall
+
+PREFILL_MS, DECODE_MS = 20.3, 6.4
+
+
+def counted() -> Train:
+    train = Train().alternate(until_ms=2500, prefill_ms=PREFILL_MS, decode_ms=DECODE_MS, gap_ms=1.1)
+    return train.sample(0.5, "sm_active_share", (0.9, 0.35), source="pm")
+
+
+def num_told(train: Train) -> int:
+    return sum(len(one.starts_ns) // 8 for one in train.stamped if isinstance(one, CounterSample))
+
+
+def test_a_drifting_wall_clock_changes_no_figure() -> None:
+    expected = shares(counted().play()[0])
+    collector, _ = counted().stamp(Wall(2e-4), error_ns=2000).play()
+    assert shares(collector) == pytest.approx(expected, rel=0.005)
+    counters = counters_of(collector)
+    assert counters.num_unplaced == 0
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0].counters
+    assert view.num_unplaced == 0
+    assert view.stamp_error_ns is not None
+    assert 2000 <= view.stamp_error_ns < 30_000
+
+
+@pytest.mark.parametrize("by_ms", [3_600_000, 5000, 60, 13, -13, -60, -5000, -3_600_000])
+@pytest.mark.parametrize("within_ns", [0, 250_001])
+def test_about_a_jump_samples_join_the_right_steps_or_none(by_ms: int, within_ns: int) -> None:
+    jump = (START_NS + 1042 * MS + within_ns, by_ms * MS)
+    train = counted().stamp(Wall(0.0, [jump]), error_ns=1000)
+    collector, finals = train.play()
+    assert shares(collector) == (pytest.approx(0.9, rel=0.01), pytest.approx(0.35, rel=0.05))
+    num_joined = 0
+    for final in finals.requests:
+        if "sm_active_ns" not in final.counters.prefill:
+            continue
+        num_joined += 1
+        prefill_ns, decode_ns = (
+            phase["sm_active_ns"] for phase in (final.counters.prefill, final.counters.decode)
+        )
+        assert prefill_ns == pytest.approx(0.9 * PREFILL_MS * MS, rel=0.05)
+        assert decode_ns == pytest.approx(0.35 * DECODE_MS * MS, rel=0.2)
+    assert num_joined > 0.85 * len(finals.requests)
+    counters = counters_of(collector)
+    assert 100 <= counters.num_unplaced <= 400  # of one or two decodes
+    assert counters.num_late == counters.num_doubled == 0
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0].counters
+    assert view.num_unplaced == counters.num_unplaced
+
+
+def test_without_anchors_nothing_is_joined_and_all_is_counted() -> None:
+    train = counted().stamp(Wall())
+    train.stamped = [one for one in train.stamped if not isinstance(one, Clock)]
+    collector, finals = train.play()
+    counters = counters_of(collector)
+    assert not counters.totals.any()
+    assert counters.num_unplaced == num_told(train) > 4000
+    assert counters.stamp_error_ns is None
+    assert not any(final.counters.prefill for final in finals.requests)
