@@ -15,6 +15,7 @@ step instead, so that it only says how far off the model was; where there is no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,30 @@ def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touc
     overlap_ns -= np.maximum(starts_ns[step], from_ns[sample])
     within = overlap_ns / np.maximum(ends_ns - starts_ns, 1)[step]
     return Touching(sample, step, overlap_ns, within, len(from_ns))
+
+
+def in_lanes(
+    starts_ns: Ints, ends_ns: Ints, lanes: Sequence[Ints], from_ns: Ints, to_ns: Ints
+) -> Touching:
+    """Pair samples with steps of which some run at once: those of several ranks on one device.
+
+    Args:
+        starts_ns: [steps].
+        ends_ns: [steps].
+        lanes: places of steps that follow each other, as `touching` needs them.
+        from_ns: [samples], where each begins.
+        to_ns: [samples], where it ends.
+    """
+    if len(lanes) == 1:
+        return touching(starts_ns, ends_ns, from_ns, to_ns)
+    found = [touching(starts_ns[lane], ends_ns[lane], from_ns, to_ns) for lane in lanes]
+    none = np.zeros(0, dtype=np.int64)
+    sample = np.concatenate([none, *(each.sample for each in found)])
+    order = np.argsort(sample, kind="stable")
+    step = [none, *(lane[each.step] for lane, each in zip(lanes, found, strict=True))]
+    overlap_ns = np.concatenate([none, *(each.overlap_ns for each in found)])[order]
+    within = np.concatenate([np.zeros(0), *(each.within for each in found)])[order]
+    return Touching(sample[order], np.concatenate(step)[order], overlap_ns, within, len(from_ns))
 
 
 def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:

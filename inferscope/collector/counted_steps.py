@@ -2,6 +2,11 @@
 
 A step stands here from when it is booked until the samples of its time have come, which is half a
 second at most. What is expected of it: its time by phase, and the bytes and FLOPs of the model.
+
+Ranks may share a device. Each does one thing after the other, but two of them run at once:
+
+    rank 0  ┌── 1 ──┐  ┌── 2 ──┐         a sample of the device is divided over all steps that it
+    rank 1     ┌─── 1 ───┐┌─── 2 ───┐    touches, of both
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import Touching, of_one_kind, touching
+from inferscope.attribution.samples import Touching, in_lanes, of_one_kind, touching
 from inferscope.attribution.weights import plain_shares
 from inferscope.collector.accounts import NUM_COUNTED, READ, WRITE, Settled
 from inferscope.collector.rows import Rows
@@ -29,6 +34,8 @@ NOTHING_MOVED: Moved = (0, 0, 0, 0, 0, 0)
 class StepRun(NamedTuple):
     """One execution of a step on one device."""
 
+    ring: int
+    """Whose steps follow each other."""
     tenth: int
     start_ns: int
     end_ns: int
@@ -47,6 +54,9 @@ class CountedSteps:
 
     def __init__(self) -> None:
         self._new: list[StepRun] = []
+        self._ring = np.zeros(0, dtype=np.int64)
+        self._lanes: list[Ints] = []
+        """The places of each rank's steps."""
         self._tenth = np.zeros(0, dtype=np.int64)
         self.starts_ns = np.zeros(0, dtype=np.int64)
         self.ends_ns = np.zeros(0, dtype=np.int64)
@@ -68,16 +78,17 @@ class CountedSteps:
         new, self._new = self._new, []
         if not new:
             return
-        columns = np.array([run[:5] for run in new], dtype=np.int64)
+        columns = np.array([run[:6] for run in new], dtype=np.int64)
         moved = np.array([_moved(run, rates) for run in new], dtype=np.float64)
-        self._tenth = np.concatenate([self._tenth, columns[:, 0]])
-        starts = np.concatenate([self.starts_ns, columns[:, 1]])
-        ends = np.concatenate([self.ends_ns, columns[:, 2]])
-        # One thing after the other, as `devices` has it: where spans overlap, the later is cut.
-        self.ends_ns = np.maximum.accumulate(ends)
-        starts[1:] = np.maximum(starts[1:], self.ends_ns[:-1])
-        self.starts_ns = np.minimum(starts, self.ends_ns)
-        phase_ns = columns[:, 3:5].astype(np.float64)
+        self._ring = np.concatenate([self._ring, columns[:, 0]])
+        self._tenth = np.concatenate([self._tenth, columns[:, 1]])
+        self.starts_ns = np.concatenate([self.starts_ns, columns[:, 2]])
+        self.ends_ns = np.concatenate([self.ends_ns, columns[:, 3]])
+        self._lanes = _lanes(self._ring)
+        for lane in self._lanes:
+            in_turn = _in_turn(self.starts_ns[lane], self.ends_ns[lane])
+            self.starts_ns[lane], self.ends_ns[lane] = in_turn
+        phase_ns = columns[:, 4:6].astype(np.float64)
         totals = np.repeat(phase_ns[:, :, None], NUM_COUNTED, axis=2)
         totals[:, :, READ], totals[:, :, WRITE] = moved[:, 0:2], moved[:, 2:4]
         self.phase_ns = np.concatenate([self.phase_ns, phase_ns])
@@ -90,9 +101,17 @@ class CountedSteps:
 
     def under(self, from_ns: Ints, to_ns: Ints) -> tuple[Touching, NDArray[np.bool_]]:
         """Pair samples with steps, and tell which samples are of one phase only."""
-        pairs = touching(self.starts_ns, self.ends_ns, from_ns, to_ns)
+        pairs = in_lanes(self.starts_ns, self.ends_ns, self._lanes, from_ns, to_ns)
         kinds = (self.phase_ns > 0) @ np.array([1, 2])
         return pairs, of_one_kind(pairs, kinds)
+
+    def busy_ns(self, pairs: Touching, from_ns: Ints, to_ns: Ints) -> Floats:
+        """Return for how long any step ran within each sample: [samples]."""
+        if len(self._lanes) > 1:
+            order = np.argsort(self.starts_ns, kind="stable")
+            in_turn = _in_turn(self.starts_ns[order], self.ends_ns[order])
+            pairs = touching(*in_turn, from_ns, to_ns)
+        return pairs.by_sample(pairs.overlap_ns.astype(np.float64))
 
     def give(
         self, counted: int, pairs: Touching, amounts: Floats, expected: Floats, is_pure: Floats
@@ -135,11 +154,24 @@ class CountedSteps:
         kept = (self._tenth > number) | (self.ends_ns >= before_ns)
         if kept.all():
             return
-        self._tenth = self._tenth[kept]
+        self._ring, self._tenth = self._ring[kept], self._tenth[kept]
         self.starts_ns, self.ends_ns = self.starts_ns[kept], self.ends_ns[kept]
         self.phase_ns, self.flops = self.phase_ns[kept], self.flops[kept]
         self.totals, self._values = self.totals[kept], self._values[kept]
         self._known, self._blurred = self._known[kept], self._blurred[kept]
+        self._lanes = _lanes(self._ring)
+
+
+def _lanes(rings: Ints) -> list[Ints]:
+    return [np.flatnonzero(rings == ring) for ring in np.unique(rings)]
+
+
+def _in_turn(starts_ns: Ints, ends_ns: Ints) -> tuple[Ints, Ints]:
+    """Return spans one after the other: where they overlap the later is cut, as in `devices`."""
+    ends_ns = np.maximum.accumulate(ends_ns)
+    starts_ns = starts_ns.copy()
+    starts_ns[1:] = np.maximum(starts_ns[1:], ends_ns[:-1])
+    return np.minimum(starts_ns, ends_ns), ends_ns
 
 
 def _moved(run: StepRun, rates: Rates | None) -> Sequence[float]:

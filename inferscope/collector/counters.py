@@ -65,7 +65,7 @@ UNSETTLED = "too few windows in which the phases differ"
 
 
 class _Device:
-    """One device of the engine, its steps and the samples that are not settled."""
+    """One device of the engine, the steps of all ranks on it, and the samples not settled yet."""
 
     def __init__(self) -> None:
         self.steps = CountedSteps()
@@ -98,9 +98,11 @@ class Counters:
     def __init__(self, accounts: Accounts, rings: dict[int, RingState]) -> None:
         self._accounts = accounts
         self._rings = rings
-        self._devices: dict[int, _Device] = {}
-        """By ring."""
+        self._devices: dict[str, _Device] = {}
+        """By uuid; where a rank does not tell whose it is, by its ring."""
         self._by_uuid: dict[str, list[int]] = {}
+        self._device_of: dict[int, str] = {}
+        """By ring, as far as they tell."""
         self._heard_ns = 0
         self._since_ns = 0
         """From when on steps are noted: what was counted before cannot be joined."""
@@ -129,12 +131,13 @@ class Counters:
 
     def describe(self) -> None:
         """Read again which ring's device is which: an engine has said who it is."""
-        self._by_uuid = {}
+        self._by_uuid, self._device_of = {}, {}
         for number, ring in self._rings.items():
             info = ring.info
             uuid = plain_uuid(info.mig_uuid or info.device_uuid) if info is not None else ""
             if uuid and not ring.is_front_end:
                 self._by_uuid.setdefault(uuid, []).append(number)
+                self._device_of[number] = uuid
 
     def sample(self, placed: Placed) -> None:
         """Take a sample of any device of any host."""
@@ -142,8 +145,9 @@ class Counters:
         if record.source == _TELLS_CPU:
             self._take_process(record)
             return
-        rings = self._by_uuid.get(plain_uuid(record.device_uuid), ())
-        if not rings:
+        uuid = plain_uuid(record.device_uuid)
+        rings = self._by_uuid.get(uuid)
+        if rings is None:
             return
         self.num_unplaced += placed.num_unplaced
         if placed.error_ns is not None:
@@ -157,12 +161,12 @@ class Counters:
         self._heard_ns = max(self._heard_ns, record.t_ns)
         if not self.is_on:
             self.is_on, self._since_ns = True, self._heard_ns
-        for number in rings[:1]:  # two processes on one device have no counters of their own
-            device = self._devices.setdefault(number, _Device())
-            if "foreign_busy_share" in values:
-                device.foreign_share = values["foreign_busy_share"]
+        device = self._device(uuid)
+        if "foreign_busy_share" in values:
+            device.foreign_share = values["foreign_busy_share"]
+            for number in rings:
                 self.foreign_ns.setdefault(number, 0)
-            device.pending.append(window)
+        device.pending.append(window)
 
     def _take_process(self, record: CounterSample) -> None:
         """Take what a process takes of the host's cores and memory, if it is this engine's."""
@@ -204,12 +208,11 @@ class Counters:
         """
         tenth = self._accounts.last
         for at, span in enumerate(run.ranks):
-            device = self._devices.get(span.ring)
-            if device is None:
-                device = self._devices[span.ring] = _Device()
+            device = self._device(self._device_of.get(span.ring) or f"#{span.ring}")
             rest_ns = split.padding_ns[at] + split.unattributed_ns[at]
             device.steps.add(
                 StepRun(
+                    span.ring,
                     tenth,
                     span.start_ns,
                     span.end_ns,
@@ -221,6 +224,12 @@ class Counters:
                     len(run.ranks),
                 )
             )
+
+    def _device(self, name: str) -> _Device:
+        device = self._devices.get(name)
+        if device is None:
+            device = self._devices[name] = _Device()
+        return device
 
     # --- what comes out -----------------------------------------------------------------------
 
@@ -239,13 +248,14 @@ class Counters:
             self._accounts.stop()
             self._devices.clear()
             return
-        for number, device in self._devices.items():
+        for name, device in self._devices.items():
             device.steps.read_in(self.rates)
             for window in together(list(self._due(device, through_ns))):
                 self._settle(device, window)
             if device.foreign_ns:
                 self._recent_foreign.append((now_ns, device.foreign_ns))
-                self.foreign_ns[number] = self.foreign_ns.get(number, 0) + device.foreign_ns
+                for number in self._by_uuid.get(name, ()):
+                    self.foreign_ns[number] = self.foreign_ns.get(number, 0) + device.foreign_ns
                 device.foreign_ns = 0
         self._close_tenths(through_ns)
 
@@ -342,7 +352,7 @@ class Counters:
         lasted_ns = (to_ns - from_ns).astype(np.float64)
         pairs, is_pure = steps.under(from_ns, to_ns)
         end_ns, pure = int(to_ns[-1]), is_pure.astype(np.float64)
-        idle_ns = np.maximum(lasted_ns - pairs.by_sample(pairs.overlap_ns.astype(np.float64)), 0)
+        idle_ns = np.maximum(lasted_ns - steps.busy_ns(pairs, from_ns, to_ns), 0)
         if window.source == _TELLS_WHO:
             # Whose kernels run is asked once a second, and holds until it is asked again.
             theirs_ns = np.minimum(device.foreign_share * lasted_ns, idle_ns)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import of_one_kind, touching
+from inferscope.attribution.samples import in_lanes, of_one_kind, touching
 
 Ints = NDArray[np.int64]
 
@@ -43,6 +43,28 @@ def test_pairs_are_all_that_share_time_and_how_much(
         if min(stop, end) > max(start, begin)
     }
     assert found == expected
+
+
+@given(lanes=st.lists(intervals(), max_size=4), samples=intervals(), seed=st.integers(0, 1 << 30))
+def test_lanes_are_paired_each_for_itself_wherever_their_steps_stand(
+    lanes: list[tuple[Ints, Ints]], samples: tuple[Ints, Ints], seed: int
+) -> None:
+    none = np.zeros(0, dtype=np.int64)
+    lane_of = np.concatenate([none, *(np.full(len(lane[0]), at) for at, lane in enumerate(lanes))])
+    np.random.default_rng(seed).shuffle(lane_of)  # each lane's steps stay in their order
+    places = [np.flatnonzero(lane_of == at) for at in range(len(lanes))]
+    starts, ends = np.zeros_like(lane_of), np.zeros_like(lane_of)
+    expected = set()
+    for lane, place in zip(lanes, places, strict=True):
+        starts[place], ends[place] = lane
+        alone = touching(*lane, *samples)
+        columns = (alone.sample, place[alone.step], alone.overlap_ns, alone.within)
+        expected |= set(zip(*(column.tolist() for column in columns), strict=True))
+    pairs = in_lanes(starts, ends, places, *samples)
+    columns = (pairs.sample, pairs.step, pairs.overlap_ns, pairs.within)
+    assert set(zip(*(column.tolist() for column in columns), strict=True)) == expected
+    assert len(pairs.sample) == len(expected)
+    assert pairs.sample.tolist() == sorted(pairs.sample.tolist())
 
 
 @given(steps=intervals(), samples=intervals(), seed=st.integers(0, 1 << 30))

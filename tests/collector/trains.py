@@ -41,6 +41,12 @@ class Train:
 
     def __post_init__(self) -> None:
         self.core = self.script.ring()
+        self._introduce(0)
+        self.samples: list[CounterSample] = []
+        self.stamped: list[Record] = []
+        """Samples stamped by a wall clock, and anchors for them."""
+
+    def _introduce(self, replica: int) -> None:
         info = EngineInfo(
             START_NS,
             "made-up",
@@ -48,11 +54,16 @@ class Train:
             device="NVIDIA",
             device_uuid=self.device[4:],
             mig_uuid=self.instance,
+            ranks=(0, 0, replica, 0),
         )
         self.core.tell(info)
-        self.samples: list[CounterSample] = []
-        self.stamped: list[Record] = []
-        """Samples stamped by a wall clock, and anchors for them."""
+
+    def beside(self, replica: int) -> Train:
+        """Go on as another replica of the engine, on the same device."""
+        self.script.at(0)
+        self.core = self.script.ring(rank=replica)
+        self._introduce(replica)
+        return self
 
     def alternate(
         self, *, until_ms: float, prefill_ms: float = 20, decode_ms: float = 6, gap_ms: float = 0
