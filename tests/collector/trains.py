@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -12,14 +13,18 @@ from inferscope.collector.counters import Counters
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.merge import Merger
 from inferscope.records import (
+    ON,
     SAMPLER_ROLE,
     CounterSample,
     EngineInfo,
+    Keyframe,
     Record,
     RingOpened,
     Shape,
     encode,
 )
+from inferscope.ring.layout import STARTS_KEYFRAME, Identity
+from inferscope.ring.writer import RingWriter
 from tests.collector.scripts import MS, START_NS, Finals, Script
 from tests.collector.walls import Counted, Wall, told
 
@@ -152,10 +157,7 @@ class Train:
         merger = Merger()
         finals = Finals()
         collector = Collector(finals)
-        opened = RingOpened(
-            START_NS, SAMPLER, SAMPLER_ROLE, SAMPLER_ROLE, 0, 2, "host", "boot", START_NS, 0
-        )
-        collector.fold(READER, opened)
+        collector.fold(READER, _opened(SAMPLER, SAMPLER_ROLE))
         for sequence, (number, record) in enumerate(self.script.told):
             if isinstance(record, RingOpened):
                 collector.fold(READER, record)
@@ -168,6 +170,32 @@ class Train:
         for item in items:
             collector.fold(item.ring, item.record)
         return collector, finals
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write all rings, the sampler's too, as their processes would have left them."""
+        told = [*self.script.told]
+        told.append((READER, _opened(SAMPLER, SAMPLER_ROLE)))
+        told += [(SAMPLER, Keyframe(START_NS, ON, -1)), *((SAMPLER, r) for r in self.sampled())]
+        writers: dict[int, RingWriter] = {}
+        for number, record in told:
+            if isinstance(record, RingOpened):
+                me = Identity(
+                    record.engine_id, record.role, record.rank, record.pid, "host", "boot",
+                    START_NS, START_NS,
+                )  # fmt: skip
+                path = folder / f"{record.role}-{record.rank}.ring"
+                writers[record.ring] = RingWriter(path, me, capacity=4 << 20)
+            else:
+                flags = STARTS_KEYFRAME if isinstance(record, Keyframe) else 0
+                writers[number].write(record.CODE, encode(record), flags=flags)
+        for writer in writers.values():
+            writer.beat(0)
+            writer.close()
+        return [writer.path for writer in writers.values()]
+
+
+def _opened(number: int, role: str) -> RingOpened:
+    return RingOpened(START_NS, number, role, role, 0, 2, "host", "boot", START_NS, 0)
 
 
 def counters_of(collector: Collector) -> Counters:
