@@ -35,19 +35,20 @@ from inferscope.collector.counted import RequestCounters, told
 from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps, Moved, StepRun
 from inferscope.collector.counter_fits import RollingFit
 from inferscope.collector.counter_windows import SOURCES, Window, together
+from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
 from inferscope.collector.rows import Rows
 from inferscope.collector.stamps import Placed
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.counts import Rates
-from inferscope.records import CounterSample, plain_uuid
+from inferscope.records import plain_uuid
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LONGEST_WAIT_NS = 500_000_000
 """That a finished request waits for counters."""
-_TELLS_WHO, _TELLS_CPU = "nvml", "host"
+_TELLS_WHO = "nvml"
 _SILENT_NS = 1_000_000_000
 """After which a source does not count as there."""
 _REACH_NS = 2_500_000_000
@@ -116,8 +117,7 @@ class Counters:
         self.num_late = self.num_doubled = self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
         self.gauges: dict[str, float] = {}
-        self._processes: dict[int, tuple[int, float, float]] = {}
-        """By pid: when it was told, cores, resident bytes."""
+        self._host = HostUse()
         self.sm = RollingFit(("prefill", "decode"))
         self.energy = RollingFit(("idle", "prefill", "decode", "bytes", "flops"))
         self.sources: dict[int, str] = {}
@@ -142,8 +142,9 @@ class Counters:
     def sample(self, placed: Placed) -> None:
         """Take a sample of any device of any host."""
         record, window = placed.record, placed.window
-        if record.source == _TELLS_CPU:
-            self._take_process(record)
+        if record.source == TELLS_CPU:
+            pids = {ring.opened.pid for ring in self._rings.values()}
+            self.gauges |= self._host.take(record, pids)
             return
         uuid = plain_uuid(record.device_uuid)
         rings = self._by_uuid.get(uuid)
@@ -167,21 +168,6 @@ class Counters:
             for number in rings:
                 self.foreign_ns.setdefault(number, 0)
         device.pending.append(window)
-
-    def _take_process(self, record: CounterSample) -> None:
-        """Take what a process takes of the host's cores and memory, if it is this engine's."""
-        pid, cpu_ns = record.values.get("pid"), record.values.get("cpu_ns")
-        if cpu_ns is None or pid not in {ring.opened.pid for ring in self._rings.values()}:
-            return
-        cores = cpu_ns / max(1, record.end_ns - record.start_ns)
-        self._processes[int(pid)] = (record.t_ns, cores, record.values.get("rss_bytes", 0.0))
-        there = [
-            each
-            for each in self._processes.values()
-            if record.t_ns - each[0] < _SILENT_NS + LONGEST_WAIT_NS
-        ]
-        self.gauges["cpu_cores"] = sum(each[1] for each in there)
-        self.gauges["rss_bytes"] = sum(each[2] for each in there)
 
     def reach(self, at_ns: int) -> None:
         """Note what requests have computed so far, if a step that ends then begins a tenth."""
@@ -278,7 +264,7 @@ class Counters:
 
     def gauges_now(self, now_ns: int) -> dict[str, float]:
         """Return what was told last, without what is of a silent source."""
-        is_told = any(now_ns - each[0] < _SILENT_NS * 2 for each in self._processes.values())
+        is_told = self._host.is_told(now_ns)
         return {
             word: value
             for word, value in self.gauges.items()
