@@ -7,19 +7,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from load import Decoding, open_engine
 from part import Setting, Unmet, main
-from watched import Sampler, Windows
+from watched import Sampler, Windows, told
 
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
-from inferscope.records import StepSpan, decode
-from inferscope.ring.reader import Frame, RingReader
+from inferscope.records import StepSpan
 
 _CALLS = 2000
 
@@ -83,7 +81,7 @@ def spans_against_busy(setting: Setting) -> list[dict[str, Any]]:
             assert probe.path is not None
             spans = [
                 span
-                for span in spans_of(probe.path)
+                for span in told(probe.path, StepSpan)
                 if first_ns <= span.launch_start_ns and span.ready_ns <= phase.end_ns + 10**8
             ][:100]
         busy = Windows(sampler.of("pm"), "busy_share")
@@ -104,19 +102,6 @@ def spans_against_busy(setting: Setting) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def spans_of(path: Path) -> list[StepSpan]:
-    """Return a ring's spans."""
-    reader, found = RingReader(path), []
-    while frames := reader.read():
-        for frame in frames:
-            if isinstance(frame, Frame) and frame.code == StepSpan.CODE:
-                record = decode(frame.code, frame.payload)
-                assert isinstance(record, StepSpan)
-                found.append(record)
-    reader.close()
-    return found
 
 
 if __name__ == "__main__":

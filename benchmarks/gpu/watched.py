@@ -14,18 +14,20 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from part import Unmet
 
-from inferscope.records import COLUMNS, CounterSample, decode
+from inferscope.records import COLUMNS, CounterSample, Record, decode
 from inferscope.ring.discovery import sampler_rings
 from inferscope.ring.reader import Frame, RingReader
 
 _START_S = 15.0
 _SETTLE_S = 0.5
 Floats = NDArray[np.float64]
+Kind = TypeVar("Kind", bound=Record)
 
 
 class Sampler:
@@ -74,8 +76,8 @@ class Sampler:
         spent_s = _children_cpu_s() - self._cpu_before
         self.cpu_share = spent_s / max(1e-9, time.monotonic() - self._began_s)
         self._words.close()
-        told = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
-        self.lines = told.splitlines()
+        words = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
+        self.lines = words.splitlines()
         self._folder.cleanup()
 
     def of(self, source: str) -> list[CounterSample]:
@@ -100,17 +102,8 @@ class Sampler:
         return spoken >= set(self._counters.split(","))
 
     def _read(self) -> list[CounterSample]:
-        found = []
-        for path in sampler_rings(Path(self._folder.name, "rings")):
-            reader = RingReader(path)
-            while frames := reader.read():
-                for frame in frames:
-                    if isinstance(frame, Frame) and frame.code == CounterSample.CODE:
-                        record = decode(frame.code, frame.payload)
-                        assert isinstance(record, CounterSample)
-                        found.append(record)
-            reader.close()
-        return found
+        rings = sampler_rings(Path(self._folder.name, "rings"))
+        return [sample for path in rings for sample in told(path, CounterSample)]
 
 
 class Windows:
@@ -149,6 +142,19 @@ class Windows:
         """Return the mean over a stretch, by time; None where nothing covers any of it."""
         weights = self._overlaps(start_ns, end_ns) * (self.ends - self.starts)
         return float((weights * self.values).sum() / weights.sum()) if weights.sum() else None
+
+
+def told(path: Path, kind: type[Kind]) -> list[Kind]:
+    """Return a ring's records of one kind."""
+    reader, found = RingReader(path), list[Kind]()
+    while frames := reader.read():
+        for frame in frames:
+            if isinstance(frame, Frame) and frame.code == kind.CODE:
+                record = decode(frame.code, frame.payload)
+                assert isinstance(record, kind)
+                found.append(record)
+    reader.close()
+    return found
 
 
 def _children_cpu_s() -> float:
