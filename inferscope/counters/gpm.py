@@ -12,9 +12,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from inferscope.counters.lost import Lost
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
 from inferscope.counters.refused import Refused
-from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
+from inferscope.counters.source import Claimer, Unavailable, facts, sample
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
 
@@ -57,6 +58,7 @@ class GpmSource:
         self._nvml: ModuleType | None = None
         self._pairs: list[_Pair] = []
         self._refused = Refused(self.name, claims, self._sampled)
+        self._lost = Lost(self.name)
 
     def open(self, now_ns: int) -> list[CounterSample]:
         """Begin with the devices that have it and that nobody else samples.
@@ -84,27 +86,22 @@ class GpmSource:
         nvml = self._nvml
         if nvml is None:
             raise Unavailable("it is closed.")
-        told, reasons = [], []
+        told: list[CounterSample] = []
         for pair in self._pairs:
             try:
                 found = pair.read()
             except nvml.NVMLError as error:
-                reasons.append(f"{pair.uuid} does not answer: {error}.")
-                if not pair.is_lost:
-                    told.append(silence(self.name, pair.uuid, now_ns, reasons[-1]))
-                pair.is_lost = True
+                told += self._lost.lose(pair.uuid, now_ns, error)
                 continue
             if found is None:
                 continue
-            if pair.is_lost:
-                pair.is_lost = False
+            if self._lost.is_back(pair.uuid):
                 told.append(facts(self.name, pair.uuid, now_ns, pair.told))
             start_ns, end_ns, values = found
             told.append(
                 sample(self.name, pair.uuid, start_ns=start_ns, end_ns=end_ns, values=values)
             )
-        if self._pairs and len(reasons) == len(self._pairs):
-            raise Unavailable(" ".join(reasons))
+        self._lost.check(len(self._pairs))
         return told + self._refused.ask_again(nvml, now_ns)
 
     def close(self) -> None:
@@ -112,6 +109,7 @@ class GpmSource:
         nvml, self._nvml = self._nvml, None
         pairs, self._pairs = self._pairs, []
         self._refused.forget()
+        self._lost.forget()
         if nvml is None:
             return
         with suppress(nvml.NVMLError):
@@ -149,7 +147,6 @@ class _Pair:
     Attributes:
         uuid: of the device or instance.
         told: the facts of it.
-        is_lost: it did not answer the last time.
     """
 
     def __init__(
@@ -165,7 +162,6 @@ class _Pair:
     ) -> None:
         self.uuid = uuid
         self.told = told
-        self.is_lost = False
         self._nvml = nvml
         self._handle = device.handle
         self._instance_id = instance_id

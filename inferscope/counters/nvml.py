@@ -15,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from inferscope.counters.lost import Lost
 from inferscope.counters.nvml_devices import Device, Instance, ask, find_devices, open_nvml, text
 from inferscope.counters.processes import Observed, holders, observed, sees_host
 from inferscope.counters.refused import Refused
-from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
+from inferscope.counters.source import Claimer, Unavailable, facts, sample
 from inferscope.records import CounterSample
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class NvmlSource:
         self._nvml: ModuleType | None = None
         self._watched: list[_Watched] = []
         self._refused = Refused(self.name, claims, self._begun)
+        self._lost = Lost(self.name)
         self._events: Any = None
         self._from_ns = self._slow_from_ns = 0
         self._sees_host = False
@@ -97,7 +99,6 @@ class NvmlSource:
         is_slow = now_ns - self._slow_from_ns >= SLOW_NS
         engines = observed(self._folder, now_ns) if is_slow else []
         told: list[CounterSample] = []
-        reasons = []
         for watched in self._watched:
             uuid = watched.device.uuid
             try:
@@ -107,19 +108,14 @@ class NvmlSource:
                     values |= watched.who(engines, sees_host=self._sees_host)
                     told += self._of_instances(nvml, watched, now_ns)
             except nvml.NVMLError as error:
-                reasons.append(f"{uuid} does not answer: {error}.")
-                if not watched.is_lost:
-                    told.append(silence(self.name, uuid, now_ns, reasons[-1]))
-                watched.is_lost = True
+                told += self._lost.lose(uuid, now_ns, error)
                 continue
-            if watched.is_lost:
-                watched.is_lost = False
+            if self._lost.is_back(uuid):
                 told.append(facts(self.name, uuid, now_ns, self._facts(nvml, watched.device)))
             told.append(
                 sample(self.name, uuid, start_ns=self._from_ns, end_ns=now_ns, values=values)
             )
-        if len(reasons) == len(self._watched):
-            raise Unavailable(" ".join(reasons))
+        self._lost.check(len(self._watched))
         told += self._xids(nvml, now_ns)
         told += self._refused.ask_again(nvml, now_ns)
         self._from_ns = now_ns
@@ -132,6 +128,7 @@ class NvmlSource:
         nvml, self._nvml = self._nvml, None
         self._watched = []
         self._refused.forget()
+        self._lost.forget()
         events, self._events = self._events, None
         if nvml is not None:
             with suppress(nvml.NVMLError):
@@ -205,15 +202,10 @@ class NvmlSource:
 
 
 class _Watched:
-    """One device, and what it can be asked.
-
-    Attributes:
-        is_lost: it did not answer the last time.
-    """
+    """One device, and what it can be asked."""
 
     def __init__(self, nvml: ModuleType, device: Device) -> None:
         self.device = device
-        self.is_lost = False
         self._nvml = nvml
         handle = device.handle
         self._fast = self._asked(
