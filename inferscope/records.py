@@ -461,8 +461,8 @@ class CounterSample(Record, frozen=True, gc=False, array_like=True):
     real_offset_ns: int | None = None
     """What was taken off stamps of the wall clock to put them on ours; None where they are ours.
 
-    So much they are off at most by what the wall clock drifted or was set since: the anchors in the
-    ring's `Clock` records tell better.
+    With it readers get the stamps back and place them by the anchors in the ring's `Clock` records:
+    one distance does not fit all stamps where the wall clock was set among them.
     """
 
 

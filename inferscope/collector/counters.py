@@ -153,8 +153,6 @@ class Counters:
         self.num_unplaced += placed.num_unplaced
         if placed.error_ns is not None:
             self.stamp_error_ns = placed.error_ns
-        if not record.values or record.end_ns <= record.start_ns:
-            return
         values = record.values
         self.gauges |= values
         if window is None:

@@ -4,10 +4,11 @@
     CounterSample ─► windows ─┴─► placed, or nobody knows where they were and they are left out
 
 A sampler writes an anchor behind each decode and before what it has decoded, so that a sample need
-not wait. One whose anchor is missing waits for the next, half a second at most. What can be placed:
-windows between two anchors of the newest stretch. What was stamped before the wall clock was set is
-out of that; what only seems to be in it, since the clock was set back, gives itself away: it is
-stamped later than what follows it, or would have ended after it was told.
+not wait. One whose anchor is missing waits for the next, half a second at most, and so does one
+that tells another distance of the clocks than the newest anchor. What can be placed: windows
+between two anchors of the newest stretch. What was stamped before the wall clock was set is out of
+that; what only seems to be in it, since the clock was set back, gives itself away: it is stamped
+later than what follows it, or would have ended after it was told.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _MOST_ERROR_NS = 1_000_000
 """Windows are at most as long, and steps not much longer: what may be off by more says nothing."""
 _LONGEST_WAIT_NS = 500_000_000
 _MOST_OFFSET_NS = 1 << 62
+_OFFSET_ERROR_NS = 100_000
+"""Of the distance of the clocks that a sample tells: enough to see that the wall clock was set."""
 
 
 class Placed(NamedTuple):
@@ -59,19 +62,24 @@ class Stamps:
         if offset_ns is None:
             return [Placed(record, read(record))]
         told = as_told(record)
-        if told is None or not abs(offset_ns) < _MOST_OFFSET_NS:
+        if told is None or not len(told.from_ns) or not abs(offset_ns) < _MOST_OFFSET_NS:
             return [Placed(record, None)]
         real_from_ns, real_to_ns = told.from_ns + offset_ns, told.to_ns + offset_ns
+        backwards = np.flatnonzero(np.diff(real_from_ns) < 0)
+        num_before = int(backwards[-1]) + 1 if len(backwards) else 0
         stretch = self._wall.now
-        if stretch is None or int(real_to_ns.max(initial=0)) > stretch.last_device_ns:
+        if (
+            stretch is None
+            or int(real_to_ns[num_before:].max()) > stretch.last_device_ns
+            or not stretch.fits(record.t_ns + offset_ns, record.t_ns, _OFFSET_ERROR_NS)
+        ):
             self._waiting.append(record)
             return []
         begins, ends = stretch.between(real_from_ns), stretch.between(real_to_ns)
         error_ns = np.maximum(begins.error_ns, ends.error_ns)
         is_placed = begins.is_between & ends.is_between & (error_ns <= _MOST_ERROR_NS)
         is_placed &= ends.host_ns - error_ns <= record.t_ns
-        backwards = np.flatnonzero(np.diff(real_from_ns) < 0)
-        is_placed[: backwards[-1] + 1 if len(backwards) else 0] = False
+        is_placed[:num_before] = False
         num_unplaced = len(is_placed) - int(np.count_nonzero(is_placed))
         placed = only(told._replace(from_ns=begins.host_ns, to_ns=ends.host_ns), is_placed)
         if placed is None:

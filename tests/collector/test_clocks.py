@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+import numpy as np
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from inferscope.collector.clocks import DeviceClock
+from inferscope.collector.clocks import DeviceClock, WallClock
 
 S = 1_000_000_000
 HOST_NS = 5_000 * S
@@ -92,3 +93,67 @@ def test_the_bound_grows_with_the_time_since_the_last_anchor() -> None:
     bounds = [clock.error_at_ns(at * S) or 0 for at in range(2, 8)]
     assert bounds == sorted(bounds)
     assert bounds[0] == 3000 < bounds[-1]
+
+
+@given(
+    drift=st.floats(-5e-4, 5e-4),
+    error_ns=st.integers(0, 20_000),
+    num=st.integers(0, 70),
+    seed=st.integers(0, 1 << 30),
+)
+def test_many_offsets_at_once_are_mapped_as_each_alone(
+    drift: float, error_ns: int, num: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    clock, last_ns = DeviceClock(), 1_700_000_000 * S
+    for _ in range(num):
+        last_ns += draw.randint(1, 3 * S)
+        clock.anchor(last_ns, host_at(last_ns, drift) + draw.randint(0, error_ns), error_ns)
+    offsets = [last_ns - draw.randint(-S, 3 * S * num + S) for _ in range(50)]
+    found = clock.between(np.array(offsets, dtype=np.int64))
+    columns = (column.tolist() for column in found)
+    for offset_ns, host_ns, bound_ns, is_between in zip(offsets, *columns, strict=True):
+        alone_ns, alone_error_ns = clock.host_ns(offset_ns), clock.error_at_ns(offset_ns)
+        if is_between:
+            assert alone_ns is not None
+            assert alone_error_ns is not None
+            assert abs(host_ns - alone_ns) <= 1
+            assert bound_ns >= alone_error_ns
+    if num >= 2:
+        assert clock.between(np.array([clock.last_device_ns])).is_between.all()
+        assert not clock.between(np.array([clock.last_device_ns + 1])).is_between.any()
+
+
+@given(order=st.permutations(range(9)), jumps=st.tuples(*[st.integers(-9, 9)] * 2))
+def test_a_wall_clock_that_was_set_is_the_same_in_whatever_order_anchors_come(
+    order: list[int], jumps: tuple[int, int]
+) -> None:
+    assume(not jumps[0] or sum(jumps))  # set and set back: only what comes in turn can tell
+    at_ns = [HOST_NS + S // 10 * number for number in range(9)]
+    set_ns = [S // 9 * sum(jumps[: number // 3]) for number in range(9)]
+    in_turn, late = WallClock(), WallClock()
+    for clock, numbers in ((in_turn, range(9)), (late, order)):
+        for number in numbers:
+            clock.anchor(at_ns[number] + set_ns[number], at_ns[number], 100)
+    assert in_turn.now is not None
+    assert late.now is not None
+    stamps = np.arange(at_ns[0] + set_ns[8], at_ns[8] + set_ns[8] + S, S // 50, dtype=np.int64)
+    for one, other in zip(in_turn.now.between(stamps), late.now.between(stamps), strict=True):
+        assert (one == other).all()
+
+
+def test_only_the_stretch_since_the_last_jump_is_now() -> None:
+    wall = WallClock()
+    assert wall.now is None
+    for number in range(4):
+        wall.anchor(7 * S + number * S, HOST_NS + number * S, 100)
+    before = wall.now
+    wall.anchor(2 * S + 4 * S, HOST_NS + 4 * S, 100)
+    wall.anchor(2 * S + 5 * S, HOST_NS + 5 * S, 100)
+    assert before is not None
+    assert wall.now is not None
+    assert wall.now is not before
+    assert before.between(np.array([8 * S])).host_ns.tolist() == [HOST_NS + S]
+    told = wall.now.between(np.array([6 * S, 7 * S, 8 * S]))
+    assert told.is_between.tolist() == [True, True, False]
+    assert told.host_ns.tolist()[:2] == [HOST_NS + 4 * S, HOST_NS + 5 * S]

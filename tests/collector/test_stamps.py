@@ -151,6 +151,13 @@ def test_what_is_decoded_only_after_a_jump_is_not_taken_for_what_came_behind_it(
     assert 0 < num_unplaced <= 2 * DECODE_NS // LENGTH_NS
 
 
+def test_a_stale_anchor_does_not_place_what_was_stamped_after_the_clock_was_set_back() -> None:
+    truth = train()
+    jumps = [(START_NS + DECODE_NS + 1, -DECODE_NS + LENGTH_NS), (START_NS + 2 * DECODE_NS + 1, MS)]
+    records = anchored_late(told(Wall(0.0, jumps), truth))
+    assert 0 < hold_to_truth(placed(records), truth) < len(truth)
+
+
 def test_an_anchor_that_comes_late_places_what_has_waited_for_it() -> None:
     truth = train()
     in_turn = told(Wall(5e-5), truth, error_ns=100)

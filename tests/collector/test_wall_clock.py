@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inferscope.collector.accounts import SM_ACTIVE
 from inferscope.collector.view import snapshot
 from inferscope.records import Clock, CounterSample
 from tests.collector.scripts import MS, START_NS
@@ -35,25 +36,40 @@ def test_a_drifting_wall_clock_changes_no_figure() -> None:
 
 
 @pytest.mark.parametrize("by_ms", [3_600_000, 5000, 60, 13, -13, -60, -5000, -3_600_000])
-@pytest.mark.parametrize("within_ns", [0, 250_001])
-def test_about_a_jump_samples_join_the_right_steps_or_none(by_ms: int, within_ns: int) -> None:
-    jump = (START_NS + 1042 * MS + within_ns, by_ms * MS)
-    train = counted().stamp(Wall(0.0, [jump]), error_ns=1000)
+@pytest.mark.parametrize(("at_ns", "lag_ms"), [(1_042_000_000, 0), (1_079_250_001, 40)])
+def test_about_a_jump_samples_join_the_right_steps_or_none(
+    by_ms: int, at_ns: int, lag_ms: int
+) -> None:
+    jump = (START_NS + at_ns, by_ms * MS)
+    train = counted().stamp(Wall(0.0, [jump]), error_ns=1000, lag_ns=lag_ms * MS)
     collector, finals = train.play()
     assert shares(collector) == (pytest.approx(0.9, rel=0.01), pytest.approx(0.35, rel=0.05))
-    num_joined = 0
+    num_clear = 0
     for final in finals.requests:
+        begin_ms, end_ms = ((ns - START_NS) / MS for ns in (final.arrived_ns, final.delivered_ns))
+        is_clear = begin_ms >= 300 and (end_ms <= 900 or begin_ms >= 1200)
+        num_clear += is_clear
         if "sm_active_ns" not in final.counters.prefill:
+            assert not is_clear
             continue
-        num_joined += 1
         prefill_ns, decode_ns = (
             phase["sm_active_ns"] for phase in (final.counters.prefill, final.counters.decode)
         )
         assert prefill_ns == pytest.approx(0.9 * PREFILL_MS * MS, rel=0.05)
         assert decode_ns == pytest.approx(0.35 * DECODE_MS * MS, rel=0.2)
-    assert num_joined > 0.85 * len(finals.requests)
+    assert num_clear > 60
     counters = counters_of(collector)
-    assert 100 <= counters.num_unplaced <= 400  # of one or two decodes
+    # From the last window decoded before the jump to the first anchor after it.
+    assert counters.num_unplaced == pytest.approx((100 + lag_ms) / 0.5, abs=2)
+    undisturbed = counters_of(counted().stamp(Wall(), lag_ns=lag_ms * MS).play()[0])
+    hole_ns = START_NS + (1000 - lag_ms) * MS, START_NS + 1100 * MS
+    dropped_ns = sum(
+        each.values["sm_active_share"] * (each.end_ns - each.start_ns)
+        for each in counted().samples
+        if each.end_ns > hole_ns[0] and each.start_ns < hole_ns[1]
+    )
+    left_ns = undisturbed.totals[:, SM_ACTIVE].sum() - dropped_ns
+    assert counters.totals[:, SM_ACTIVE].sum() == pytest.approx(left_ns, abs=MS)
     assert counters.num_late == counters.num_doubled == 0
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0].counters
     assert view.num_unplaced == counters.num_unplaced

@@ -139,13 +139,16 @@ class Train:
             CounterSample(t_ns, device or self.device, from_ns, to_ns, source, values)
         )
 
-    def stamp(self, wall: Wall, *, error_ns: int = 0) -> Train:
-        """Have all samples stamped by a wall clock, and told ten times a second."""
+    def stamp(self, wall: Wall, *, error_ns: int = 0, lag_ns: int = 0) -> Train:
+        """Have all samples stamped by a wall clock, and told ten times a second.
+
+        `error_ns` and `lag_ns` are those of `told`.
+        """
         windows = [
             Counted(each.start_ns, each.end_ns, each.values["sm_active_share"])
             for each in self.samples
         ]
-        self.samples, self.stamped = [], told(wall, windows, error_ns=error_ns)
+        self.samples, self.stamped = [], told(wall, windows, error_ns=error_ns, lag_ns=lag_ns)
         return self
 
     def sampled(self) -> list[Record]:
