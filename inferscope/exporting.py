@@ -4,13 +4,15 @@ An exporter is a class in the entry-point group `inferscope.exporters`. The core
 import: ours and a third party's load the same way. There are two kinds. An `Exporter` turns a file
 into another (`inferscope export`); a `LiveExporter` says so by `is_live` and serves or sends what a
 collector sees, for as long as it runs (`inferscope collect`). Both are told everything that becomes
-final, in fold order, and closed once.
+final, in fold order, and closed once. A live one that writes files may do so for a recording too:
+`into` returns its `FolderExporter`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
@@ -81,6 +83,26 @@ class LiveExporter(Protocol):
         """Send what is left, within a bounded time, and let go of everything."""
 
 
+class FolderExporter(Protocol):
+    """Writes final steps and requests into a folder."""
+
+    def step(self, step: FinalStep) -> None:
+        """Take a step."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request."""
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Take the view of all engines, about once in a second of the recording, and at its end."""
+
+    def close(self) -> None:
+        """Write what is left.
+
+        Raises:
+            BadInput: it cannot, with the reason.
+        """
+
+
 @runtime_checkable
 class Checkable(Protocol):
     """What a live exporter may offer besides: `inferscope collect --check` asks for it."""
@@ -91,12 +113,12 @@ class Checkable(Protocol):
 
 def exporter_names() -> list[str]:
     """Return the formats that can be exported here."""
-    return _names(is_live=False)
+    return _names(lambda exporter: not is_live(exporter) or _writes_a_folder(exporter))
 
 
 def live_exporter_names() -> list[str]:
     """Return the exporters that a collector can feed here."""
-    return _names(is_live=True)
+    return _names(is_live)
 
 
 def load_exporter(name: str) -> type[Exporter]:
@@ -106,12 +128,34 @@ def load_exporter(name: str) -> type[Exporter]:
         BadInput: there is none of that name, or its package's extra is not installed.
     """
     loaded: type[Exporter] = _load(name, exporter_names)
+    if _writes_a_folder(loaded):
+        raise BadInput(f"{name} writes a folder: `inferscope export FILE --format {name}`.")
     if is_live(loaded):
         raise BadInput(
             f"{name} writes no file: `inferscope collect` feeds it from running engines. "
             f"Formats: {', '.join(exporter_names())}."
         )
     return loaded
+
+
+def load_folder_exporter(name: str) -> Callable[[Path], FolderExporter] | None:
+    """Return what makes an exporter of a folder; None where the format is a file.
+
+    Raises:
+        BadInput: there is no format of that name, or its package's extra is not installed.
+    """
+    loaded = _load(name, exporter_names)
+    if not _writes_a_folder(loaded):
+        return None
+
+    def make(folder: Path) -> FolderExporter:
+        try:
+            exporter: FolderExporter = loaded.into(folder)
+        except ImportError as error:
+            raise missing_extra(name, error) from error
+        return exporter
+
+    return make
 
 
 def load_live_exporter(name: str) -> type[LiveExporter]:
@@ -147,15 +191,19 @@ def missing_extra(name: str, error: ImportError) -> BadInput:
     return BadInput(f"the exporter {name} needs {error.name}. {advice}")
 
 
-def _names(*, is_live: bool) -> list[str]:
+def _writes_a_folder(exporter: type[object]) -> bool:
+    return hasattr(exporter, "into")
+
+
+def _names(is_wanted: Callable[[type[object]], bool]) -> list[str]:
     entries = metadata.entry_points(group=GROUP)
-    return sorted(entry.name for entry in entries if _may_be(entry, is_live))
+    return sorted(entry.name for entry in entries if _may_be(entry, is_wanted))
 
 
-def _may_be(entry: metadata.EntryPoint, wanted: bool) -> bool:
-    """Tell whether an exporter is of a kind; one that cannot be loaded now may be of either."""
+def _may_be(entry: metadata.EntryPoint, is_wanted: Callable[[type[object]], bool]) -> bool:
+    """Tell whether an exporter is of a kind; one that cannot be loaded now may be of any."""
     try:
-        return is_live(entry.load()) is wanted
+        return is_wanted(entry.load())
     except (ImportError, AttributeError):
         return True
 

@@ -12,6 +12,7 @@ from inferscope.exporting import (
     exporter_names,
     live_exporter_names,
     load_exporter,
+    load_folder_exporter,
     load_live_exporter,
 )
 from tests.cli.running import Run, inferscope
@@ -42,20 +43,28 @@ def install(folder: Path, name: str, target: str, code: str) -> None:
 
 
 def test_ours_are_found_by_entry_point() -> None:
-    assert exporter_names() == ["jsonl", "perfetto"]
+    assert exporter_names() == ["jsonl", "parquet", "perfetto"]
 
 
 def test_live_ones_are_apart() -> None:
     assert "prometheus" in live_exporter_names()
-    assert not set(live_exporter_names()) & set(exporter_names())
+    assert set(live_exporter_names()) & set(exporter_names()) == {"parquet"}
     with pytest.raises(BadInput, match="inferscope collect"):
         load_exporter("prometheus")
     with pytest.raises(BadInput, match="--format jsonl"):
         load_live_exporter("jsonl")
 
 
+def test_one_that_writes_a_folder_is_of_both_kinds_and_takes_no_file() -> None:
+    assert load_live_exporter("parquet").is_live
+    assert load_folder_exporter("parquet") is not None
+    assert load_folder_exporter("jsonl") is None
+    with pytest.raises(BadInput, match="writes a folder"):
+        load_exporter("parquet")
+
+
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(BadInput, match="jsonl, perfetto"):
+    with pytest.raises(BadInput, match="jsonl, parquet, perfetto"):
         load_exporter("csv")
 
 
@@ -73,9 +82,9 @@ def test_a_third_partys_exporter_loads_the_same_way(tmp_path: Path, demo: Run) -
 
 
 def test_an_exporter_whose_extra_is_missing_says_what_to_install(tmp_path: Path, demo: Run) -> None:
-    install(tmp_path, "parquet", "third_party:Nothing", "import a_heavy_dependency\n")
+    install(tmp_path, "columns", "third_party:Nothing", "import a_heavy_dependency\n")
     done = inferscope(
-        "export", str(demo.folder / "demo.isr"), "--format", "parquet", "-o", "-",
+        "export", str(demo.folder / "demo.isr"), "--format", "columns", "-o", "-",
         rings=tmp_path, PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 2

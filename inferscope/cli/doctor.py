@@ -27,6 +27,7 @@ _EXTRAS = {
     "engine": ("torch", "the reference engine and the demo"),
     "gpu": ("pynvml", "utilisation, power, clocks and GPM of NVIDIA GPUs"),
     "prometheus": ("prometheus_client", "what collect serves"),
+    "parquet": ("pyarrow", "Parquet files, of collect and export"),
 }
 _ENGINES = {
     "vllm": "inferscope run -- vllm serve MODEL",

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.collector.view import snapshot
 from inferscope.errors import BadInput
-from inferscope.exporting import Exporter, exporter_names, load_exporter
+from inferscope.exporting import (
+    Exporter,
+    FolderExporter,
+    exporter_names,
+    load_exporter,
+    load_folder_exporter,
+)
 from inferscope.private import private_file
+from inferscope.records import Record, Tick
 
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
+_LOOK_NS = 1_000_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,20 +34,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", default="jsonl", help=f"one of: {', '.join(exporter_names())}")
     parser.add_argument(
-        "-o", "--out", help="the file to write, - for stdout (default: beside FILE, by its name)"
+        "-o",
+        "--out",
+        help="the file or folder to write, - for stdout (default: beside FILE, by its name)",
     )
     parser.epilog = """examples:
   inferscope export demo.isr --format jsonl -o - | head
   inferscope export demo.isr --format perfetto      then open demo.json in ui.perfetto.dev
+  inferscope export demo.isr --format parquet       then ask demo.parquet/ with DuckDB
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Export the file."""
-    make = load_exporter(options.format)
     suffix = _SUFFIXES.get(options.format, f".{options.format}")
     target = Path(options.out) if options.out else options.file.with_suffix(suffix)
     is_stdout = options.out == "-"
+    into_folder = load_folder_exporter(options.format)
+    if into_folder is not None:
+        if is_stdout:
+            raise BadInput(f"{options.format} writes a folder. Name one with --out.")
+        return _say(options.file, _export_folder(options.file, into_folder, target), target)
+    make = load_exporter(options.format)
     # The source is opened twice so that a bad one leaves no empty file behind.
     open_source(options.file).close()
     if not is_stdout and target.exists() and target.samefile(options.file):
@@ -54,10 +74,15 @@ def run(options: argparse.Namespace) -> int:
     finally:
         if not has_place:
             written.unlink(missing_ok=True)
+    return _say(options.file, source, None if is_stdout else target)
+
+
+def _say(file: Path, source: RingSource | RecordingSource, target: Path | None) -> int:
+    """Say what must be said of the source, and what was written."""
     if isinstance(source, RecordingSource):
         for note in source.notes():
-            sys.stderr.write(f"inferscope: {options.file}: {note}\n")
-    if not is_stdout:
+            sys.stderr.write(f"inferscope: {file}: {note}\n")
+    if target is not None:
         sys.stderr.write(f"wrote {target}\n")
     return 0
 
@@ -70,4 +95,50 @@ def _export(file: Path, exporter: Exporter) -> RingSource | RecordingSource:
     finally:
         source.close()
     exporter.close(source.collector.devices(), source.collector.totals())
+    return source
+
+
+def _export_folder(
+    file: Path, make: Callable[[Path], FolderExporter], target: Path
+) -> RingSource | RecordingSource:
+    """Fold a file into an exporter of a folder, which is put in place when it is whole."""
+    open_source(file).close()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BadInput(f"{target} is there and not an empty folder. Choose another --out.")
+    try:
+        written = Path(
+            tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent)
+        )
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror}. Choose another place.") from error
+    try:
+        exporter = make(written)
+        source = _feed(file, exporter)
+        exporter.close()
+        written.replace(target)
+    finally:
+        shutil.rmtree(written, ignore_errors=True)
+    return source
+
+
+def _feed(file: Path, exporter: FolderExporter) -> RingSource | RecordingSource:
+    """Fold a file into an exporter that looks at it once in a second of the recording."""
+    looked_ns: int | None = None
+
+    def look(mode: str) -> None:
+        view = snapshot(source.collector, window_ns=_LOOK_NS, mode=mode, max_requests=0)
+        exporter.look(view)
+
+    def listen(ring: int, record: Record) -> None:
+        nonlocal looked_ns
+        if isinstance(record, Tick) and (looked_ns is None or record.t_ns - looked_ns >= _LOOK_NS):
+            looked_ns = record.t_ns
+            look("replay")
+
+    source = open_source(file, sinks=(exporter,), listen=listen)
+    try:
+        catch_up(source)
+        look("ended")
+    finally:
+        source.close()
     return source

@@ -166,7 +166,7 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, module: str, extra
 def test_an_unknown_format_names_the_known_ones(tmp_path: Path, demo: Run) -> None:
     recording = str(demo.folder / "demo.isr")
     said = one_line("export", recording, "--format", "csv", rings=tmp_path, code=2)
-    assert "jsonl, perfetto" in said
+    assert "jsonl, parquet, perfetto" in said
 
 
 def test_a_damaged_recording_is_read_as_far_as_it_goes_and_says_so(

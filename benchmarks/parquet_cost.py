@@ -1,0 +1,118 @@
+"""What Parquet costs: on the fold's thread, on the writer's, and on the disk.
+
+Folds `samples/demo.isr` once and writes its requests, and steps of a full batch made of its last
+one, over and over, into a temporary folder. Prints processor time and bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from inferscope_parquet.batches import Batch, Gatherer
+from inferscope_parquet.folder import Folder
+from inferscope_parquet.settings import Settings
+from msgspec.structs import replace
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.source import catch_up, open_source
+
+DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
+BATCH = 64
+STEPS = 2000
+
+
+class Told:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.steps: list[FinalStep] = []
+        self.requests: list[FinalRequest] = []
+
+    def step(self, step: FinalStep) -> None:
+        """Keep a step."""
+        self.steps.append(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Keep a request."""
+        self.requests.append(request)
+
+
+def full_step(like: FinalStep, number: int) -> FinalStep:
+    """Return a step of a full batch, one member of which changes in every tenth."""
+    rng = np.random.default_rng(number)
+    ones = like.tokens[:1].repeat(BATCH)
+    return replace(
+        like,
+        step=number,
+        request_ids=tuple(f"request-{number // 10 + row}" for row in range(BATCH)),
+        phases=like.phases[:1].repeat(BATCH),
+        tokens=ones,
+        contexts=np.arange(number, number + BATCH) * 37 % 8192,
+        flags=like.flags[:1].repeat(BATCH),
+        shares_ns=rng.integers(200_000, 400_000, BATCH),
+    )
+
+
+def process_us(work: Callable[[], object]) -> float:
+    """Return the processor time of some work."""
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) * 1e6
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--repeats", type=int, default=9)
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
+
+    told = Told()
+    source = open_source(DEMO, sinks=(told,))
+    catch_up(source)
+    source.close()
+    steps = [full_step(told.steps[-1], number) for number in range(STEPS)]
+    taken, written = list[float](), {"steps": list[float](), "requests": list[float]()}
+    sizes = dict[str, float]()
+    for _ in range(options.repeats):
+        handed = list[Batch]()
+        gatherer = Gatherer(handed.append, rotate_ns=1 << 62)
+        taken.append(process_us(lambda g=gatherer: [g.step(step) for step in steps]) / STEPS)
+        batches = {
+            "steps": Batch(steps, offset_ns=0, ends_files=True),
+            "requests": Batch(requests=told.requests, offset_ns=0, ends_files=True),
+        }
+        for name, batch in batches.items():
+            num = len(batch.steps) or len(batch.requests)
+            with tempfile.TemporaryDirectory() as place:
+                folder = Folder(Settings(Path(place)))
+                written[name].append(process_us(lambda f=folder, b=batch: f.write(b)) / num)
+                files = Path(place).rglob("*.parquet")
+                sizes[name] = round(sum(file.stat().st_size for file in files) / num, 1)
+    middle = options.repeats // 2
+    result = {
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "requests": len(told.requests),
+        "fold_thread_us": {f"step_of_{BATCH}": round(sorted(taken)[middle], 2)},
+        "writer_thread_us": {
+            f"step_of_{BATCH}": round(sorted(written["steps"])[middle], 2),
+            "request": round(sorted(written["requests"])[middle], 2),
+        },
+        "bytes": {f"step_of_{BATCH}": sizes["steps"], "request": sizes["requests"]},
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Parquet: requests, steps and slices in columns, by the hour, for DuckDB and its like."""
+
+from inferscope_parquet.exporter import FolderExport, ParquetExporter
+
+__all__ = ["FolderExport", "ParquetExporter"]

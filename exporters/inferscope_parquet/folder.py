@@ -1,0 +1,218 @@
+"""Files of a table and an hour, whole or not there: written under another name, then put in place.
+
+    FOLDER/requests/date=2026-11-22/hour=05/HOST-050501-3f9c2a10.parquet
+
+The time is that of a file's first row. A file being written ends in `.partial` and is locked by its
+writer; whoever opens the folder next removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import calendar
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from inferscope.private import open_private
+from inferscope_parquet.batches import Batch
+from inferscope_parquet.settings import TABLES, Settings
+from inferscope_parquet.tables import SCHEMA_VERSION, SCHEMAS, by_hour, first_s, table_of
+
+_PARTIAL = ".partial"
+_HOUR_S = 3600
+_MOST_GROUP_ROWS = 1 << 17
+_NO_HOST = "export"
+
+
+class Folder:
+    """Writes batches into files.
+
+    Attributes:
+        num_lost: rows that are in no file because it could not be completed.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Make the folder, unless it is there, and remove what a crash left in it.
+
+        Raises:
+            OSError: it cannot be written to.
+        """
+        self._settings = settings
+        self._open: dict[tuple[str, int], _File] = {}
+        self._newest_hour = 0
+        self.num_lost = 0
+        settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(settings.folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, os.strerror(13), str(settings.folder))
+        self._sweep()
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch; if it ends its files, put them in place.
+
+        Raises:
+            OSError: the disk is full, or gone; the files concerned are given up.
+            ArrowException: a row does not fit its columns; nothing of the batch is written.
+        """
+        written = 0
+        try:
+            for name, hour, part in self._parts(batch):
+                file = self._file(name, hour, part)
+                file.write(part)
+                written += part.num_rows
+                if file.num_bytes() >= self._settings.rotate_bytes:
+                    self._end(name, hour)
+        except BaseException:
+            self.num_lost += self.num_rows(batch) - written
+            self.give_up()
+            raise
+        if batch.ends_files:
+            self.end_files()
+
+    def num_rows(self, batch: Batch) -> int:
+        """Return how many rows a batch makes."""
+        rows = {
+            "requests": len(batch.requests),
+            "steps": len(batch.steps),
+            "slices": sum(len(step.request_ids) for step in batch.steps),
+        }
+        return sum(rows[name] for name in self._settings.tables)
+
+    def end_files(self) -> None:
+        """Put all files in place, and remove what is too old or too much.
+
+        Raises:
+            OSError: one cannot be completed; it and the others are given up.
+        """
+        try:
+            for name, hour in list(self._open):
+                self._end(name, hour)
+        except BaseException:
+            self.give_up()
+            raise
+        self._make_room()
+
+    def _parts(self, batch: Batch) -> list[tuple[str, int, pa.Table]]:
+        """Return the batch's rows by table and hour, all of them before any is written."""
+        if not batch.steps and not batch.requests:
+            return []
+        names = self._settings.tables
+        tables = [(name, table_of(name, batch, host=self._settings.host)) for name in names]
+        return [(name, *hour) for name, table in tables for hour in by_hour(name, table).items()]
+
+    def give_up(self) -> None:
+        """Remove the files that are not complete."""
+        files, self._open = self._open, {}
+        for file in files.values():
+            self.num_lost += file.num_rows
+            file.give_up()
+
+    def _file(self, name: str, hour: int, rows: pa.Table) -> _File:
+        """Return the file for rows of an hour; the first rows name it."""
+        key = (name, hour)
+        if key not in self._open:
+            at = time.gmtime(first_s(name, rows))
+            day = self._settings.folder / name / time.strftime("date=%Y-%m-%d", at)
+            folder = day / time.strftime("hour=%H", at)
+            for each in (day.parent, day, folder):
+                each.mkdir(mode=0o700, exist_ok=True)
+            stem = f"{self._prefix}{time.strftime('%H%M%S', at)}-{secrets.token_hex(4)}"
+            self._open[key] = _File(folder / f"{stem}.parquet", SCHEMAS[name])
+            self._newest_hour = max(self._newest_hour, hour)
+        return self._open[key]
+
+    def _end(self, name: str, hour: int) -> None:
+        self._open[name, hour].end()
+        del self._open[name, hour]
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._settings.host or _NO_HOST}-"
+
+    def _sweep(self) -> None:
+        """Remove what writers that are gone left unfinished."""
+        for path in self._files(f"*.parquet{_PARTIAL}"):
+            with suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+    def _make_room(self) -> None:
+        """Remove this host's oldest files beyond what is kept, counting from its newest hour."""
+        settings = self._settings
+        num_bytes, eldest = 0, 0.0
+        if settings.keep_hours is not None:
+            eldest = self._newest_hour - settings.keep_hours
+        ours = self._files(f"{self._prefix}*.parquet")
+        for path in sorted(ours, key=lambda path: (_hour_of(path), path.name), reverse=True):
+            with suppress(OSError):
+                num_bytes += path.stat().st_size
+                if num_bytes > settings.max_bytes or _hour_of(path) < eldest:
+                    path.unlink()
+                    for folder in (path.parent, path.parent.parent):
+                        folder.rmdir()  # fails, silently, as long as something is in it
+
+    def _files(self, pattern: str) -> Iterator[Path]:
+        for name in TABLES:
+            yield from self._settings.folder.glob(f"{name}/date=*/hour=*/{pattern}")
+
+
+class _File:
+    """One file being written.
+
+    Attributes:
+        num_rows: in it by now.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.num_rows = 0
+        self._path = path
+        self._partial = path.with_name(path.name + _PARTIAL)
+        self._stream: IO[bytes] = os.fdopen(open_private(self._partial), "wb")
+        with suppress(OSError):  # not every network's file system locks
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        told = {"inferscope.schema": str(SCHEMA_VERSION)}
+        self._writer = pq.ParquetWriter(
+            self._stream, schema.with_metadata(told), compression="zstd"
+        )
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows."""
+        self._writer.write_table(table, _MOST_GROUP_ROWS)
+        self.num_rows += table.num_rows
+
+    def num_bytes(self) -> int:
+        """Return how large it is by now."""
+        return self._stream.tell()
+
+    def end(self) -> None:
+        """Complete it and put it in place."""
+        self._writer.close()
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._partial.rename(self._path)
+        self._stream.close()
+
+    def give_up(self) -> None:
+        """Remove it."""
+        with suppress(OSError, ValueError, pa.ArrowException):
+            self._writer.close()
+        with suppress(OSError, ValueError):
+            self._stream.close()
+        with suppress(OSError):
+            self._partial.unlink()
+
+
+def _hour_of(path: Path) -> float:
+    """Return the hours since 1970 by a file's folders; of one that is none of ours, the future."""
+    try:
+        at = time.strptime(f"{path.parent.parent.name} {path.parent.name}", "date=%Y-%m-%d hour=%H")
+    except ValueError:
+        return float("inf")
+    return calendar.timegm(at) // _HOUR_S

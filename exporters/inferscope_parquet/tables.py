@@ -1,0 +1,245 @@
+"""The tables: the contract of the JSON Lines in columns, names and meanings the same.
+
+What a line holds as an object is a struct, a list or a map here; `shares` of a step are rows of
+`slices`. Beside the monotonic nanoseconds, which add up, stands the wall time of a row. A new
+column comes at the end and is null in older files; the version counts changes of what columns mean.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from inferscope_jsonl.exporter import request_row
+from numpy.typing import NDArray
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.records import PHASES, RECOMPUTED
+from inferscope_parquet.batches import Batch, Engine
+
+SCHEMA_VERSION = 1
+_HOUR_US = 3_600_000_000
+_TRACE_ID = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+_TEXT, _INT, _BOOL, _REAL = pa.string(), pa.int64(), pa.bool_(), pa.float64()
+_UTC = pa.timestamp("us", tz="UTC")
+_NS_BY_CAUSE = pa.map_(_TEXT, _INT)
+_USE = [
+    (name, _INT)
+    for name in (
+        "tokens",
+        "flops",
+        "hbm_read_bytes",
+        "hbm_write_bytes",
+        "sm_active_ns",
+        "gpu_busy_ns",
+        "energy_uj",
+    )
+]
+_PREFILL = pa.struct([*_USE, ("recomputed_tokens", _INT), ("recomputed_ns", _INT)])
+_DECODE = pa.struct(
+    [
+        *_USE,
+        ("rejected_tokens", _INT),
+        ("rejected_ns", _INT),
+        ("draft_tokens", _INT),
+        ("draft_ns", _INT),
+    ]
+)
+_PART = pa.struct(
+    [
+        ("name", _TEXT),
+        ("tokens", _INT),
+        ("cached_tokens", _INT),
+        ("recomputed_tokens", _INT),
+        ("compute_ns", _INT),
+        ("ttft_ns", _INT),
+        ("flops", _INT),
+    ]
+)
+_ORIGIN = pa.struct([("method", _TEXT), ("source", _TEXT), ("fit", _TEXT), ("error", _REAL)])
+
+REQUESTS = pa.schema(
+    [
+        ("host", _TEXT),
+        ("engine", _TEXT),
+        ("model", _TEXT),
+        ("synthetic", _BOOL),
+        ("request", _TEXT),
+        ("external_id", _TEXT),
+        ("trace_id", _TEXT),
+        ("tenant", _TEXT),
+        ("priority", _TEXT),
+        ("endpoint", _TEXT),
+        ("arrived_utc", _UTC),
+        ("delivered_utc", _UTC),
+        ("prompt_tokens", _INT),
+        ("cached_tokens", _INT),
+        ("output_tokens", _INT),
+        ("arrived_ns", _INT),
+        ("first_token_ns", _INT),
+        ("last_token_ns", _INT),
+        ("delivered_ns", _INT),
+        ("arrived_at", _TEXT),
+        ("delivered_at", _TEXT),
+        ("finish", _TEXT),
+        ("joined_late", _BOOL),
+        ("preemptions", _INT),
+        ("ledger_ns", _NS_BY_CAUSE),
+        ("ttft_ledger_ns", _NS_BY_CAUSE),
+        ("prompt_parts", pa.list_(_PART)),
+        ("blame", pa.list_(pa.struct([("cause", _TEXT), ("request", _TEXT), ("ns", _INT)]))),
+        ("tbt_ns", pa.list_(_INT)),
+        ("tokens_per_event", pa.list_(_INT)),
+        ("compute_ns", pa.struct([("prefill", _INT), ("decode", _INT)])),
+        ("by_phase", pa.struct([("prefill", _PREFILL), ("decode", _DECODE)])),
+        ("saved_by_cache", pa.struct([("tokens", _INT), ("flops", _INT), ("ns", _INT)])),
+        ("provenance", pa.map_(_TEXT, _ORIGIN)),
+    ]
+)
+_OF_STEP = [
+    ("host", _TEXT),
+    ("engine", _TEXT),
+    ("dp_rank", _INT),
+    ("rank", _INT),
+    ("step", _INT),
+    ("started_utc", _UTC),
+]
+STEPS = pa.schema(
+    [
+        *_OF_STEP,
+        ("model", _TEXT),
+        ("synthetic", _BOOL),
+        ("start_ns", _INT),
+        ("end_ns", _INT),
+        ("measured_ns", _INT),
+        ("clock", _TEXT),
+        ("mode", _TEXT),
+        ("cold", _BOOL),
+        ("fit", _TEXT),
+        ("padding_ns", _INT),
+        ("unattributed_ns", _INT),
+        ("model_residual", _REAL),
+    ]
+)
+SLICES = pa.schema(
+    [
+        *_OF_STEP,
+        ("request", _TEXT),
+        ("phase", _TEXT),
+        ("tokens", _INT),
+        ("context", _INT),
+        ("recomputed", _BOOL),
+        ("ns", _INT),
+    ]
+)
+SCHEMAS = {"requests": REQUESTS, "steps": STEPS, "slices": SLICES}
+_HOUR_OF = {"requests": "delivered_utc", "steps": "started_utc", "slices": "started_utc"}
+_MAPS = ("ledger_ns", "ttft_ledger_ns", "provenance")
+
+
+def table_of(name: str, batch: Batch, *, host: str | None) -> pa.Table:
+    """Return a batch as one of the SCHEMAS; it may have no rows.
+
+    Raises:
+        ArrowInvalid: a number is larger than 64 bits hold.
+    """
+    if name == "requests":
+        rows = [_request(each, batch, host) for each in batch.requests]
+        return pa.Table.from_pylist(rows, schema=REQUESTS)
+    return _steps(batch, host) if name == "steps" else _slices(batch, host)
+
+
+def by_hour(name: str, table: pa.Table) -> dict[int, pa.Table]:
+    """Divide a table by the hours since 1970 that its rows belong to."""
+    hours = table[_HOUR_OF[name]].cast(_INT).to_numpy() // _HOUR_US
+    found = np.unique(hours).tolist()
+    if len(found) == 1:
+        return {found[0]: table}
+    return {hour: table.filter(pa.array(hours == hour)) for hour in found}
+
+
+def first_s(name: str, table: pa.Table) -> int:
+    """Return the wall time of a table's first row, s since 1970."""
+    return int(table[_HOUR_OF[name]].cast(_INT)[0].as_py() // 1_000_000)
+
+
+def _request(request: FinalRequest, batch: Batch, host: str | None) -> dict[str, Any]:
+    row = request_row(request)
+    for name in _MAPS:
+        row[name] = list(row[name].items())
+    trace = _TRACE_ID.fullmatch(request.trace)
+    assert batch.offset_ns is not None
+    engine = batch.engines.get(request.engine_id, Engine())
+    return row | {
+        "host": host,
+        "model": engine.model,
+        "synthetic": engine.is_synthetic,
+        "trace_id": trace[1] if trace else None,
+        "tenant": request.attributes.get("tenant"),
+        "priority": request.attributes.get("priority"),
+        "endpoint": request.attributes.get("endpoint"),
+        "arrived_utc": (request.arrived_ns + batch.offset_ns) // 1000,
+        "delivered_utc": (request.delivered_ns + batch.offset_ns) // 1000,
+    }
+
+
+def _of_step(steps: list[FinalStep], batch: Batch, host: str | None) -> list[pa.Array]:
+    assert batch.offset_ns is not None
+    started_us = [(step.start_ns + batch.offset_ns) // 1000 for step in steps]
+    return [
+        pa.array([host] * len(steps), _TEXT),
+        pa.array([step.engine_id for step in steps], _TEXT),
+        pa.array([step.dp_rank for step in steps], _INT),
+        pa.array([step.rank for step in steps], _INT),
+        pa.array([step.step for step in steps], _INT),
+        pa.array(started_us, _INT).cast(_UTC),
+    ]
+
+
+def _steps(batch: Batch, host: str | None) -> pa.Table:
+    steps = batch.steps
+    engines = [batch.engines.get(step.engine_id, Engine()) for step in steps]
+    columns = [
+        *_of_step(steps, batch, host),
+        pa.array([engine.model for engine in engines], _TEXT),
+        pa.array([engine.is_synthetic for engine in engines], _BOOL),
+        pa.array([step.start_ns for step in steps], _INT),
+        pa.array([step.end_ns for step in steps], _INT),
+        pa.array([step.measured_ns for step in steps], _INT),
+        pa.array([step.clock for step in steps], _TEXT),
+        pa.array([step.mode for step in steps], _TEXT),
+        pa.array([step.is_cold for step in steps], _BOOL),
+        pa.array([step.fit_id for step in steps], _TEXT),
+        pa.array([step.padding_ns for step in steps], _INT),
+        pa.array([step.unattributed_ns for step in steps], _INT),
+        pa.array([round(step.model_residual, 6) for step in steps], _REAL),
+    ]
+    return pa.Table.from_arrays(columns, schema=STEPS)
+
+
+def _slices(batch: Batch, host: str | None) -> pa.Table:
+    steps = [step for step in batch.steps if step.request_ids]
+    if not steps:
+        return SLICES.empty_table()
+    step_of_row = np.repeat(np.arange(len(steps)), [len(step.request_ids) for step in steps])
+    phases = _joined([step.phases for step in steps])
+    words = [*PHASES, *map(str, range(len(PHASES), 1 + int(phases.max())))]
+    recomputed = (_joined([step.flags for step in steps]) & RECOMPUTED) > 0
+    columns = [
+        *(column.take(pa.array(step_of_row)) for column in _of_step(steps, batch, host)),
+        pa.array(list(chain.from_iterable(step.request_ids for step in steps)), _TEXT),
+        pa.array(words, _TEXT).take(pa.array(phases)),
+        pa.array(_joined([step.tokens for step in steps]), _INT),
+        pa.array(_joined([step.contexts for step in steps]), _INT),
+        pa.array(recomputed, _BOOL),
+        pa.array(_joined([step.shares_ns for step in steps]), _INT),
+    ]
+    return pa.Table.from_arrays(columns, schema=SLICES)
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(columns)

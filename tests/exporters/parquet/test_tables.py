@@ -1,0 +1,144 @@
+"""What is in the files is what the JSON Lines say, to the nanosecond, in the hour it belongs to."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from inferscope.collector.source import catch_up, open_source
+from inferscope.errors import BadInput
+from inferscope.records import Record, Tick
+from tests.cli.running import inferscope
+from tests.collecting.test_scrape import exported
+from tests.exporters.finals import HOUR_S, T0_S, look, step
+from tests.report.test_why import SAMPLE
+
+pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
+
+import pyarrow.parquet as pq
+from inferscope_parquet import FolderExport
+
+from tests.exporters.parquet.reading import lines, table
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the sample, exported by the command line."""
+    folder = tmp_path_factory.mktemp("sample")
+    target = folder / "demo.parquet"
+    done = inferscope(
+        "export", str(SAMPLE), "--format", "parquet", "-o", str(target), rings=folder
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"wrote {target}\n"
+    assert [path.name for path in folder.iterdir()] == ["demo.parquet"]
+    return target
+
+
+def test_every_step_and_request_is_that_of_the_json_lines(sample: Path, tmp_path: Path) -> None:
+    told = exported(SAMPLE, tmp_path / "demo.jsonl")
+    told = [row for row in told if row["kind"] in ("step", "request")]
+    assert sum(row["kind"] == "request" for row in told) > 10
+    found = lines(sample)
+    for kind in ("step", "request"):
+        assert [r for r in found if r["kind"] == kind] == [r for r in told if r["kind"] == kind]
+
+
+def test_the_rows_know_model_and_wall_time(sample: Path) -> None:
+    offsets_ns = set[int]()
+
+    def listen(ring: int, record: Record) -> None:
+        if isinstance(record, Tick):
+            offsets_ns.add(record.real_ns - record.t_ns)
+
+    source = open_source(SAMPLE, listen=listen)
+    catch_up(source)
+    (engine,) = source.snapshot(1).engines
+    source.close()
+    assert offsets_ns
+    for row in table(sample, "requests").to_pylist():
+        assert (row["model"], row["synthetic"]) == (engine.model, engine.is_synthetic)
+        for edge in ("arrived", "delivered"):
+            told_ns = round(row[f"{edge}_utc"].timestamp() * 1e6) * 1000 - row[f"{edge}_ns"]
+            assert min(abs(told_ns - offset_ns) for offset_ns in offsets_ns) < 2_000_000
+
+
+def test_only_the_owner_can_read_them(sample: Path) -> None:
+    for path in (sample, *sample.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
+
+
+def test_rows_stand_in_the_hour_they_belong_to(tmp_path: Path) -> None:
+    exporter = FolderExport(tmp_path)
+    exporter.look(look(0))
+    for number in range(30):
+        exporter.step(step(number, number * HOUR_S / 10))
+    exporter.close()
+    for name, rows_an_hour in (("steps", 10), ("slices", 20)):
+        files = sorted(tmp_path.glob(f"{name}/date=*/hour=*/*.parquet"))
+        assert len(files) == 3
+        for hour, file in enumerate(files):
+            at = datetime.fromtimestamp(T0_S + hour * HOUR_S, timezone.utc)
+            assert file.parent.name == f"hour={at:%H}"
+            assert file.parent.parent.name == f"date={at:%Y-%m-%d}"
+            told = pq.ParquetFile(file).read()
+            assert told.num_rows == rows_an_hour
+            assert {each.hour for each in told["started_utc"].to_pylist()} == {at.hour}
+    assert table(tmp_path, "steps")["step"].to_pylist() == list(range(30))
+
+
+def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:
+    exporter = FolderExport(tmp_path)
+    exporter.step(step(0, 0))  # before anybody knows the time
+    exporter.look(look(0))
+    exporter.step(step(1, 1))
+    exporter.look(look(2, set_by_s=2 * HOUR_S))
+    exporter.step(step(2, 3))
+    exporter.close()
+    began = [row["started_utc"].timestamp() - T0_S for row in table(tmp_path, "steps").to_pylist()]
+    assert began == [0, 1, 3 + 2 * HOUR_S]
+
+
+def test_phases_of_a_later_version_are_kept_as_numbers(tmp_path: Path) -> None:
+    exporter = FolderExport(tmp_path)
+    exporter.look(look(0))
+    strange = step(0, 0, num_slices=3)
+    strange.phases[2] = 9
+    exporter.step(strange)
+    exporter.close()
+    assert table(tmp_path, "slices")["phase"].to_pylist() == ["prefill", "decode", "9"]
+
+
+def test_a_run_without_a_wall_clock_is_refused(tmp_path: Path) -> None:
+    exporter = FolderExport(tmp_path)
+    exporter.step(step(0, 0))
+    with pytest.raises(BadInput, match="no wall clock"):
+        exporter.close()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    target.mkdir()
+    (target / "letter").write_text("dear", encoding="utf-8")
+    for out, why in ((str(target), "not an empty folder"), ("-", "writes a folder")):
+        done = inferscope(
+            "export", str(SAMPLE), "--format", "parquet", "-o", out, rings=tmp_path
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        assert why in done.stderr
+    assert [path.name for path in target.iterdir()] == ["letter"]
+
+
+def test_every_column_is_on_the_page_about_files() -> None:
+    from inferscope_parquet.tables import SCHEMAS
+
+    page = (Path(__file__).parents[3] / "docs" / "files.md").read_text(encoding="utf-8")
+    names = {field.name for schema in SCHEMAS.values() for field in schema}
+    assert {name for name in names if f"`{name}`" not in page and f'"{name}"' not in page} == set()
+
+
+def test_the_schema_says_its_version(sample: Path) -> None:
+    for file in sample.rglob("*.parquet"):
+        assert pq.ParquetFile(file).schema_arrow.metadata[b"inferscope.schema"] == b"1"
