@@ -18,6 +18,7 @@ from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
+from inferscope.records import Record
 
 GROUP = "inferscope.exporters"
 _OURS = "inferscope"
@@ -38,6 +39,14 @@ class Exporter(Protocol):
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
         """Write what is only known at the end."""
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """What an `Exporter` may offer besides: it is told the records, too, each once it is folded."""
+
+    def listen(self, ring: int, record: Record) -> None:
+        """Take a record of the ring with this number."""
 
 
 class LiveExporter(Protocol):

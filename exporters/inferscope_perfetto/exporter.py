@@ -1,20 +1,37 @@
-"""Steps and requests as a Chrome JSON trace, which Perfetto's UI opens.
+"""Steps, requests and counters as a Chrome JSON trace, which Perfetto's UI opens.
 
-Two processes an engine: its steps, a track a rank, and its requests, a track each. A step is
-split visually into its prefill and decode part, in proportion to their shares (the device ran both
-at once; the order is ours). A request shows its phases in the order of its ledger.
+A process for each engine's steps, with a track for each rank and counters of its scheduler; one for
+its requests, a track each; one for each device that was sampled, with its counters. A step is split
+visually into its prefill, decode, padding and unattributed parts, as long as their shares (the
+device ran them at once; the order is ours). A request shows its phases, and when it was preempted.
 """
 
 from __future__ import annotations
 
-from typing import IO, Any
-
-import msgspec
+from collections.abc import Iterator
+from typing import IO
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
-from inferscope.records import PREFILL
+from inferscope.records import (
+    AMOUNTS,
+    PREFILL,
+    CounterSample,
+    EngineInfo,
+    Record,
+    RingOpened,
+    StepPlan,
+)
+from inferscope_perfetto.events import TraceFile
 
-_NS_PER_US = 1000
+_GROUPS = {
+    "busy": ("busy_share", "sm_active_share", "tensor_share", "dram_share"),
+    "memory traffic": ("dram_read_bytes", "dram_write_bytes"),
+    "power": ("power_w", "power_limit_w"),
+    "clocks": ("sm_clock_mhz", "memory_clock_mhz"),
+    "memory": ("memory_used_bytes",),
+    "temperature": ("temperature_c",),
+}
+"""What is drawn of a device's samples, the words of COUNTERS; amounts as rates."""
 
 
 class PerfettoExporter:
@@ -22,149 +39,178 @@ class PerfettoExporter:
 
     def __init__(self, out: IO[bytes]) -> None:
         """Take the file to write to."""
-        self._out = out
-        self._encode = msgspec.json.Encoder().encode
-        self._engines: dict[str, int] = {}
-        self._tracks: set[tuple[int, int]] = set()
-        self._num_requests = 0
-        self._is_first = True
-        self._out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        self._trace = TraceFile(out)
+        self._ring: dict[int, RingOpened] = {}
+        self._replica: dict[int, int] = {}
+        """By ring, of those that told."""
+        self._first_rank: dict[tuple[str, int], int] = {}
+        self._is_synthetic = False
 
     def step(self, step: FinalStep) -> None:
-        """Write a step and its two phases, and the batch's size as counters."""
-        process = self._process(step.engine_id)
-        track = step.rank
-        self._name_track(process, track, f"rank {step.rank}")
+        """Write a step and its parts, and the batch's size as counters."""
+        process = _steps_of(step.engine_id)
+        replica = _of_replica(step.dp_rank)
+        end_ns = step.start_ns + step.measured_ns
+        rank = f"{replica}rank {step.rank}"
+        track = self._trace.lane(process, rank, step.start_ns, end_ns)
         is_prefill = step.phases == PREFILL
         prefill_ns = int(step.shares_ns[is_prefill].sum())
         decode_ns = int(step.shares_ns.sum()) - prefill_ns
+        tokens = {
+            "prefill": int(step.tokens[is_prefill].sum()),
+            "decode": int(step.tokens[~is_prefill].sum()),
+        }
+        num_requests = len(set(step.request_ids))
         kind = "mixed" if prefill_ns and decode_ns else "prefill" if prefill_ns else "decode"
-        self._slice(
+        self._trace.slice(
             process,
             track,
-            f"{kind} step {step.step}",
+            f"{kind if num_requests else 'empty'} step {step.step}",
             step.start_ns,
-            step.measured_ns,
+            end_ns,
             {
-                "requests": len(set(step.request_ids)),
-                "prefill_tokens": int(step.tokens[is_prefill].sum()),
-                "decode_tokens": int(step.tokens[~is_prefill].sum()),
+                "requests": num_requests,
+                "prefill_tokens": tokens["prefill"],
+                "decode_tokens": tokens["decode"],
                 "prefill_ns": prefill_ns,
                 "decode_ns": decode_ns,
+                "padding_ns": step.padding_ns,
+                "unattributed_ns": step.unattributed_ns,
+                "mode": step.mode,
                 "clock": step.clock,
                 "cold": step.is_cold,
                 "model_residual": round(step.model_residual, 4),
                 "fit": step.fit_id,
             },
         )
-        if prefill_ns:
-            self._slice(process, track, "prefill", step.start_ns, prefill_ns, {})
-        if decode_ns:
-            self._slice(process, track, "decode", step.start_ns + prefill_ns, decode_ns, {})
-        self._write(
-            {
-                "ph": "C",
-                "name": "tokens in step",
-                "pid": process,
-                "ts": step.start_ns / _NS_PER_US,
-                "args": {
-                    "prefill": int(step.tokens[is_prefill].sum()),
-                    "decode": int(step.tokens[~is_prefill].sum()),
-                },
-            }
-        )
+        parts = {
+            "prefill": prefill_ns,
+            "decode": decode_ns,
+            "padding": step.padding_ns,
+            "unattributed": step.unattributed_ns,
+        }
+        from_ns = step.start_ns
+        for part, spent_ns in parts.items():
+            if spent_ns > 0:
+                self._trace.slice(process, track, part, from_ns, from_ns + spent_ns, {})
+                from_ns += spent_ns
+        # All ranks of a replica run the same batch: one of them tells.
+        if self._first_rank.setdefault((step.engine_id, step.dp_rank), step.rank) == step.rank:
+            self._trace.count(process, f"{replica}tokens in step", step.start_ns, tokens)
+            batch = {"requests": num_requests}
+            self._trace.count(process, f"{replica}batch", step.start_ns, batch)
 
     def request(self, request: FinalRequest) -> None:
         """Write a request on a track of its own: queue, prefill, decode, delivery."""
-        process = self._process(request.engine_id) + 1
-        self._num_requests += 1
-        track = self._num_requests
+        process = _requests_of(request.engine_id)
         name = request.external_id or request.request_id
-        self._name_track(process, track, name)
-        milliseconds = {
-            f"{cause}_ms": round(spent_ns / 1e6, 3) for cause, spent_ns in request.ledger_ns.items()
+        # External ids may repeat, at the same time even.
+        track = self._trace.lane(process, name, request.arrived_ns, request.delivered_ns)
+        causes = {
+            f"{cause}_ms": round(spent_ns / 1e6, 3)
+            for cause, spent_ns in request.ledger_ns.items()
+            if spent_ns
         }
-        self._slice(
+        self._trace.slice(
             process,
             track,
             f"{name} ({request.finish})",
             request.arrived_ns,
-            request.delivered_ns - request.arrived_ns,
+            request.delivered_ns,
             {
+                "request": request.request_id,
                 "prompt_tokens": request.prompt_tokens,
                 "cached_tokens": request.cached_tokens,
                 "output_tokens": request.output_tokens,
+                "preemptions": request.num_preemptions,
+                "joined_late": request.joined_late,
                 "prefill_compute_ms": round(request.prefill_ns / 1e6, 3),
                 "decode_compute_ms": round(request.decode_ns / 1e6, 3),
-                **milliseconds,
+                **causes,
             },
         )
-        edges = (
-            ("queue", request.arrived_ns, request.admitted_ns),
-            ("prefill", request.admitted_ns, request.first_token_ns),
-            ("decode", request.first_token_ns, request.last_token_ns),
-            ("delivery", request.last_token_ns, request.delivered_ns),
-        )
-        for phase, start_ns, end_ns in edges:
-            if start_ns is not None and end_ns is not None and end_ns > start_ns:
-                self._slice(process, track, phase, start_ns, end_ns - start_ns, {})
+        for phase, start_ns, end_ns in _phases(request):
+            self._trace.slice(process, track, phase, start_ns, end_ns, {})
+            for out_ns, back_ns in request.preempted_ns:
+                from_ns, until_ns = max(out_ns, start_ns), min(back_ns, end_ns)
+                if from_ns < until_ns:
+                    self._trace.slice(process, track, "preempted", from_ns, until_ns, {})
+
+    def listen(self, ring: int, record: Record) -> None:
+        """Write what a record says of the scheduler or of a device."""
+        if isinstance(record, RingOpened):
+            self._ring[record.ring] = record
+            self._is_synthetic |= record.synthetic
+        elif isinstance(record, EngineInfo):
+            self._replica[ring] = record.ranks[2]
+        elif isinstance(record, StepPlan) and ring in self._ring:
+            self._plan(ring, record)
+        elif isinstance(record, CounterSample) and record.device_uuid:
+            self._sample(record)
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
         """End the document."""
-        digest = self._encode({"digest": totals.digest, "records": totals.num_records})
-        self._out.write(b'],"otherData":' + digest + b"}\n")
-
-    def _process(self, engine_id: str) -> int:
-        """Return an engine's process number; its requests have the next one."""
-        if engine_id not in self._engines:
-            number = self._engines[engine_id] = 2 * len(self._engines) + 1
-            for offset, name in ((0, "steps"), (1, "requests")):
-                self._write(
-                    {
-                        "ph": "M",
-                        "name": "process_name",
-                        "pid": number + offset,
-                        "args": {"name": f"{name} of {engine_id}"},
-                    }
-                )
-        return self._engines[engine_id]
-
-    def _name_track(self, process: int, track: int, name: str) -> None:
-        if (process, track) not in self._tracks:
-            self._tracks.add((process, track))
-            self._write(
-                {
-                    "ph": "M",
-                    "name": "thread_name",
-                    "pid": process,
-                    "tid": track,
-                    "args": {"name": name},
-                }
-            )
-
-    def _slice(
-        self,
-        process: int,
-        track: int,
-        name: str,
-        start_ns: int,
-        duration_ns: int,
-        args: dict[str, Any],
-    ) -> None:
-        self._write(
+        self._trace.end(
             {
-                "ph": "X",
-                "name": name,
-                "pid": process,
-                "tid": track,
-                "ts": start_ns / _NS_PER_US,
-                "dur": duration_ns / _NS_PER_US,
-                "args": args,
+                "digest": totals.digest,
+                "records": totals.num_records,
+                "lost": totals.num_lost,
+                "synthetic": self._is_synthetic,
             }
         )
 
-    def _write(self, event: dict[str, Any]) -> None:
-        if not self._is_first:
-            self._out.write(b",\n")
-        self._is_first = False
-        self._out.write(self._encode(event))
+    def _plan(self, ring: int, plan: StepPlan) -> None:
+        process = _steps_of(self._ring[ring].engine_id)
+        replica = _of_replica(self._replica.get(ring, 0))
+        requests = {"running": plan.running, "waiting": plan.waiting}
+        self._trace.count(process, f"{replica}requests", plan.start_ns, requests)
+        if plan.blocks_total:
+            blocks = {"used": plan.blocks_used, "cached": plan.blocks_cached}
+            self._trace.count(process, f"{replica}KV blocks", plan.start_ns, blocks)
+
+    def _sample(self, sample: CounterSample) -> None:
+        """Write a sample at the beginning of its window: it is what was, until the next."""
+        passed_s = (sample.end_ns - sample.start_ns) / 1e9
+        process = f"device {sample.device_uuid}"
+        for group, words in _GROUPS.items():
+            told: dict[str, float] = {}
+            for word in words:
+                value = sample.values.get(word)
+                if value is None:
+                    continue
+                if word not in AMOUNTS:
+                    told[word] = value
+                elif passed_s > 0:
+                    told[f"{word}_per_s"] = value / passed_s
+            if told:
+                self._trace.count(process, f"{group} ({sample.source})", sample.start_ns, told)
+
+
+def _steps_of(engine_id: str) -> str:
+    return f"steps of {engine_id}"
+
+
+def _requests_of(engine_id: str) -> str:
+    return f"requests of {engine_id}"
+
+
+def _of_replica(dp_rank: int) -> str:
+    return f"replica {dp_rank} " if dp_rank else ""
+
+
+def _phases(request: FinalRequest) -> Iterator[tuple[str, int, int]]:
+    """Yield the phases that a request came to, one after the other, inside its life."""
+    edges = (
+        ("queue", request.arrived_ns, request.admitted_ns),
+        ("prefill", request.admitted_ns, request.first_token_ns),
+        ("decode", request.first_token_ns, request.last_token_ns),
+        ("delivery", request.last_token_ns, request.delivered_ns),
+    )
+    through_ns = request.arrived_ns
+    for phase, start_ns, end_ns in edges:
+        if start_ns is None or end_ns is None:
+            continue
+        start_ns, end_ns = max(start_ns, through_ns), min(end_ns, request.delivered_ns)
+        if start_ns < end_ns:
+            yield phase, start_ns, end_ns
+            through_ns = end_ns

@@ -26,10 +26,11 @@ from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.server.parent import Failed
 from inferscope.errors import BadInput, InferScopeError
-from inferscope.exporting import load_exporter
+from inferscope.exporting import Listening, load_exporter
 from inferscope.findings import Watch, findings
 from inferscope.private import private_file
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from inferscope.records import Record
 from inferscope.report.findings import findings_brief
 from inferscope.ring.discovery import ring_directory
 from inferscope.ring.recording import RecordingWriter
@@ -224,7 +225,13 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
     ):
         exporters = (load_exporter("perfetto")(trace), load_exporter("jsonl")(lines))
         watch = Watch()
-        replayed = RecordingSource(recording, sinks=(*exporters, watch), listen=watch.listen)
+        listeners = [watch, *(each for each in exporters if isinstance(each, Listening))]
+
+        def listen(ring: int, record: Record) -> None:
+            for each in listeners:
+                each.listen(ring, record)
+
+        replayed = RecordingSource(recording, sinks=(*exporters, watch), listen=listen)
         replayed.advance()
         for exporter in exporters:
             exporter.close(replayed.collector.devices(), replayed.collector.totals())

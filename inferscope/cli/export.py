@@ -16,6 +16,7 @@ from inferscope.errors import BadInput
 from inferscope.exporting import (
     Exporter,
     FolderExporter,
+    Listening,
     exporter_names,
     load_exporter,
     load_folder_exporter,
@@ -89,7 +90,8 @@ def _say(file: Path, source: RingSource | RecordingSource, target: Path | None) 
 
 def _export(file: Path, exporter: Exporter) -> RingSource | RecordingSource:
     """Fold a file into an exporter; of a living engine, what there is by now."""
-    source = open_source(file, sinks=(exporter,))
+    listen = exporter.listen if isinstance(exporter, Listening) else None
+    source = open_source(file, sinks=(exporter,), listen=listen)
     try:
         catch_up(source)
     finally:

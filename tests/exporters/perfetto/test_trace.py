@@ -1,0 +1,232 @@
+"""The trace says what the export says, and Perfetto's importer understands it to the nanosecond."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inferscope_perfetto import PerfettoExporter
+from inferscope_perfetto.events import microseconds
+from msgspec.structs import replace
+
+from inferscope.collector.finals import FinalRequest, FinalStep, RunTotals
+from inferscope.collector.source import catch_up, open_source
+from inferscope.records import CounterSample, EngineInfo, Record, RingOpened, StepPlan
+from tests.collecting.test_scrape import exported
+from tests.exporters.finals import SECOND_NS, step
+from tests.exporters.perfetto.importer import Imported, Slice, imported, nanoseconds
+from tests.report.test_why import SAMPLE
+
+TOTALS = RunTotals(1, 0, 0, 0, 0, "digest")
+
+
+class Told:
+    """A trace being written, of the sample or by hand."""
+
+    def __init__(self) -> None:
+        self._out = io.BytesIO()
+        self.exporter = PerfettoExporter(self._out)
+
+    def read(self) -> Imported:
+        """End it, and read it as the importer does."""
+        self.exporter.close([], TOTALS)
+        return imported(self._out.getvalue())
+
+
+class Sample:
+    """The sample: its trace, its lines, its records."""
+
+    def __init__(self, folder: Path) -> None:
+        told = Told()
+        self.plans: list[StepPlan] = []
+        self.requests: list[FinalRequest] = []
+
+        class Sink:
+            def step(_, step: FinalStep) -> None:
+                told.exporter.step(step)
+
+            def request(_, request: FinalRequest) -> None:
+                self.requests.append(request)
+                told.exporter.request(request)
+
+        def listen(ring: int, record: Record) -> None:
+            told.exporter.listen(ring, record)
+            if isinstance(record, StepPlan):
+                self.plans.append(record)
+
+        source = open_source(SAMPLE, sinks=(Sink(),), listen=listen)
+        catch_up(source)
+        source.close()
+        self.trace = told.read()
+        self.lines = exported(SAMPLE, folder / "demo.jsonl")
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Return the lines of one kind."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return Sample(tmp_path_factory.mktemp("sample"))
+
+
+def test_each_step_is_a_slice_of_its_length_divided_as_its_time_was(sample: Sample) -> None:
+    steps = sample.of_kind("step")
+    (engine,) = {line["engine"] for line in steps}
+    tracks = sample.trace.of(f"steps of {engine}")
+    found = sorted((each for track in tracks.values() for each in track), key=number)
+    assert [number(each) for each in found] == sorted(line["step"] for line in steps)
+    by_number = {line["step"]: line for line in steps}
+    for each in found:
+        line = by_number[number(each)]
+        assert each.start_ns + sample.trace.origin_ns == line["start_ns"]
+        assert each.end_ns - each.start_ns == line["measured_ns"]
+        parts = Counter({part.name: part.end_ns - part.start_ns for part in each.inside})
+        for share in line["shares"]:
+            parts["prefill" if share["phase"] == "prefill" else "decode"] -= share["ns"]
+        parts.subtract(padding=line["padding_ns"], unattributed=line["unattributed_ns"])
+        assert not any(parts.values())
+
+
+def number(step: Slice) -> int:
+    return int(step.name.rpartition(" ")[2])
+
+
+def test_each_request_has_a_track_with_its_phases(sample: Sample) -> None:
+    (engine,) = {line["engine"] for line in sample.of_kind("request")}
+    tracks = sample.trace.of(f"requests of {engine}")
+    assert len(tracks) == len(sample.requests)
+    for request in sample.requests:
+        (whole,) = tracks[request.external_id or request.request_id]
+        assert whole.start_ns + sample.trace.origin_ns == request.arrived_ns
+        assert whole.end_ns - whole.start_ns == request.delivered_ns - request.arrived_ns
+        by_name = {phase.name: phase for phase in whole.inside}
+        if request.first_token_ns is not None and request.last_token_ns is not None:
+            decode = by_name.get("decode")
+            gap_ns = request.last_token_ns - request.first_token_ns
+            assert (decode.end_ns - decode.start_ns if decode else 0) == gap_ns
+        ledger = {
+            f"{cause}_ms": round(ns / 1e6, 3) for cause, ns in request.ledger_ns.items() if ns
+        }
+        assert ledger.items() <= whole.args.items()
+
+
+def test_counters_are_what_scheduler_and_steps_said(sample: Sample) -> None:
+    trace, steps = sample.trace, sample.of_kind("step")
+    process = f"steps of {steps[0]['engine']}"
+    tokens = Counter[str]()
+    for line in steps:
+        for share in line["shares"]:
+            phase = "prefill" if share["phase"] == "prefill" else "decode"
+            tokens[phase] += share["tokens"]
+    for phase, num in tokens.items():
+        assert sum(v for _, v in trace.counters[process, f"tokens in step {phase}"]) == num > 0
+    for name, word in (("running", "running"), ("waiting", "waiting")):
+        told = [value for _, value in trace.counters[process, f"requests {name}"]]
+        assert told == [getattr(plan, word) for plan in sample.plans]
+    used = [(t + trace.origin_ns, value) for t, value in trace.counters[process, "KV blocks used"]]
+    assert used == [(plan.start_ns, plan.blocks_used) for plan in sample.plans]
+    assert max(value for _, value in used) > 0
+
+
+def test_steps_that_overlap_stand_beside_each_other() -> None:
+    told = Told()
+    for index, at_s in enumerate((0.0, 0.000_001, 0.000_002)):
+        told.exporter.step(step(index, at_s))  # each is two microseconds long
+    tracks = told.read().of("steps of engine")
+    assert {name: [number(each) for each in track] for name, track in tracks.items()} == {
+        "rank 0": [0, 2],
+        "rank 0, overlapping (1)": [1],
+    }
+
+
+def test_replicas_have_tracks_and_counters_of_their_own() -> None:
+    told = Told()
+    for rank in (0, 1):
+        for dp_rank in (0, 1):
+            told.exporter.step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
+    trace = told.read()
+    assert set(trace.of("steps of engine")) == {
+        "rank 0",
+        "rank 1",
+        "replica 1 rank 0",
+        "replica 1 rank 1",
+    }
+    # Two ranks compute one batch: its tokens are counted once.
+    for replica in ("", "replica 1 "):
+        counted = trace.counters["steps of engine", f"{replica}tokens in step decode"]
+        assert [value for _, value in counted] == [1]
+
+
+def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
+    request = next(r for r in sample.requests if r.last_token_ns and not r.joined_late)
+    first_ns, last_ns = request.first_token_ns, request.last_token_ns
+    assert first_ns is not None
+    assert last_ns is not None
+    middle_ns = (first_ns + last_ns) // 2
+    told = Told()
+    told.exporter.request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
+    trace = told.read()
+    ((track,),) = trace.of(f"requests of {request.engine_id}").values()
+    out = [
+        (phase.name, each.end_ns - each.start_ns) for phase in track.inside for each in phase.inside
+    ]
+    assert out == [("prefill", 5), ("decode", middle_ns - first_ns)]
+
+
+def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample) -> None:
+    told = Told()
+    for _ in range(2):
+        told.exporter.request(replace(sample.requests[0], external_id="same"))
+    tracks = told.read().of(f"requests of {sample.requests[0].engine_id}")
+    assert set(tracks) == {"same", "same, overlapping (1)"}
+
+
+def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
+    told = Told()
+    at_ns = 10 * SECOND_NS
+    values = {"sm_active_share": 0.5, "dram_read_bytes": 1e9, "power_w": 300.0, "pid": 7.0}
+    sample = CounterSample(at_ns, "GPU-1", at_ns - SECOND_NS // 2, at_ns, "gpm", values)
+    told.exporter.listen(1, RingOpened(0, 1, "", "sampler", 0, 1, "", "", 0, 0, synthetic=True))
+    told.exporter.listen(1, sample)
+    told.exporter.listen(1, CounterSample(at_ns, "", at_ns - 1, at_ns, "host", {"cpu_ns": 1.0}))
+    trace = told.read()
+    assert {name: [v for _, v in values] for (_, name), values in trace.counters.items()} == {
+        "busy (gpm) sm_active_share": [0.5],
+        "memory traffic (gpm) dram_read_bytes_per_s": [2e9],
+        "power (gpm) power_w": [300.0],
+    }
+    assert {process for process, _ in trace.counters} == {"device GPU-1"}
+    assert trace.other["synthetic"] is True
+
+
+def test_a_replicas_scheduler_is_told_apart() -> None:
+    told = Told()
+    for ring, replica in ((1, 0), (2, 1)):
+        told.exporter.listen(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
+        told.exporter.listen(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
+        told.exporter.listen(ring, StepPlan(5, 0, 3, 4, 1, 2 + replica, 0, 0, 0))
+    trace = told.read()
+    assert trace.counters["steps of e", "requests running"][0][1] == 2
+    assert trace.counters["steps of e", "replica 1 requests running"][0][1] == 3
+    assert not [name for _, name in trace.counters if "KV" in name], "there are none to be used"
+
+
+@given(st.integers(0, 1 << 52))
+def test_times_come_out_to_the_nanosecond(ns: int) -> None:
+    assert nanoseconds(microseconds(ns)) == ns
+
+
+def test_a_machine_that_is_up_for_years_makes_no_difference(sample: Sample) -> None:
+    years_ns = 20 * 365 * 86_400 * SECOND_NS
+    told = Told()
+    for index in range(100):
+        told.exporter.step(step(index, (years_ns + index * 777_777) / SECOND_NS))
+    trace = told.read()
+    (track,) = trace.of("steps of engine").values()
+    assert all(each.end_ns - each.start_ns == 2000 for each in track)
