@@ -1,0 +1,288 @@
+"""What a manifest may hold, after the API reference of Kubernetes 1.32 and of PodMonitor: closed.
+
+Only fields that are used here; another one is refused until it is written down, with its type. What
+has no default is required.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Labels = dict[str, str]
+
+
+class Struct(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """An object of the API."""
+
+
+class Metadata(Struct):
+    name: str
+    namespace: str | None = None
+    labels: Labels = {}
+
+
+class TemplateMetadata(Struct):
+    labels: Labels
+
+
+class Selector(Struct):
+    match_labels: Labels
+
+
+class FieldRef(Struct):
+    field_path: Literal["metadata.name", "metadata.namespace", "spec.nodeName"]
+
+
+class ValueFrom(Struct):
+    field_ref: FieldRef
+
+
+class Variable(Struct):
+    name: str
+    value: str | None = None
+    value_from: ValueFrom | None = None
+
+
+class Port(Struct):
+    name: str
+    container_port: int
+
+
+class TcpSocket(Struct):
+    port: int | str
+
+
+class HttpGet(Struct):
+    path: str
+    port: int | str
+
+
+class Probe(Struct):
+    tcp_socket: TcpSocket | None = None
+    http_get: HttpGet | None = None
+    initial_delay_seconds: int = 0
+    period_seconds: int = 10
+
+
+class Resources(Struct):
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+
+
+class Capabilities(Struct):
+    drop: list[str] = []
+    add: list[str] = []
+
+
+class ContainerSecurity(Struct):
+    allow_privilege_escalation: bool
+    read_only_root_filesystem: bool
+    capabilities: Capabilities
+    run_as_non_root: bool | None = None
+    run_as_user: int | None = None
+
+
+class Mount(Struct):
+    name: str
+    mount_path: str
+    read_only: bool = False
+
+
+class Container(Struct, kw_only=True):
+    name: str
+    image: str
+    command: list[str] = []
+    args: list[str] = []
+    env: list[Variable] = []
+    ports: list[Port] = []
+    liveness_probe: Probe | None = None
+    readiness_probe: Probe | None = None
+    resources: Resources
+    restart_policy: Literal["Always"] | None = None
+    security_context: ContainerSecurity
+    volume_mounts: list[Mount] = []
+
+
+class Seccomp(Struct):
+    type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
+
+
+class PodSecurity(Struct):
+    run_as_non_root: bool
+    run_as_user: int
+    run_as_group: int
+    seccomp_profile: Seccomp
+    fs_group: int | None = None
+    supplemental_groups: list[int] = []
+
+
+class EmptyDir(Struct):
+    medium: Literal["", "Memory"] = ""
+    size_limit: str | None = None
+
+
+class HostPath(Struct):
+    path: str
+    type: Literal["Directory", "DirectoryOrCreate"]
+
+
+class ConfigMapVolume(Struct):
+    name: str
+
+
+class Claim(Struct):
+    claim_name: str
+
+
+class Volume(Struct):
+    name: str
+    empty_dir: EmptyDir | None = None
+    host_path: HostPath | None = None
+    config_map: ConfigMapVolume | None = None
+    persistent_volume_claim: Claim | None = None
+
+
+class Toleration(Struct):
+    key: str
+    operator: Literal["Exists", "Equal"]
+    effect: Literal["NoSchedule", "NoExecute", "PreferNoSchedule"]
+
+
+class PodSpec(Struct, kw_only=True):
+    containers: list[Container]
+    init_containers: list[Container] = []
+    volumes: list[Volume]
+    security_context: PodSecurity
+    automount_service_account_token: bool
+    termination_grace_period_seconds: int
+    node_selector: Labels = {}
+    tolerations: list[Toleration] = []
+
+
+class Template(Struct):
+    metadata: TemplateMetadata
+    spec: PodSpec
+
+
+class DeploymentSpec(Struct):
+    replicas: int
+    selector: Selector
+    template: Template
+
+
+class Deployment(Struct, tag_field="kind", tag="Deployment"):
+    api_version: Literal["apps/v1"]
+    metadata: Metadata
+    spec: DeploymentSpec
+
+
+class DaemonSetSpec(Struct):
+    selector: Selector
+    template: Template
+
+
+class DaemonSet(Struct, tag_field="kind", tag="DaemonSet"):
+    api_version: Literal["apps/v1"]
+    metadata: Metadata
+    spec: DaemonSetSpec
+
+
+class PodMetricsEndpoint(Struct):
+    port: str
+    path: str
+    interval: str
+
+
+class PodMonitorSpec(Struct):
+    selector: Selector
+    pod_metrics_endpoints: list[PodMetricsEndpoint]
+
+
+class PodMonitor(Struct, tag_field="kind", tag="PodMonitor"):
+    api_version: Literal["monitoring.coreos.com/v1"]
+    metadata: Metadata
+    spec: PodMonitorSpec
+
+
+class PolicyPort(Struct):
+    port: int
+
+
+class Peer(Struct):
+    namespace_selector: Selector
+
+
+class IngressRule(Struct):
+    ports: list[PolicyPort]
+    from_: list[Peer] = msgspec.field(default_factory=list, name="from")
+
+
+class NetworkPolicySpec(Struct):
+    pod_selector: Selector
+    policy_types: list[Literal["Ingress", "Egress"]]
+    ingress: list[IngressRule]
+
+
+class NetworkPolicy(Struct, tag_field="kind", tag="NetworkPolicy"):
+    api_version: Literal["networking.k8s.io/v1"]
+    metadata: Metadata
+    spec: NetworkPolicySpec
+
+
+class Namespace(Struct, tag_field="kind", tag="Namespace"):
+    api_version: Literal["v1"]
+    metadata: Metadata
+
+
+class Generated(Struct):
+    name: str
+    files: list[str]
+
+
+class Image(Struct):
+    name: str
+    new_name: str
+    new_tag: str
+
+
+class Kustomization(Struct, tag_field="kind", tag="Kustomization"):
+    api_version: Literal["kustomize.config.k8s.io/v1beta1"]
+    resources: list[str]
+    config_map_generator: list[Generated]
+    images: list[Image]
+    namespace: str | None = None
+
+
+Manifest = Deployment | DaemonSet | PodMonitor | NetworkPolicy | Namespace
+
+
+class PatchedContainer(Struct):
+    name: str
+    env: list[Variable]
+    volume_mounts: list[Mount]
+
+
+class PatchedSecurity(Struct):
+    supplemental_groups: list[int]
+
+
+class PatchedPod(Struct):
+    security_context: PatchedSecurity
+    containers: list[PatchedContainer]
+    volumes: list[Volume]
+
+
+class PatchedTemplate(Struct):
+    spec: PatchedPod
+
+
+class PatchedWorkload(Struct):
+    template: PatchedTemplate
+
+
+class Patch(Struct):
+    """A strategic merge patch: any part of what it patches."""
+
+    spec: PatchedWorkload

@@ -1,0 +1,156 @@
+"""compose.yaml is what Compose takes, finds its files, fits together and opens nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from inferscope.collecting.config import read_config
+from inferscope.collecting.outlets import make_exporters
+from tests.dashboards.compose_schema import Compose, Datasources, Providers, Service
+
+FOLDER = Path(__file__).parents[2] / "dashboards"
+LOCAL = "127.0.0.1"
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def compose() -> Compose:
+    return msgspec.convert(read("compose.yaml"), Compose)
+
+
+@pytest.fixture(scope="module")
+def sources() -> Datasources:
+    return msgspec.convert(read("provisioning/datasources/inferscope.yaml"), Datasources)
+
+
+def mounts(service: Service) -> dict[str, str]:
+    """Return what is where in a container: by its path there, a path here or a volume's name."""
+    split = (each.split(":") for each in service.volumes)
+    return {there: here for here, there, *_ in split}
+
+
+def file_of(service: Service, path: str) -> Path:
+    """Return the file here that a container has at a path."""
+    for there, here in mounts(service).items():
+        if path.startswith(f"{there}/") and here.startswith("./"):
+            return FOLDER / here / path.removeprefix(f"{there}/")
+    raise AssertionError(f"nothing is mounted at {path}")
+
+
+def config_of(service: Service) -> Path:
+    (path,) = (each.partition("=")[2] for each in service.command if "config.file=" in each)
+    return file_of(service, path)
+
+
+def test_a_field_that_nobody_knows_is_refused() -> None:
+    document = read("compose.yaml")
+    document["services"]["tempo"]["volume"] = []
+    with pytest.raises(msgspec.ValidationError, match="volume"):
+        msgspec.convert(document, Compose)
+
+
+def test_images_are_pinned(compose: Compose) -> None:
+    for service in compose.services.values():
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service.image)
+
+
+def test_all_that_is_mounted_is_there(compose: Compose) -> None:
+    named = set[str]()
+    for name, service in compose.services.items():
+        for volume in service.volumes:
+            here, _, rest = volume.partition(":")
+            if not here.startswith("./"):
+                named.add(here)
+                continue
+            assert rest.endswith(":ro")
+            # The dashboards are generated: see dashboards/grafana.
+            assert (FOLDER / here).is_dir() or (name, here) == ("grafana", "./grafana")
+        assert set(service.depends_on) <= set(compose.services)
+    assert named == set(compose.volumes)
+
+
+def test_nobody_outside_can_reach_any_of_it(compose: Compose) -> None:
+    listening = set[str]()
+    for service in compose.services.values():
+        for argument in service.command:
+            name, _, value = argument.partition("=")
+            if name.endswith("listen-address") and value:
+                listening.add(value)
+    tempo = read("tempo/tempo.yaml")
+    for protocol in ("http", "grpc"):
+        server = tempo["server"]
+        listening.add(f"{server[f'{protocol}_listen_address']}:{server[f'{protocol}_listen_port']}")
+        listening.add(tempo["distributor"]["receivers"]["otlp"]["protocols"][protocol]["endpoint"])
+    environment = compose.services["grafana"].environment
+    listening.add(f"{environment['GF_SERVER_HTTP_ADDR']}:{environment['GF_SERVER_HTTP_PORT']}")
+    prometheus = read("collect.yaml")["exporters"]["prometheus"]
+    listening.add(f"{prometheus['host']}:{prometheus['port']}")
+    assert len(listening) == 8
+    assert {address.partition(":")[0] for address in listening} == {LOCAL}
+    assert len({address.partition(":")[2] for address in listening}) == 8, "two want one port"
+
+
+def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Datasources) -> None:
+    config = read_config(FOLDER / "collect.yaml", {})
+    assert set(make_exporters(config.exporters)) == {"prometheus", "otlp"}
+    prometheus = yaml.safe_load(config_of(compose.services["prometheus"]).read_text())
+    (job,) = prometheus["scrape_configs"]
+    told = config.exporters["prometheus"]
+    assert job["static_configs"] == [{"targets": [f"{told['host']}:{told['port']}"]}]
+    ((alertmanager,),) = (
+        each["static_configs"] for each in prometheus["alerting"]["alertmanagers"]
+    )
+    by_type = {source.type: source for source in sources.datasources}
+    assert [by_type["alertmanager"].url] == [f"http://{t}" for t in alertmanager["targets"]]
+    flag = f"--web.listen-address={alertmanager['targets'][0]}"
+    assert flag in compose.services["alertmanager"].command
+    flag = f"--web.listen-address={by_type['prometheus'].url.removeprefix('http://')}"
+    assert flag in compose.services["prometheus"].command
+    tempo = yaml.safe_load(config_of(compose.services["tempo"]).read_text())
+    assert by_type["tempo"].url == f"http://{LOCAL}:{tempo['server']['http_listen_port']}"
+    received = tempo["distributor"]["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    assert config.exporters["otlp"]["endpoint"] == f"http://{received}/v1/traces"
+
+
+def test_an_exemplar_leads_to_its_trace(compose: Compose, sources: Datasources) -> None:
+    by_type = {source.type: source for source in sources.datasources}
+    (target,) = by_type["prometheus"].jsonData.exemplarTraceIdDestinations
+    assert (target.name, target.datasourceUid) == ("trace_id", by_type["tempo"].uid)
+    assert "--enable-feature=exemplar-storage" in compose.services["prometheus"].command
+
+
+def test_grafana_finds_the_dashboards(compose: Compose) -> None:
+    providers = msgspec.convert(read("provisioning/dashboards/inferscope.yaml"), Providers)
+    (provider,) = providers.providers
+    grafana = compose.services["grafana"]
+    assert mounts(grafana)[provider.options.path] == "./grafana"
+    assert mounts(grafana)["/etc/grafana/provisioning"] == "./provisioning"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_takes_the_configuration(compose: Compose) -> None:
+    file = config_of(compose.services["prometheus"])
+    done = subprocess.run(
+        ["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
+def test_amtool_takes_the_configuration(compose: Compose) -> None:
+    file = config_of(compose.services["alertmanager"])
+    done = subprocess.run(
+        ["amtool", "check-config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

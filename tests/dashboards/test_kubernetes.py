@@ -1,0 +1,228 @@
+"""The manifests are what Kubernetes takes, fit together, and run what we have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from inferscope.cli.main import _parser
+from inferscope.collecting.config import Config, read_config
+from inferscope.collecting.outlets import make_exporters
+from tests.dashboards.kubernetes_schema import (
+    Container,
+    DaemonSet,
+    Deployment,
+    Kustomization,
+    Manifest,
+    Namespace,
+    NetworkPolicy,
+    Patch,
+    PodMonitor,
+    PodSpec,
+    Template,
+)
+
+FOLDER = Path(__file__).parents[2] / "dashboards" / "kubernetes"
+WAYS = ("sidecar", "daemonset")
+
+
+class Way:
+    """One way to run a collector, as its folder has it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.folder = FOLDER / name
+        self.kustomization = msgspec.convert(self._one("kustomization.yaml"), Kustomization)
+        self.manifests: list[Manifest] = [
+            msgspec.convert(self._one(file), Manifest) for file in self.kustomization.resources
+        ]
+        self.config = read_config(self.folder / "collect.yaml", {})
+
+    def _one(self, name: str) -> object:
+        return yaml.safe_load((self.folder / name).read_text(encoding="utf-8"))
+
+    def only(self, kind: type[Manifest]) -> Manifest:
+        """Return the only manifest of a kind."""
+        (found,) = (each for each in self.manifests if isinstance(each, kind))
+        return found
+
+    @property
+    def workload(self) -> Deployment | DaemonSet:
+        """Return what makes the pods."""
+        (found,) = (each for each in self.manifests if isinstance(each, Deployment | DaemonSet))
+        return found
+
+    @property
+    def template(self) -> Template:
+        return self.workload.spec.template
+
+    @property
+    def pod(self) -> PodSpec:
+        return self.template.spec
+
+    def containers(self) -> Iterator[Container]:
+        yield from self.pod.init_containers
+        yield from self.pod.containers
+
+    @property
+    def collector(self) -> Container:
+        (found,) = (each for each in self.containers() if each.command[:2] == COLLECT)
+        return found
+
+
+COLLECT = ["inferscope", "collect"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return Way(request.param)
+
+
+def test_nothing_lies_about_that_is_not_used(way: Way) -> None:
+    used = {"kustomization.yaml", "collect.yaml", *way.kustomization.resources}
+    used |= {"engine-patch.yaml"} if way.name == "daemonset" else set()
+    assert {path.name for path in way.folder.iterdir()} == used
+    (generated,) = way.kustomization.config_map_generator
+    assert generated.files == ["collect.yaml"]
+
+
+def test_a_field_that_nobody_knows_is_refused() -> None:
+    manifest = yaml.safe_load((FOLDER / "daemonset" / "daemonset.yaml").read_text(encoding="utf-8"))
+    manifest["spec"]["template"]["spec"]["containers"][0]["privilegd"] = True
+    with pytest.raises(msgspec.ValidationError, match="privilegd"):
+        msgspec.convert(manifest, Manifest)
+
+
+def test_who_selects_selects_these_pods(way: Way) -> None:
+    labels = way.template.metadata.labels.items()
+    monitor, policy = way.only(PodMonitor), way.only(NetworkPolicy)
+    assert isinstance(monitor, PodMonitor)
+    assert isinstance(policy, NetworkPolicy)
+    for selector in (way.workload.spec.selector, monitor.spec.selector, policy.spec.pod_selector):
+        assert selector.match_labels
+        assert selector.match_labels.items() <= labels
+
+
+def test_what_is_scraped_is_where_the_collector_serves(way: Way) -> None:
+    monitor, policy = way.only(PodMonitor), way.only(NetworkPolicy)
+    assert isinstance(monitor, PodMonitor)
+    assert isinstance(policy, NetworkPolicy)
+    (endpoint,) = monitor.spec.pod_metrics_endpoints
+    (port,) = way.collector.ports
+    assert (endpoint.port, endpoint.path) == (port.name, "/metrics")
+    prometheus = way.config.exporters["prometheus"]
+    assert prometheus == {"host": "0.0.0.0", "port": port.container_port}
+    # Whoever scrapes comes from one namespace; that is all that keeps others out.
+    (rule,) = (r for r in policy.spec.ingress if r.ports[0].port == port.container_port)
+    assert [peer.namespace_selector.match_labels for peer in rule.from_] == [
+        {"kubernetes.io/metadata.name": "monitoring"}
+    ]
+    open_to_all = {p.port for r in policy.spec.ingress if not r.from_ for p in r.ports}
+    ports = {each.container_port for c in way.pod.containers for each in c.ports}
+    assert open_to_all == ports - {port.container_port}
+
+
+def test_ports_and_volumes_are_named_where_they_are_used(way: Way) -> None:
+    volumes = {volume.name for volume in way.pod.volumes}
+    mounted = {mount.name for each in way.containers() for mount in each.volume_mounts}
+    assert mounted == volumes
+    for each in way.containers():
+        names = {port.name for port in each.ports}
+        for probe in filter(None, (each.liveness_probe, each.readiness_probe)):
+            asked = probe.tcp_socket or probe.http_get
+            assert asked is not None
+            assert asked.port in names
+    (mapped,) = (v.config_map.name for v in way.pod.volumes if v.config_map is not None)
+    assert mapped == way.kustomization.config_map_generator[0].name
+    assert {c.image for c in way.containers()} == {i.name for i in way.kustomization.images}
+
+
+def test_containers_are_restricted(way: Way) -> None:
+    assert way.pod.security_context.run_as_non_root
+    assert way.pod.security_context.run_as_user > 0
+    assert way.pod.security_context.seccomp_profile.type == "RuntimeDefault"
+    assert not way.pod.automount_service_account_token
+    for each in way.containers():
+        security = each.security_context
+        assert not security.allow_privilege_escalation
+        assert security.read_only_root_filesystem
+        assert security.capabilities.drop == ["ALL"]
+        assert each.resources.limits, "unbounded"
+        if each.name != "folders":  # which makes the host's folders, and ends
+            assert (security.run_as_non_root, security.run_as_user) == (None, None)
+            assert security.capabilities.add == []
+
+
+def test_the_collector_writes_only_where_it_may(way: Way) -> None:
+    written = {mount.mount_path for mount in way.collector.volume_mounts if not mount.read_only}
+    assert way.config.rings == Path("/run/inferscope")
+    assert written == {"/run/inferscope", "/var/lib/inferscope"}
+    kept = [way.config.pins.folder] if way.config.pins is not None else []
+    parquet = way.config.exporters.get("parquet", {}).get("folder")
+    kept += [Path(parquet)] if isinstance(parquet, str) else []
+    assert all(Path("/var/lib/inferscope") in folder.parents for folder in kept)
+
+
+def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -> None:
+    arguments = way.collector.command[1:]
+    options = _parser(arguments).parse_args(arguments)
+    (config,) = (m for m in way.collector.volume_mounts if m.name == "collect")
+    assert options.config == Path(config.mount_path) / "collect.yaml"
+    assert set(make_exporters(way.config.exporters)) == set(way.config.exporters)
+    # The environment overrides by names that are checked as well.
+    told = {each.name: each.value or "node-1" for each in way.collector.env}
+    overridden: Config = read_config(way.folder / "collect.yaml", told)
+    make_exporters(overridden.exporters)
+    if way.name == "daemonset":
+        assert overridden.exporters["parquet"]["host"] == "node-1"
+
+
+def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
+    if way.name == "sidecar":
+        (engine,) = way.pod.containers
+        assert way.collector.restart_policy == "Always", "it starts before and ends after"
+        environment = {each.name: each.value for each in engine.env}
+        rings = {m.name: m.mount_path for m in engine.volume_mounts}["rings"]
+    else:
+        patch = msgspec.convert(way._one("engine-patch.yaml"), Patch)
+        pod = patch.spec.template.spec
+        (patched,) = pod.containers
+        environment = {each.name: each.value for each in patched.env}
+        (mount,) = patched.volume_mounts
+        (volume,) = pod.volumes
+        assert mount.name == volume.name
+        rings = mount.mount_path
+        assert volume.host_path is not None
+        assert volume.host_path.path in {v.host_path.path for v in way.pod.volumes if v.host_path}
+        (group,) = pod.security_context.supplemental_groups
+        assert environment["INFERSCOPE_GROUP"] == str(group)
+        assert group in way.pod.security_context.supplemental_groups
+    assert environment["INFERSCOPE"] == "1"
+    assert environment["INFERSCOPE_DIR"] == rings == str(way.config.rings)
+    assert "INFERSCOPE_ENGINE_ID" in environment
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_puts_it_together(way: Way) -> None:
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(way.folder)], capture_output=True, text=True, check=True
+    )
+    documents = {each["kind"]: each for each in yaml.safe_load_all(built.stdout)}
+    assert len(documents) == len(way.manifests) + 1
+    text = (way.folder / "collect.yaml").read_text(encoding="utf-8")
+    assert documents["ConfigMap"]["data"] == {"collect.yaml": text}
+    name = documents["ConfigMap"]["metadata"]["name"]
+    kind = type(way.workload).__name__
+    assert f"name: {name}" in yaml.safe_dump(documents[kind])
+    images = {f"{image.new_name}:{image.new_tag}" for image in way.kustomization.images}
+    assert all(f"image: {image}" in yaml.safe_dump(documents[kind]) for image in images)
+    for each in documents.values():
+        if not isinstance(way.manifests[0], Namespace) or each["kind"] == "Namespace":
+            continue
+        assert each["metadata"]["namespace"] == "inferscope"
