@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from inferscope.collecting.document import near
+from inferscope.document import near
 from inferscope.errors import BadInput
 
 TABLES = ("requests", "steps", "slices")
