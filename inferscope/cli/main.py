@@ -23,7 +23,7 @@ COMMANDS = {
     "shares": "divide the device's time by request, tenant, phase or model",
     "findings": "one run: which of the classic mistakes it shows, and what to try",
     "collect": "headless: export what all engines of this host do, and keep incidents",
-    "slo": "objectives: say what a file of them means, and judge a recording by it",
+    "slo": "objectives: what a file of them means, and Prometheus' rules for them",
     "sampler": "sample what GPUs and the host count, for all engines here",
     "export": "turn a recording into JSON Lines or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",

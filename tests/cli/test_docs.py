@@ -17,7 +17,7 @@ from inferscope.exporting import load_exporter
 from tests.report.test_why import SAMPLE
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPEN_MAPS = ("ns_by", "seconds_by", "ledger_ns", "ttft_ledger_ns", "provenance")
 """Their keys are causes, places and fields."""
 

@@ -1,0 +1,127 @@
+"""Objectives as Prometheus' rules: what is recorded, and who is told when a budget burns.
+
+    raw counters ──► rate5m by engine ──► by model ──► numbers and shares over 5m … 3d ──► alerts
+
+Everything beyond five minutes is a sum over the recorded rates: a query over three days of raw
+counters of a fleet would be refused. Alerts carry the labels model, slo and severity and no other:
+a label that changes makes another alert, and a page whose cause changed would begin anew. What
+changes stands in annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from inferscope.errors import BadInput
+from inferscope.slo.objectives import Objectives
+from inferscope.slo.rules_burn import Burn, alerts, burns, recordings
+from inferscope.slo.rules_health import health_alerts, health_recordings
+from inferscope.slo.rules_words import FIVE_MINUTES_S, Rule, Scaled, Words
+
+FAST_INTERVAL_S = 30.0
+"""Between evaluations; recorded rates are summed up with it."""
+SLOW_INTERVAL_S = 120.0
+"""Of what looks back for a day and more; below five minutes, so that no graph has gaps."""
+_FEWEST_SCRAPES = 4
+"""In the shortest window: one may be missed, and a rate needs two."""
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """What can be chosen.
+
+    Attributes:
+        floor: bad requests in its long window that every rule of a budget needs.
+        page_rate_s: requests per second below which a budget is nobody's night: a ticket.
+        scrape_s: between two scrapes.
+        runbooks: where the pages of docs/runbooks are, without a slash at the end.
+        dashboards: Grafana's address; None for none.
+        scale: by which all windows are divided, for tests and demonstrations.
+    """
+
+    floor: int = 10
+    page_rate_s: float = 0.2
+    scrape_s: float = 15.0
+    runbooks: str = "docs/runbooks"
+    dashboards: str | None = None
+    scale: float = 1.0
+
+
+def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
+    """Return the content of a file of rules.
+
+    Raises:
+        BadInput: an objective is so loose that an alert could never fire, or lasts for less than
+            the shortest window; or the windows are too short for the scrapes.
+    """
+    time = Scaled(options.scale)
+    shortest_s = FIVE_MINUTES_S / options.scale
+    if shortest_s < _FEWEST_SCRAPES * options.scrape_s:
+        raise BadInput(
+            f"the shortest window is {shortest_s:g} s, and a scrape comes every "
+            f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} have to fit. Scrape more often."
+        )
+    words = Words(runbooks=options.runbooks, dashboards=options.dashboards, time=time)
+    found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
+    groups: dict[str, tuple[float, list[Rule]]] = {
+        "inferscope-budgets": (FAST_INTERVAL_S, []),
+        "inferscope-budgets-long": (SLOW_INTERVAL_S, []),
+        "inferscope-health": (FAST_INTERVAL_S, []),
+    }
+    fast, slow, health = (rules for _, rules in groups.values())
+    fast += recordings(time, interval_s=FAST_INTERVAL_S, is_long=False)
+    slow += recordings(time, interval_s=FAST_INTERVAL_S, is_long=True)
+    health += health_recordings(time)
+    for alert in alerts(found, words):
+        (fast if alert["labels"]["severity"] == "page" else slow).append(alert)
+    health += health_alerts(words, scrape_s=options.scrape_s, floor=options.floor)
+    return {
+        "groups": [
+            {"name": name, "interval": time.span(interval_s), "rules": rules}
+            for name, (interval_s, rules) in groups.items()
+        ]
+    }
+
+
+def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
+    """Say in a line for each rule of a budget when it fires.
+
+    Raises:
+        BadInput: as `rule_file`.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("objective", "alert", "burn", "over", "fires when", "at least", "all bad: after")
+    ]
+    found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
+    rows += [_row(burn) for burn in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _row(burn: Burn) -> tuple[str, ...]:
+    plain = Scaled(1.0)
+    whose = burn.objective.model or "all models"
+    over = plain.span(burn.long_s)
+    if burn.short_s is not None:
+        over += f" and {plain.span(burn.short_s)}"
+    else:
+        over += ", few requests"
+    least = f"{burn.floor} bad"
+    if burn.least_rate_s:
+        least += f", {burn.least_rate_s:g}/s"
+    after_s = burn.bad_share * burn.long_s
+    after = f"{after_s:.0f} s" if after_s < 100 else f"{after_s / 60:.0f} min"
+    if after_s >= 6000:
+        after = f"{after_s / 3600:.1f} h"
+    return (
+        f"{burn.objective.name} ({whose})",
+        burn.severity,
+        f"{burn.factor:g}x",
+        over,
+        f"{100 * burn.bad_share:.4g}% are bad",
+        least,
+        after,
+    )

@@ -1,0 +1,368 @@
+"""Rules of budgets: how fast one burns, over a long window and, to end when it ends, a short one.
+
+The pairs of windows and factors are those of the SRE Workbook (chapter 5, "Multiwindow,
+Multi-Burn-Rate Alerts"). A share alone cannot tell one bad request of three in a quiet night from
+an outage, so each rule needs a number of bad requests as well; and where so little comes that the
+short window is mostly empty, the long one decides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from inferscope.errors import BadInput
+from inferscope.slo.objectives import Objective, Objectives
+from inferscope.slo.rules_words import (
+    DAY_S,
+    FIVE_MINUTES_S,
+    HOUR_S,
+    Rule,
+    Scaled,
+    Words,
+    asked,
+    of_model,
+)
+
+Severity = Literal["page", "ticket"]
+FAST, SLOW, TRICKLE, INSTANCE = (
+    "InferScopeBudgetBurnsFast",
+    "InferScopeBudgetBurnsSlowly",
+    "InferScopeBudgetTrickles",
+    "InferScopeInstanceBurns",
+)
+PAIRS: tuple[tuple[Severity, float, float, float], ...] = (
+    ("page", 14.4, HOUR_S, FIVE_MINUTES_S),
+    ("page", 6.0, 6 * HOUR_S, HOUR_S / 2),
+    ("ticket", 3.0, DAY_S, 2 * HOUR_S),
+    ("ticket", 1.0, 3 * DAY_S, 6 * HOUR_S),
+)
+"""Severity, burn rate, long and short window."""
+_LONG_S = (2 * HOUR_S, DAY_S, 3 * DAY_S)
+"""Windows that are summed up less often."""
+_TRICKLE_S = 6 * HOUR_S
+"""With fewer requests in this than a rule needs bad ones, the short windows say nothing."""
+
+_REQUESTS = "inferscope_slo_requests"
+_BREACHES = "inferscope_slo_breaches"
+_ENGINE = ("model", "slo", "instance", "engine_id")
+
+
+@dataclass(frozen=True)
+class Burn:
+    """One rule of one objective.
+
+    Attributes:
+        objective: whose budget it is.
+        except_models: that have an objective of this name of their own.
+        severity: page or ticket.
+        factor: how many times faster than allowed the budget burns.
+        long_s: the window that shows how much has burnt.
+        short_s: the window that shows that it still burns; None for a trickle.
+        floor: bad requests in the long window that it needs.
+        least_rate_s: requests per second in the short window that it needs.
+    """
+
+    objective: Objective
+    except_models: tuple[str, ...]
+    severity: Severity
+    factor: float
+    long_s: float
+    short_s: float | None
+    floor: int
+    least_rate_s: float = 0.0
+
+    @property
+    def bad_share(self) -> float:
+        """Return the share of bad requests above which it fires."""
+        return self.factor * self.objective.budget
+
+
+def burns(objectives: Objectives, *, floor: int, page_rate_s: float) -> tuple[Burn, ...]:
+    """Return the rules of all objectives.
+
+    Raises:
+        BadInput: an objective is so loose that a rule could never fire, or shorter than an hour.
+    """
+    found: list[Burn] = []
+    for objective in objectives.all:
+        excepted = objectives.excepted(objective)
+        # Beyond its window an objective promises nothing.
+        pairs = [pair for pair in PAIRS if pair[2] <= objective.window_s]
+        if not pairs:
+            raise BadInput(
+                f"{_of(objective)} has a window of {Scaled(1).span(objective.window_s)}, and the "
+                f"shortest rule looks back for {Scaled(1).span(PAIRS[0][2])}. Give a longer one."
+            )
+        for severity, factor, long_s, short_s in pairs:
+            _check_possible(objective, factor)
+            rate_s = page_rate_s if severity == "page" else 0.0
+            of = (objective, excepted, severity, factor, long_s, short_s, floor, rate_s)
+            found.append(Burn(*of))
+        found.append(Burn(objective, excepted, "ticket", 1.0, pairs[-1][2], None, floor))
+    return tuple(found)
+
+
+def _check_possible(objective: Objective, factor: float) -> None:
+    bad_share = factor * objective.budget
+    if bad_share >= 1.0 - 1e-9:
+        raise BadInput(
+            f"{_of(objective)} promises {objective.objective:.6g}, so {objective.budget:.4g} may "
+            f"be bad; the rule that looks for {factor:g} times that would need {bad_share:.4g} of "
+            "the requests to be bad, and there are no more than 1: it could never fire. Give an "
+            f"objective above {1 - 1 / factor:.4f}, and a threshold that is met so often."
+        )
+
+
+def _of(objective: Objective) -> str:
+    return objective.name if objective.model is None else f"{objective.name} of {objective.model}"
+
+
+# --- what is recorded -----------------------------------------------------------------------------
+
+
+def rate_name(level: str, time: Scaled) -> str:
+    """Return the name of the recorded rates of requests."""
+    return f"{level}:{_REQUESTS}:rate{time.span(FIVE_MINUTES_S)}"
+
+
+def _num_name(level: str, window: str) -> str:
+    return f"{level}:{_REQUESTS}:num{window}"
+
+
+def _share_name(level: str, window: str) -> str:
+    return f"{level}:{_REQUESTS}_bad:share{window}"
+
+
+def _cause_name(window: str) -> str:
+    return f"model_slo_cause:{_BREACHES}:num{window}"
+
+
+def recordings(time: Scaled, *, interval_s: float, is_long: bool) -> Iterator[Rule]:
+    """Return what is recorded of all objectives alike.
+
+    Args:
+        time: scales windows.
+        interval_s: at which the rates are recorded.
+        is_long: whether of the long windows, or the others and the rates that all are made of.
+    """
+    if not is_long:
+        yield from _rates(time)
+    each_s = f"{time.seconds(interval_s):g}"
+    spans_s = {span_s for pair in PAIRS for span_s in pair[2:]}
+    for span_s in sorted(spans_s):
+        if (span_s in _LONG_S) is not is_long:
+            continue
+        window = time.span(span_s)
+        levels = ["model_slo"]
+        if span_s in PAIRS[0][2:]:
+            levels.append("engine_slo")
+        for level in levels:
+            num, rate = _num_name(level, window), rate_name(level, time)
+            # Rates over five minutes, one per interval: their sum counts what was there of them,
+            # where an average would take it for the whole window.
+            summed = f"sum_over_time({rate}[{window}]) * {each_s}"
+            if span_s == FIVE_MINUTES_S:
+                summed = f"{rate} * {time.seconds(span_s):g}"
+            yield {"record": num, "expr": summed}
+            by = "model, slo" if level == "model_slo" else ", ".join(_ENGINE)
+            bad = f'sum by ({by}) ({num}{{result="bad"}})'
+            yield {
+                "record": _share_name(level, window),
+                "expr": f"{bad}\n/\nsum by ({by}) ({num})",
+            }
+        if any(span_s == pair[2] for pair in PAIRS):
+            rate = f"model_slo_cause:{_BREACHES}:rate{time.span(FIVE_MINUTES_S)}"
+            yield {
+                "record": _cause_name(window),
+                "expr": f"sum_over_time({rate}[{window}]) * {each_s}",
+            }
+
+
+def _rates(time: Scaled) -> Iterator[Rule]:
+    window = time.span(FIVE_MINUTES_S)
+    engine, model = rate_name("engine_slo", time), rate_name("model_slo", time)
+    yield {"record": engine, "expr": _summed(_REQUESTS, window, (*_ENGINE, "result"))}
+    yield {"record": model, "expr": f"sum by (model, slo, result) ({engine})"}
+    yield {
+        "record": f"model_slo_cause:{_BREACHES}:rate{window}",
+        "expr": _summed(_BREACHES, window, ("model", "slo", "cause")),
+    }
+
+
+def _summed(counter: str, window: str, by: tuple[str, ...]) -> str:
+    """Return the rate of a counter by labels, of which `model` is `model_name`."""
+    return f"sum by ({', '.join(by)}) (\n  {of_model(f'rate({counter}_total[{window}])')}\n)"
+
+
+# --- alerts ---------------------------------------------------------------------------------------
+
+
+def alerts(found: Iterable[Burn], words: Words) -> Iterator[Rule]:
+    """Return the alerts of all objectives."""
+    by_objective: dict[Objective, list[Burn]] = {}
+    for burn in found:
+        by_objective.setdefault(burn.objective, []).append(burn)
+    for of_one in by_objective.values():
+        for severity, name, page in (
+            ("page", FAST, "budget-burns-fast"),
+            ("ticket", SLOW, "budget-burns-slowly"),
+        ):
+            both = [b for b in of_one if b.severity == severity and b.short_s is not None]
+            if both:
+                # One alert: a budget that goes on burning by the other pair is no news.
+                yield _alert(name, both, _either(both, words.time), words, runbook=page)
+        (trickle,) = (burn for burn in of_one if burn.short_s is None)
+        expression = _trickling(trickle, words.time)
+        yield _alert(TRICKLE, [trickle], expression, words, runbook="budget-trickles")
+        first = of_one[0]
+        single = Burn(
+            first.objective, first.except_models, "ticket", first.factor, first.long_s,
+            first.short_s, first.floor,
+        )  # fmt: skip
+        expression = _on_one_engine(single, words.time)
+        yield _alert(INSTANCE, [single], expression, words, runbook="instance-burns")
+
+
+def _alert(name: str, of: list[Burn], expression: str, words: Words, *, runbook: str) -> Rule:
+    first = of[0]
+    # Those of the series, stated as well: promtool takes rules of like labels for doubles.
+    labels = {"severity": first.severity, "slo": first.objective.name}
+    if first.objective.model is not None:
+        labels["model"] = first.objective.model
+    return {
+        "alert": name,
+        "expr": expression,
+        "keep_firing_for": words.time.span(FIVE_MINUTES_S),
+        "labels": labels,
+        "annotations": _annotations(name, of, words, runbook),
+    }
+
+
+def _either(both: list[Burn], time: Scaled) -> str:
+    return "\nor\n".join(f"(\n{_indented(_burning(burn, time, 'model_slo'))}\n)" for burn in both)
+
+
+def _burning(burn: Burn, time: Scaled, level: str) -> str:
+    assert burn.short_s is not None
+    long, short = time.span(burn.long_s), time.span(burn.short_s)
+    of = _selector(burn)
+    bad = _selector(burn, 'result="bad"')
+    by = "model, slo" if level == "model_slo" else ", ".join(_ENGINE)
+    parts = [
+        f"{_share_name(level, long)}{of} > {burn.bad_share:.6g}",
+        f"{_share_name(level, short)}{of} > {burn.bad_share:.6g}",
+        f"sum by ({by}) ({_num_name(level, long)}{bad}) >= {burn.floor}",
+    ]
+    if burn.least_rate_s:
+        least = burn.least_rate_s * time.seconds(burn.short_s)
+        parts.append(f"sum by ({by}) ({_num_name(level, short)}{of}) >= {least:.6g}")
+    return "\nand\n".join(parts)
+
+
+def _trickling(burn: Burn, time: Scaled) -> str:
+    long, few = time.span(burn.long_s), time.span(min(_TRICKLE_S, burn.long_s))
+    of, bad = _selector(burn), _selector(burn, 'result="bad"')
+    return "\nand\n".join(
+        (
+            f"{_share_name('model_slo', long)}{of} > {burn.bad_share:.6g}",
+            f"sum by (model, slo) ({_num_name('model_slo', long)}{bad}) >= {burn.floor}",
+            f"sum by (model, slo) ({_num_name('model_slo', few)}{of}) < {burn.floor}",
+        )
+    )
+
+
+def _on_one_engine(burn: Burn, time: Scaled) -> str:
+    inner = _indented(_burning(burn, time, "engine_slo"))
+    # Counted, so that the engine's name is no label of the alert.
+    return f"count by (model, slo) (\n{inner}\n)"
+
+
+def _selector(burn: Burn, *more: str) -> str:
+    matchers = [f"slo={_quoted(burn.objective.name)}"]
+    if burn.objective.model is not None:
+        matchers.append(f"model={_quoted(burn.objective.model)}")
+    matchers += [f"model!={_quoted(model)}" for model in burn.except_models]
+    return f"{{{', '.join((*matchers, *more))}}}"
+
+
+def _quoted(text: str) -> str:
+    """Return a string of PromQL."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[str, str]:
+    first, time = of[0], words.time
+    objective, long = first.objective, time.span(first.long_s)
+    where = "{model=%q, slo=%q}"
+    labels = ("model", "slo")
+    promise = f"{objective.objective:.6g} of its requests"
+    if objective.threshold_s is not None:
+        promise += f" with a {objective.metric} of at most {objective.threshold_s:g} s"
+    what = {
+        FAST: "burns its budget fast enough to wake somebody",
+        SLOW: "burns its budget faster than it lasts",
+        TRICKLE: "has few requests, and too many of them are bad",
+        INSTANCE: "has an engine that burns its budget fast",
+    }[name]
+    share = asked(
+        f"{_share_name('model_slo', long)}{where}",
+        *labels,
+        shows="{{ . | value | humanizePercentage }}",
+        otherwise="an unknown part",
+    )
+    # Over the long window of the first pair: what flaps from minute to minute does not flap there.
+    cause = asked(
+        f"topk(1, {_cause_name(long)}{where} > 0)",
+        *labels,
+        shows="{{ . | label `cause` }}",
+        otherwise="unknown",
+    )
+    tenant = asked(
+        f"topk(1, sum by (tenant) (rate(inferscope_tenant_gpu_seconds_total{{model_name=%q}}"
+        f"[{time.span(FIVE_MINUTES_S)}])) > 0)",
+        "model",
+        shows="{{ . | label `tenant` }}",
+        otherwise="not told: no tenants are counted",
+    )
+    worst_by = f"topk(1, {_share_name('engine_slo', time.span(HOUR_S))}{where} > 0)"
+    worst = asked(
+        worst_by,
+        *labels,
+        shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
+        "{{ . | value | humanizePercentage }} bad",
+        otherwise="unknown",
+    )
+    command = asked(
+        worst_by,
+        *labels,
+        shows="inferscope findings {{ . | label `engine_id` }}",
+        otherwise="inferscope attach",
+    )
+    return {
+        "summary": f"{{{{ $labels.model }}}} {what}: {{{{ $labels.slo }}}}",
+        "description": f"Promised: {promise}. {share} were bad over the last {long}. Fires at "
+        + " or ".join(_when(burn, time) for burn in of)
+        + ".",
+        "cause": cause,
+        "culprit": tenant,
+        "worst_instance": worst,
+        "command": command,
+        **words.links(runbook, "inferscope-slo"),
+    }
+
+
+def _when(burn: Burn, time: Scaled) -> str:
+    when = f"{100 * burn.bad_share:.4g}% bad ({burn.factor:g}x) over {time.span(burn.long_s)}"
+    if burn.short_s is not None:
+        when += f" and {time.span(burn.short_s)}"
+    return f"{when}, {burn.floor} of them at least"

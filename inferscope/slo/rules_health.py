@@ -1,0 +1,221 @@
+"""Rules of the engines' health and of our own sight of them.
+
+A stall is told from a long step by what the engine's steps took lately: it is one where requests
+run and no step ended in ten times the 99th percentile of a step, ten seconds at least. The buckets
+of steps end at five seconds, so beyond a percentile of one second fifty stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferscope.slo.rules_words import FIVE_MINUTES_S, HOUR_S, Rule, Scaled, Words, asked, of_model
+
+STALLED, BLIND, KV_FULL, PREEMPTIONS = (
+    "InferScopeStalled",
+    "InferScopeBlind",
+    "InferScopeKvSaturated",
+    "InferScopePreemptionStorm",
+)
+_ENGINE = "model_name, instance, engine_id"
+_SCRAPES = 4
+"""In the window of a stall: one may be missed."""
+_SHORT_STEP_S = 1.0
+_STALL_S, _LONG_STALL_S, _FIRST_STEP_S = 10.0, 50.0, FIVE_MINUTES_S
+"""Without a step: of an engine whose steps are short; whose steps are long; which has made none in
+the last hour and may be compiling its first."""
+_UNSEEN_SHARE = 0.05
+_LATE_S = 60.0
+_KV_SHARE = 0.95
+_PREEMPTED_SHARE = 0.1
+
+_P99 = "engine:inferscope_step_duration_seconds:p99_1h"
+_UNSEEN = "model_reason:inferscope_unseen:share"
+
+
+def health_recordings(time: Scaled) -> Iterator[Rule]:
+    """Return what is recorded of engines and of our sight of them."""
+    buckets = "inferscope_step_duration_seconds_bucket[1h]"
+    yield {
+        "record": _P99,
+        "expr": f"histogram_quantile(0.99, sum by (le, {_ENGINE}) (rate({buckets}))) > 0",
+    }
+    hour = time.span(HOUR_S)
+    known = (
+        f"group by (job, {_ENGINE}) "
+        f'(last_over_time(inferscope_source_up{{source="probe"}}[{hour}]))'
+    )
+    alive = f"group by ({_ENGINE}) (inferscope_requests_running)"
+    probe = f'max by ({_ENGINE}) (inferscope_source_up{{source="probe"}})'
+    late = f"time() - max by ({_ENGINE}) (inferscope_folded_timestamp_seconds)"
+    # Of a target that is gone from service discovery there is no `up`: it was taken down.
+    for reason, part in (
+        ("not_scraped", f"({known}) * on (job, instance) group_left () (up == bool 0)"),
+        ("probe_off", f"({alive}) * on ({_ENGINE}) ({probe} == bool 0)"),
+        ("collector_behind", f"({alive}) * on ({_ENGINE}) (({late}) > bool {_LATE_S:g})"),
+        ("not_counted", "1 - inferscope_attribution_coverage_ratio"),
+    ):
+        yield {
+            "record": _UNSEEN,
+            "labels": {"reason": reason},
+            "expr": f"avg by (model) (\n  {of_model(part)}\n)",
+        }
+
+
+def health_alerts(words: Words, *, scrape_s: float, floor: int) -> Iterator[Rule]:
+    """Return the alerts.
+
+    Args:
+        words: of their annotations.
+        scrape_s: between two scrapes.
+        floor: requests that have to end for a share of their time to mean something.
+    """
+    yield _stalled(words, scrape_s)
+    yield _blind(words)
+    yield _kv_full(words)
+    yield _preemptions(words, floor)
+
+
+def _stalled(words: Words, scrape_s: float) -> Rule:
+    short_s, long_s, first_s = (
+        max(span_s, _SCRAPES * scrape_s) for span_s in (_STALL_S, _LONG_STALL_S, _FIRST_STEP_S)
+    )
+    rungs = [_no_step(first_s, f"unless\n{_P99}")]
+    if long_s > short_s:
+        rungs.append(_no_step(short_s, f"and\n{_P99} <= {_SHORT_STEP_S:g}"))
+        rungs.append(_no_step(long_s, f"and\n{_P99} > {_SHORT_STEP_S:g}"))
+    else:
+        rungs.append(_no_step(long_s, f"and\n{_P99}"))
+    either = "\nor\n".join(f"(\n{rung}\n)" for rung in rungs)
+    # Switched off, the probe tells of no steps: that is blindness.
+    stalled = f'({either})\nand\nmax by ({_ENGINE}) (inferscope_source_up{{source="probe"}}) == 1'
+    return _alert(
+        STALLED,
+        f"count by (model) ({of_model(stalled)})",
+        "page",
+        {
+            "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
+            "description": "Requests run and no step has ended for ten times the 99th percentile "
+            f"of a step, {Scaled(1).span(short_s)} at least.",
+            "worst_instance": asked(
+                f"topk(1, sum by (instance, engine_id) "
+                f"(inferscope_requests_running{{model_name=%q}}) and on (instance, engine_id) "
+                f"(sum by (instance, engine_id) (increase("
+                f"inferscope_step_duration_seconds_count[{Scaled(1).span(short_s)}])) == 0))",
+                "model",
+                shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
+                "{{ . | value }} requests running",
+                otherwise="unknown",
+            ),
+            **words.links("stalled", "inferscope-scheduler"),
+        },
+    )
+
+
+def _no_step(window_s: float, condition: str) -> str:
+    window = Scaled(1).span(window_s)
+    running = "inferscope_requests_running"
+    # Running all the while, and there when the while began: a request that has just come, or an
+    # engine that has, is not waiting for so long.
+    return (
+        f"sum by ({_ENGINE}) (min_over_time({running}[{window}])) > 0\n"
+        f"and sum by ({_ENGINE}) ({running} offset {window}) > 0\n"
+        f"and sum by ({_ENGINE}) "
+        f"(increase(inferscope_step_duration_seconds_count[{window}])) == 0\n"
+        f"{condition}"
+    )
+
+
+def _blind(words: Words) -> Rule:
+    return _alert(
+        BLIND,
+        f"max by (model) ({_UNSEEN}) > {_UNSEEN_SHARE:g}",
+        "page",
+        {
+            "summary": "{{ $labels.model }}: InferScope does not see "
+            "{{ $value | humanizePercentage }} of it",
+            "description": "What is said of its objectives is not to be trusted, so their alerts "
+            "are held back until it is seen again.",
+            "cause": asked(
+                f"topk(1, {_UNSEEN}{{model=%q}})",
+                "model",
+                shows="{{ . | label `reason` }}",
+                otherwise="unknown",
+            ),
+            **words.links("blind", "inferscope-health"),
+        },
+        lasts=words.time.span(120.0),
+    )
+
+
+def _kv_full(words: Words) -> Rule:
+    span = words.time.span(600.0)
+    full = (
+        f"sum by ({_ENGINE}) (min_over_time(inferscope_kv_cache_usage_ratio[{span}]))"
+        f" > {_KV_SHARE:g}\n"
+        f"and sum by ({_ENGINE}) (min_over_time(inferscope_requests_waiting[{span}])) > 0\n"
+        f"and sum by ({_ENGINE}) (inferscope_requests_waiting offset {span}) > 0"
+    )
+    return _alert(
+        KV_FULL,
+        f"count by (model) ({of_model(full)})",
+        "ticket",
+        {
+            "summary": "{{ $labels.model }}: {{ $value }} engines are out of KV blocks and "
+            "requests wait",
+            "description": f"More than {_KV_SHARE:.0%} of the KV blocks in use, and requests "
+            f"waiting, for {span}.",
+            "worst_instance": asked(
+                "topk(1, sum by (instance, engine_id) "
+                "(inferscope_requests_waiting{model_name=%q}))",
+                "model",
+                shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
+                "{{ . | value }} requests waiting",
+                otherwise="unknown",
+            ),
+            **words.links("kv-saturated", "inferscope-scheduler"),
+        },
+    )
+
+
+def _preemptions(words: Words, floor: int) -> Rule:
+    span = words.time.span(600.0)
+    lost = f'inferscope_latency_seconds_total{{cause=~"preempted|recompute"}}[{span}]'
+    share = (
+        f"sum by (model_name) (rate({lost}))\n/\n"
+        f"sum by (model_name) (rate(inferscope_latency_seconds_total[{span}])) > "
+        f"{_PREEMPTED_SHARE:g}\n"
+        f"and sum by (model_name) (increase(inferscope_requests_total[{span}])) >= {floor}"
+    )
+    return _alert(
+        PREEMPTIONS,
+        f"sum by (model) ({of_model(share)})",
+        "ticket",
+        {
+            "summary": "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests' "
+            "time is lost to preemptions",
+            "description": "Evicted, or computing again what was lost: more than "
+            f"{_PREEMPTED_SHARE:.0%} of the time of the requests that ended in {span}.",
+            "worst_instance": asked(
+                "topk(1, sum by (instance, engine_id) (rate(inferscope_latency_seconds_total"
+                f'{{cause=~"preempted|recompute", model_name=%q}}[{span}])) > 0)',
+                "model",
+                shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}",
+                otherwise="unknown",
+            ),
+            **words.links("preemption-storm", "inferscope-scheduler"),
+        },
+        lasts=words.time.span(300.0),
+    )
+
+
+def _alert(
+    name: str, expression: str, severity: str, annotations: dict[str, str], *, lasts: str = "0s"
+) -> Rule:
+    return {
+        "alert": name,
+        "expr": expression,
+        "for": lasts,
+        "labels": {"severity": severity},
+        "annotations": annotations,
+    }

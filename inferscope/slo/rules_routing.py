@@ -1,0 +1,58 @@
+"""An example for Alertmanager: what is sent where, and what is held back by what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferscope.slo.rules_burn import FAST
+from inferscope.slo.rules_health import BLIND
+from inferscope.slo.rules_words import DAY_S, FIVE_MINUTES_S, HOUR_S, Scaled
+
+PAGE_URL, TICKET_URL = "http://127.0.0.1:9095/page", "http://127.0.0.1:9095/ticket"
+"""To be replaced by what wakes people, and by what keeps tickets."""
+
+
+def routing(scale: float = 1.0) -> dict[str, Any]:
+    """Return an Alertmanager configuration.
+
+    Args:
+        scale: by which its times are divided, as the rules' are.
+    """
+    time = Scaled(scale)
+    return {
+        "route": {
+            "receiver": "tickets",
+            "group_by": ["alertname", "model", "slo"],
+            "group_wait": time.span(FIVE_MINUTES_S),
+            "group_interval": time.span(FIVE_MINUTES_S),
+            "repeat_interval": time.span(3 * DAY_S),
+            "routes": [
+                {
+                    "receiver": "pages",
+                    "matchers": ['severity="page"'],
+                    # By model: its objectives mostly break together, and that is one page.
+                    "group_by": ["model"],
+                    "group_wait": time.span(30.0),
+                    "group_interval": time.span(FIVE_MINUTES_S),
+                    "repeat_interval": time.span(4 * HOUR_S),
+                }
+            ],
+        },
+        "inhibit_rules": [
+            {
+                # Numbers that are not seen tell of no budget.
+                "source_matchers": [f'alertname="{BLIND}"'],
+                "target_matchers": ['slo!=""'],
+                "equal": ["model"],
+            },
+            {
+                "source_matchers": [f'alertname="{FAST}"'],
+                "target_matchers": ['severity="ticket"', 'slo!=""'],
+                "equal": ["model", "slo"],
+            },
+        ],
+        "receivers": [
+            {"name": "pages", "webhook_configs": [{"url": PAGE_URL, "send_resolved": True}]},
+            {"name": "tickets", "webhook_configs": [{"url": TICKET_URL, "send_resolved": True}]},
+        ],
+    }

@@ -1,0 +1,70 @@
+"""What stands in a rule besides its expression: spans of time, links, and texts that ask back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rule = dict[str, Any]
+"""One rule, as it stands in Prometheus' file."""
+
+FIVE_MINUTES_S, HOUR_S, DAY_S = 300.0, 3600.0, 86400.0
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
+
+
+class Scaled:
+    """Spans as Prometheus writes them, divided by a factor."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def span(self, span_s: float) -> str:
+        """Return a span of time, as 5m, 90s or 83ms."""
+        span_ms = max(1, round(self.seconds(span_s) * 1000))
+        for unit, unit_ms in _UNITS_MS.items():
+            if span_ms % unit_ms == 0:
+                return f"{span_ms // unit_ms}{unit}"
+        return f"{span_ms}ms"
+
+    def seconds(self, span_s: float) -> float:
+        """Return it as seconds."""
+        return span_s / self._scale
+
+
+def of_model(vector: str) -> str:
+    """Return a vector with its label `model_name` as the label `model` too."""
+    return f'label_replace({vector}, "model", "$1", "model_name", "(.*)")'
+
+
+class Words:
+    """Annotations: links, and texts whose queries are asked when the alert fires, and on."""
+
+    def __init__(self, *, runbooks: str, dashboards: str | None, time: Scaled) -> None:
+        self._runbooks = runbooks.rstrip("/")
+        self._dashboards = None if dashboards is None else dashboards.rstrip("/")
+        self.time = time
+
+    def links(self, runbook: str, dashboard: str) -> dict[str, str]:
+        """Return where to read on: a runbook by its page, a dashboard by its unique id."""
+        links = {"runbook_url": f"{self._runbooks}/{runbook}.md"}
+        if self._dashboards is not None:
+            links["dashboard_url"] = (
+                f"{self._dashboards}/d/{dashboard}?var-model={{{{ $labels.model | urlquery }}}}"
+            )
+        return links
+
+
+def asked(query: str, *names: str, shows: str, otherwise: str) -> str:
+    """Return a template that shows the first answer to a query.
+
+    Args:
+        query: with %q for each name.
+        names: labels of the alert.
+        shows: a template over the sample found.
+        otherwise: what is shown where there is none.
+    """
+    of = "".join(f" $labels.{name}" for name in names)
+    # The query stands in a raw string of the template's language: it may hold any quotes.
+    found = (
+        f"{{{{ with printf `{query}`{of} | query }}}}{{{{ with . | first }}}}{shows}{{{{ end }}}}"
+    )
+    return f"{found}{{{{ else }}}}{otherwise}{{{{ end }}}}"

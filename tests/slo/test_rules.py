@@ -1,0 +1,339 @@
+"""What the generated rules do, by promtool: pages, tickets, and above all silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferscope.slo.rules import RuleOptions
+from tests.slo.promtool import Run, counter, gauge, gone
+
+FAST, SLOW, TRICKLE, INSTANCE, STALLED, BLIND, KV, PREEMPTIONS = (
+    "InferScopeBudgetBurnsFast",
+    "InferScopeBudgetBurnsSlowly",
+    "InferScopeBudgetTrickles",
+    "InferScopeInstanceBurns",
+    "InferScopeStalled",
+    "InferScopeBlind",
+    "InferScopeKvSaturated",
+    "InferScopePreemptionStorm",
+)
+TTFT, AVAILABLE = "m/ttft", "m/availability"
+BURNING = (f"{FAST}/{TTFT}", f"{INSTANCE}/{TTFT}", f"{SLOW}/{TTFT}")
+PAGE = {"severity": "page", "model": "m", "slo": "ttft"}
+
+
+def test_a_fast_burn_pages_until_it_is_over(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(180)
+    run.requests(
+        "ttft",
+        good=counter((60, 2.0), (30, 1.0), (90, 2.0)),
+        bad=counter((60, 0.0), (30, 1.0), (90, 0.0)),
+    )
+    run.requests("availability", good=counter((180, 2.0)), bad=counter((180, 0.0)))
+    run.fires(59)
+    run.fires(64, f"{SLOW}/{TTFT}")  # after four minutes too little has burnt to wake somebody
+    run.fires(85, *BURNING)
+    run.ask(85, "count by (severity) (ALERTS{alertstate='firing'})",
+            ({"severity": "page"}, 1), ({"severity": "ticket"}, 2))  # fmt: skip
+    # The half hour of the second pair, the five minutes of each rate, and five to be sure.
+    run.ask(132, f"ALERTS{{alertname='{FAST}', alertstate='firing'}}")
+    run.holds(tmp_path)
+
+
+def test_a_slow_burn_is_a_ticket(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(180)
+    run.requests("ttft", good=counter((180, 1.92)), bad=counter((180, 0.08)))
+    run.ask(179, "count_over_time(ALERTS{severity='page', alertstate='firing'}[3h])")
+    run.fires(60, f"{SLOW}/{TTFT}")
+    run.fires(179, f"{SLOW}/{TTFT}")
+    run.holds(tmp_path)
+
+
+def test_an_idle_engine_is_no_alert(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((240, 1)))
+    run.add("inferscope_requests_running", gauge((240, 0)))
+    run.steps(counter((60, 20), (180, 0)))
+    run.requests("ttft", good=counter((60, 1.0), (180, 0)), bad=counter((60, 0), (180, 0)))
+    run.never_fired(239)
+    run.holds(tmp_path)
+
+
+def test_nothing_at_all_is_no_alert(tmp_path: Path) -> None:
+    run = Run()
+    run.series["up{job='another'}"] = gauge((60, 0))
+    run.never_fired(59)
+    run.holds(tmp_path)
+
+
+def test_a_series_first_seen_at_zero_pages_from_its_first_bad_requests(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(30)
+    run.requests("ttft", good=gauge((30, 0)), bad=counter((0.5, 0), (29.5, 2.0)))
+    run.fires(6, *BURNING)
+    run.holds(tmp_path)
+
+
+def test_a_series_first_seen_with_a_past_tells_nothing_of_now(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(90)
+    run.requests("ttft", good=counter((90, 2.0), start=100), bad=gauge((90, 50_000)))
+    run.never_fired(89)
+    run.holds(tmp_path)
+
+
+def test_a_cause_that_flaps_is_one_page(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(120)
+    run.requests(
+        "ttft", good=counter((120, 2.0)), bad=counter((10, 0.0), (110, 1.5)), cause="unused"
+    )
+    del run.series[next(name for name in run.series if "unused" in name)]
+    causes = {
+        "prefill_interference": ((10, 0.0), (20, 1.0), (90, 0.3)),
+        "queue": ((10, 0.0), (20, 0.5), (90, 1.2)),
+    }
+    for cause, pieces in causes.items():
+        run.add("inferscope_slo_breaches_total", counter(*pieces), slo="ttft", cause=cause)
+    for minute, cause in ((25, "prefill_interference"), (110, "queue")):
+        run.says(minute, FAST, PAGE, cause=cause)
+    # It began once: the time at which it did is the same throughout, of one alert only.
+    since = "ALERTS_FOR_STATE{alertname='InferScopeBudgetBurnsFast'}[119m]"
+    run.ask(
+        119,
+        f"count(max_over_time({since}) == min_over_time({since}))",
+        ({}, 1),
+    )
+    run.ask(119, "count(count_over_time(ALERTS{severity='page'}[119m]))", ({}, 1))
+    run.holds(tmp_path, kept=("cause",))
+
+
+def test_one_bad_request_of_three_in_a_night_is_nothing(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((600, 1)))
+    run.add("inferscope_requests_running", gauge((600, 0)))
+    # Two good ones and a bad one, hours apart.
+    run.requests("ttft", good="0x400 1x1200 2x800", bad="0x900 1x1500", model_name="daily")
+    run.requests("ttft", good="0x400 1x1200 2x800", bad="0x900 1x1500")
+    run.never_fired(599)
+    run.holds(tmp_path)
+
+
+def test_few_requests_most_of_them_bad_are_a_ticket(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(120)
+    run.requests("ttft", good=counter((60, 0.1), (60, 0.01)), bad=counter((60, 0), (60, 0.09)))
+    run.ask(119, "count_over_time(ALERTS{severity='page', alertstate='firing'}[2h])")
+    run.fires(110, f"{INSTANCE}/{TTFT}", f"{SLOW}/{TTFT}")
+    run.holds(tmp_path)
+
+
+def test_a_trickle_of_bad_requests_is_a_ticket_also_between_them(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((900, 1)), model_name="daily")
+    run.add("inferscope_requests_running", gauge((900, 0)), model_name="daily")
+    # Four bad ones at once, every four hours.
+    bad = " ".join(f"{4 * at}x959" for at in range(4))
+    run.requests("ttft", good=gauge((960, 0)), bad=bad, model_name="daily")
+    run.ask(470, "count_over_time(ALERTS{alertstate='firing'}[470m])")
+    run.fires(880, f"{TRICKLE}/daily/ttft")
+    run.holds(tmp_path)
+
+
+def test_a_rolling_deploy_is_nothing(tmp_path: Path) -> None:
+    run = Run()
+    for number, at in enumerate((60, 70, 80)):
+        host = f"host-{number}"
+        left = 180 - at - 1
+        old, new = ({"instance": host, "engine_id": f"{age}-{number}"} for age in ("old", "new"))
+        run.series[f'up{{instance="{host}", job="inferscope"}}'] = gauge((at, 1), (1, 0), (left, 1))
+        for of, pieces in ((old, [(at, 1)]), (new, [(left, 1)])):
+            lead = "" if of is old else f"_x{round((at + 1) * 4)} "
+            tail = f" {gone(5)}" if of is old else ""
+
+            def told(values: str, lead: str = lead, tail: str = tail) -> str:
+                return lead + values + tail
+
+            ((minutes, _),) = pieces
+            run.add("inferscope_source_up", told(gauge((minutes, 1))), source="probe", **of)
+            run.add("inferscope_requests_running", told(gauge((minutes, 8))), **of)
+            run.add(
+                "inferscope_step_duration_seconds_count",
+                told(counter((minutes, 20))),
+                phase="decode",
+                **of,
+            )
+            for slo in ("ttft", "availability"):
+                run.requests(
+                    slo,
+                    good=told(counter((minutes, 2.0))),
+                    # Two requests of each old engine are not let finish.
+                    bad=told(
+                        counter((minutes - 1, 0), (1, 2 / 60))
+                        if of is old
+                        else counter((minutes, 0))
+                    ),
+                    **of,
+                )
+    run.never_fired(175)
+    run.holds(tmp_path)
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_prefill_of_forty_seconds_is_no_stall(tmp_path: Path, is_chunked: bool) -> None:
+    run = Run()
+    run.up(gauge((60, 1)))
+    run.add("inferscope_requests_running", gauge((60, 1)))
+    steps = "0+300x119 35700x2 35701+300x100"
+    if is_chunked:
+        steps = "0+300x119 35700 35702 35704 35705+300x100"
+    run.steps(steps)
+    run.never_fired(59)
+    run.holds(tmp_path)
+
+
+def test_an_engine_that_has_just_begun_to_work_is_no_stall(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((120, 1)))
+    # Idle for an hour and a half, then a request whose first step takes forty seconds.
+    run.add("inferscope_requests_running", gauge((90, 0), (30, 1)))
+    run.steps(counter((10, 20), (80.75, 0), (29.25, 1)))
+    # A new one compiles for four minutes, with requests waiting for it from the start.
+    of = {"engine_id": "new"}
+    run.add("inferscope_source_up", gauge((120, 1)), source="probe", **of)
+    run.add("inferscope_requests_running", f"_x200 {gauge((20, 4))}", **of)
+    run.steps(f"_x200 {counter((4, 0), (16, 20))}", **of)
+    run.never_fired(70)
+    run.never_fired(119)
+    run.holds(tmp_path)
+
+
+def test_a_hung_engine_stalls_and_burns(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((120, 1)))
+    run.add("inferscope_requests_running", gauge((120, 8)))
+    run.steps(counter((60, 20), (60, 0)))
+    run.requests(
+        "ttft", good=counter((60, 2.0), (60, 0)), bad=counter((60, 0.0), (60, 2.0)), cause="paused"
+    )
+    run.fires(59)
+    run.ask(62, "ALERTS{severity='page', alertstate='firing'}", (
+        {
+            "__name__": "ALERTS", "alertname": STALLED, "alertstate": "firing", "model": "m",
+            "severity": "page",
+        },
+        1,
+    ))  # fmt: skip
+    run.fires(80, STALLED, *BURNING)
+    run.says(
+        80, STALLED, {"severity": "page", "model": "m"},
+        worst_instance="a at host, 8 requests running",
+        summary="m: 1 engines have requests and make no step",
+    )  # fmt: skip
+    run.holds(tmp_path, kept=("worst_instance", "summary"))
+
+
+def test_a_stall_is_seen_sooner_with_more_scrapes(tmp_path: Path) -> None:
+    run = Run()
+    run.up(gauge((60, 1)))
+    run.add("inferscope_requests_running", gauge((60, 8)))
+    run.steps(counter((30, 20), (30, 0)))
+    run.fires(31, STALLED)
+    run.holds(tmp_path, options=RuleOptions(scrape_s=5))
+
+
+def test_a_killed_engine_burns_and_is_neither_stalled_nor_unseen(tmp_path: Path) -> None:
+    run = Run()
+    run.series['up{instance="host", job="inferscope"}'] = gauge((120, 1))
+    run.add("inferscope_source_up", gauge((60, 1), (60, 0)), source="probe")
+    run.add("inferscope_requests_running", f"{gauge((60, 64))} {gone(60)}")
+    run.steps(counter((60, 20), (60, 0)))
+    run.requests(
+        "availability",
+        good=counter((60, 1.0), (60, 0)),
+        bad=f"{gauge((60, 0))} {gauge((60, 64))}",
+        cause="engine_lost",
+    )
+    of = {"severity": "page", "model": "m", "slo": "availability"}
+    run.says(64, FAST, of, cause="engine_lost")
+    run.ask(110, f"count_over_time(ALERTS{{alertname=~'{STALLED}|{BLIND}'}}[110m])")
+    run.holds(tmp_path, kept=("cause",))
+
+
+@pytest.mark.parametrize("reason", ["not_scraped", "probe_off", "collector_behind", "not_counted"])
+def test_what_is_not_seen_is_said(tmp_path: Path, reason: str) -> None:
+    run = Run()
+    is_so = {name: name == reason for name in ("not_scraped", "probe_off", "collector_behind")}
+    target = gauge((30, 1), (30, 0)) if is_so["not_scraped"] else gauge((60, 1))
+    run.series['up{instance="host", job="inferscope"}'] = target
+    probe = gauge((30, 1), (30, 0)) if is_so["probe_off"] else gauge((60, 1))
+    seen = f"{gauge((30, 8))} {gone(30)}" if is_so["not_scraped"] else gauge((60, 8))
+    if is_so["not_scraped"]:
+        probe = f"{gauge((30, 1))} {gone(30)}"
+    run.add("inferscope_source_up", probe, source="probe")
+    run.add("inferscope_requests_running", seen)
+    # The tests' clock begins at 0.
+    behind = "0+15x119 1785x120" if is_so["collector_behind"] else "0+15x240"
+    if not is_so["not_scraped"]:
+        run.add("inferscope_folded_timestamp_seconds", behind)
+    coverage = gauge((30, 1), (30, 0.9)) if reason == "not_counted" else gauge((60, 0.97))
+    if not is_so["not_scraped"]:
+        run.add("inferscope_attribution_coverage_ratio", coverage, gpu="g")
+    run.fires(29)
+    run.fires(36, BLIND)
+    run.says(36, BLIND, {"severity": "page", "model": "m"}, cause=reason)
+    run.holds(tmp_path, kept=("cause",))
+
+
+def test_a_host_that_was_taken_away_is_not_unseen(tmp_path: Path) -> None:
+    run = Run()
+    run.series['up{instance="host", job="inferscope"}'] = f"{gauge((30, 1))} {gone(60)}"
+    run.add("inferscope_source_up", f"{gauge((30, 1))} {gone(60)}", source="probe")
+    run.add("inferscope_requests_running", f"{gauge((30, 1))} {gone(60)}")
+    run.never_fired(89)
+    run.holds(tmp_path)
+
+
+def test_a_full_kv_cache_is_a_ticket_where_requests_wait_for_it(tmp_path: Path) -> None:
+    run = Run()
+    for name, waiting in (("full", 3), ("content", 0)):
+        of = {"engine_id": name, "model_name": name}
+        run.healthy(60, **of)
+        run.add("inferscope_kv_cache_usage_ratio", gauge((20, 0.5), (40, 0.99)), **of)
+        run.add("inferscope_requests_waiting", gauge((60, waiting)), **of)
+    run.fires(28)
+    run.fires(32, f"{KV}/full")
+    run.holds(tmp_path)
+
+
+def test_a_storm_of_preemptions_is_a_ticket(tmp_path: Path) -> None:
+    run = Run()
+    for name, lost_s in (("stormy", 2.0), ("calm", 0.2)):
+        of = {"engine_id": name, "model_name": name}
+        run.healthy(60, **of)
+        run.add("inferscope_requests_total", counter((60, 1)), finish_reason="stop", **of)
+        run.add("inferscope_latency_seconds_total", counter((60, 6)), cause="decode_own", **of)
+        for cause in ("preempted", "recompute"):
+            lost = counter((20, 0), (40, lost_s))
+            run.add("inferscope_latency_seconds_total", lost, cause=cause, **of)
+    run.fires(19)
+    run.fires(40, f"{PREEMPTIONS}/stormy")
+    run.holds(tmp_path)
+
+
+def test_the_worst_engine_of_many_is_a_ticket_that_names_it(tmp_path: Path) -> None:
+    run = Run()
+    for number in range(20):
+        of = {"engine_id": f"e{number}"}
+        run.healthy(60, **of)
+        bad_s = 0.4 if number == 7 else 0.0
+        run.requests("ttft", good=counter((60, 2.0)), bad=counter((60, bad_s)), **of)
+    run.fires(55, f"{INSTANCE}/{TTFT}")
+    labels = {"severity": "ticket", "model": "m", "slo": "ttft"}
+    worst = "e7 at host, 16.67% bad"
+    run.says(55, INSTANCE, labels, worst_instance=worst, command="inferscope findings e7")
+    run.holds(tmp_path, kept=("worst_instance", "command"))
