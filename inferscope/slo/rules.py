@@ -63,7 +63,12 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
             f"the shortest window is {shortest_s:g} s, and a scrape comes every "
             f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} have to fit. Scrape more often."
         )
-    words = Words(runbooks=options.runbooks, dashboards=options.dashboards, time=time)
+    words = Words(
+        runbooks=options.runbooks,
+        dashboards=options.dashboards,
+        time=time,
+        scrape_s=options.scrape_s,
+    )
     found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
     groups: dict[str, tuple[float, list[Rule]]] = {
         "inferscope-budgets": (FAST_INTERVAL_S, []),
@@ -76,7 +81,7 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
     health += health_recordings(time)
     for alert in alerts(found, words):
         (fast if alert["labels"]["severity"] == "page" else slow).append(alert)
-    health += health_alerts(words, scrape_s=options.scrape_s, floor=options.floor)
+    health += health_alerts(words, floor=options.floor)
     return {
         "groups": [
             {"name": name, "interval": time.span(interval_s), "rules": rules}

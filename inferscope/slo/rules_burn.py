@@ -43,6 +43,10 @@ _LONG_S = (2 * HOUR_S, DAY_S, 3 * DAY_S)
 """Windows that are summed up less often."""
 _TRICKLE_S = 6 * HOUR_S
 """With fewer requests in this than a rule needs bad ones, the short windows say nothing."""
+EXPLAINED_S = 10.0
+"""After a deadline, at the latest, a bad request has a cause (`inferscope.slo.judge`)."""
+_SCRAPES = 3
+"""Until Prometheus has seen it grow: an alert that fires at once could not say why."""
 
 _REQUESTS = "inferscope_slo_requests"
 _BREACHES = "inferscope_slo_breaches"
@@ -234,6 +238,7 @@ def _alert(name: str, of: list[Burn], expression: str, words: Words, *, runbook:
     return {
         "alert": name,
         "expr": expression,
+        "for": Scaled(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s),
         "keep_firing_for": words.time.span(FIVE_MINUTES_S),
         "labels": labels,
         "annotations": _annotations(name, of, words, runbook),

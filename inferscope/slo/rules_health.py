@@ -62,23 +62,23 @@ def health_recordings(time: Scaled) -> Iterator[Rule]:
         }
 
 
-def health_alerts(words: Words, *, scrape_s: float, floor: int) -> Iterator[Rule]:
+def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
     """Return the alerts.
 
     Args:
         words: of their annotations.
-        scrape_s: between two scrapes.
         floor: requests that have to end for a share of their time to mean something.
     """
-    yield _stalled(words, scrape_s)
+    yield _stalled(words)
     yield _blind(words)
     yield _kv_full(words)
     yield _preemptions(words, floor)
 
 
-def _stalled(words: Words, scrape_s: float) -> Rule:
+def _stalled(words: Words) -> Rule:
     short_s, long_s, first_s = (
-        max(span_s, _SCRAPES * scrape_s) for span_s in (_STALL_S, _LONG_STALL_S, _FIRST_STEP_S)
+        max(span_s, _SCRAPES * words.scrape_s)
+        for span_s in (_STALL_S, _LONG_STALL_S, _FIRST_STEP_S)
     )
     rungs = [_no_step(first_s, f"unless\n{_P99}")]
     if long_s > short_s:

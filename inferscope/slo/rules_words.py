@@ -38,10 +38,14 @@ def of_model(vector: str) -> str:
 class Words:
     """Annotations: links, and texts whose queries are asked when the alert fires, and on."""
 
-    def __init__(self, *, runbooks: str, dashboards: str | None, time: Scaled) -> None:
+    def __init__(
+        self, *, runbooks: str, dashboards: str | None, time: Scaled, scrape_s: float
+    ) -> None:
+        """Take where runbooks and dashboards are, and the clock of the rules."""
         self._runbooks = runbooks.rstrip("/")
         self._dashboards = None if dashboards is None else dashboards.rstrip("/")
         self.time = time
+        self.scrape_s = scrape_s
 
     def links(self, runbook: str, dashboard: str) -> dict[str, str]:
         """Return where to read on: a runbook by its page, a dashboard by its unique id."""
