@@ -332,9 +332,9 @@ def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[
         shows="{{ . | label `cause` }}",
         otherwise="unknown",
     )
+    used = 'inferscope_tenant_gpu_seconds_total{tenant!="none", model_name=%q}'
     tenant = asked(
-        f"topk(1, sum by (tenant) (rate(inferscope_tenant_gpu_seconds_total{{model_name=%q}}"
-        f"[{time.span(FIVE_MINUTES_S)}])) > 0)",
+        f"topk(1, sum by (tenant) (rate({used}[{time.span(FIVE_MINUTES_S)}])) > 0)",
         "model",
         shows="{{ . | label `tenant` }}",
         otherwise="not told: no tenants are counted",

@@ -35,6 +35,12 @@ def test_prometheus_takes_the_rules_whatever_the_models_are_called(tmp_path: Pat
     assert "SUCCESS" in done.stdout + done.stderr
 
 
+def test_the_samples_objectives_make_rules(tmp_path: Path) -> None:
+    out = written(tmp_path, slos=(ROOT / "samples" / "slo.yaml").read_text(encoding="utf-8"))
+    done = run_promtool("check", "rules", "inferscope-rules.yaml", folder=out)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_labels_of_alerts_are_model_slo_and_severity_only(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text(OBJECTIVES, encoding="utf-8")

@@ -108,7 +108,9 @@ def test_a_cause_that_flaps_is_one_page(tmp_path: Path) -> None:
         f"count(max_over_time({since}) == min_over_time({since}))",
         ({}, 1),
     )
-    run.ask(119, "count(count_over_time(ALERTS{severity='page', alertstate='firing'}[119m]))", ({}, 1))
+    run.ask(
+        119, "count(count_over_time(ALERTS{severity='page', alertstate='firing'}[119m]))", ({}, 1)
+    )
     run.holds(tmp_path, kept=("cause",))
 
 

@@ -6,7 +6,7 @@ Prints READY when the load begins. Words on standard input, each answered by DON
 
 hog     long answers take all of the engine's slots
 free    they are given up
-late    from now on the front end hands each token over six seconds late
+late    from now on the front end hands each token over four seconds late
 burst N N requests at once
 """
 
@@ -34,7 +34,7 @@ from inferscope.probe import Probe
 MODEL = "builtin"
 SLOTS, HOGS = 2, 8
 """At once; and in all, each of which takes its slot for thousands of steps."""
-LATE_S = 6.0
+LATE_S = 4.0
 MOST = 2000
 """Requests of the load."""
 _SEED = 11
