@@ -204,6 +204,11 @@ def test_an_engine_that_has_just_begun_to_work_is_no_stall(tmp_path: Path) -> No
     # Idle for an hour and a half, then a request whose first step takes forty seconds.
     run.add("inferscope_requests_running", gauge((90, 0), (30, 1)))
     run.steps(counter((10, 20), (80.75, 0), (29.25, 1)))
+    # Another is asked now and then, and nobody waits for an answer.
+    of = {"engine_id": "left"}
+    run.add("inferscope_source_up", gauge((120, 1)), source="probe", **of)
+    run.add("inferscope_requests_running", "0x239 " + "1 0 0 0 " * 60, **of)
+    run.steps(counter((10, 20), (110, 0)), **of)
     # A new one compiles for four minutes, with requests waiting for it from the start.
     of = {"engine_id": "new"}
     run.add("inferscope_source_up", gauge((120, 1)), source="probe", **of)
@@ -278,6 +283,8 @@ def test_what_is_not_seen_is_said(tmp_path: Path, reason: str) -> None:
         probe = f"{gauge((30, 1))} {gone(30)}"
     run.add("inferscope_source_up", probe, source="probe")
     run.add("inferscope_requests_running", seen)
+    if is_so["probe_off"]:  # it tells of no steps then, which is no stall
+        run.steps(counter((30, 20), (30, 0)))
     # The tests' clock begins at 0.
     behind = "0+15x119 1785x120" if is_so["collector_behind"] else "0+15x240"
     if not is_so["not_scraped"]:
