@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test check test-engines bench clean
+.PHONY: install demo test check test-engines bench dashboards clean
 
 install: $(READY)
 
@@ -36,6 +36,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/screen_cost.py
 	$(BIN)/python benchmarks/otlp_cost.py
 	$(BIN)/python benchmarks/parquet_cost.py
+
+dashboards: $(READY)
+	$(BIN)/python -m dashboards.generate
 
 clean:
 	rm -rf .venv .engines .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out

@@ -1,0 +1,190 @@
+"""Fourth: use, saturation and errors of each device."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, Row, dashboard, of_label
+from dashboards.generate.panels import Line, Way, bad_above, graph, rows
+from dashboards.generate.queries import ENGINE, growth, now, rate
+
+_GPU = 'gpu=~"$gpu"'
+_DEVICE = "instance, gpu"
+"""Labels that tell devices apart: those that are no GPUs have like names on every host."""
+_LEGEND = "{{instance}} {{gpu}}"
+_SECONDS = "inferscope_gpu_phase_seconds_total"
+_BUSY = "inferscope_gpu_busy_seconds_total"
+_PHASES = Way("Phases", PHASES)
+
+
+def gpus() -> model.Dashboard:
+    """Return the dashboard."""
+    gpu = of_label(
+        "gpu", "Device", 'inferscope_gpu_phase_seconds_total{job=~"$job"}', "Devices by uuid."
+    )
+    return dashboard(
+        GPUS,
+        "InferScope 4: Devices",
+        "How busy is each device, what is it short of, what is wrong with it?",
+        [
+            Row("Use", [*_use()]),
+            Row("Saturation", [*_saturation()]),
+            Row("Errors", [*_errors()]),
+            Row(
+                "Whose they are",
+                [
+                    rows(
+                        "Devices",
+                        "Which engines run on which device, and how much of it they take.",
+                        {
+                            "busy": (
+                                _share("prefill|decode", f"{_DEVICE}, engine_id, model_name"),
+                                "percentunit",
+                            ),
+                            "foreign": (
+                                _share("foreign", f"{_DEVICE}, engine_id, model_name"),
+                                "percentunit",
+                            ),
+                        },
+                    )
+                ],
+            ),
+        ],
+        variables=[gpu],
+    )
+
+
+def _share(phases: str, by: str = _DEVICE) -> str:
+    """Return the share of a device's time that goes to some phases; engines may share it."""
+    part = rate(_SECONDS, _GPU, f'phase=~"{phases}"', by=by)
+    whole = f"max by ({_DEVICE}) ({rate(_SECONDS, _GPU, by=f'{_DEVICE}, engine_id')})"
+    return f"{part} / on ({_DEVICE}) group_left () {whole}"
+
+
+def _use() -> list[timeseries.Panel]:
+    return [
+        graph(
+            "Time in steps",
+            "Share of a device's time in which it worked on requests.",
+            "percentunit",
+            Line(_share("prefill|decode|padding|unattributed"), _LEGEND),
+            width=8,
+            most=1,
+            ways=[_PHASES],
+        ),
+        graph(
+            "SMs active",
+            "SMs with a warp resident, of the whole device, by anybody. "
+            "By counters: absent without a sampler.",
+            "percentunit",
+            Line(now("inferscope_gpu_sm_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            width=8,
+            most=1,
+            ways=[_PHASES],
+        ),
+        graph(
+            "Memory traffic",
+            "Device memory's rate over its peak, by anybody. "
+            "By counters: absent without a sampler.",
+            "percentunit",
+            Line(now("inferscope_gpu_dram_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            width=8,
+            most=1,
+            ways=[_PHASES],
+        ),
+        graph(
+            "Kernels running within steps",
+            "Share of the steps' time in which any kernel ran; the rest is gaps between launches. "
+            "By counters: absent where the engine's busy time is not sampled.",
+            "percentunit",
+            Line(
+                f"{rate(_BUSY, _GPU, by=ENGINE)} / {rate(_SECONDS, _GPU, _WORKED, by=ENGINE)}",
+                "{{engine_id}}",
+            ),
+            width=8,
+            most=1,
+        ),
+        graph(
+            "Power",
+            "Energy a second. By counters: absent without a sampler.",
+            "watt",
+            Line(rate("inferscope_energy_joules_total", _GPU, by=_DEVICE), _LEGEND),
+            width=8,
+        ),
+        graph(
+            "Used by others",
+            "Share of a device's time in which processes that we do not observe used it. "
+            "Absent where nobody tells.",
+            "percentunit",
+            Line(_share("foreign"), _LEGEND),
+            width=8,
+            most=1,
+        ),
+    ]
+
+
+_WORKED = 'phase=~"prefill|decode"'
+
+
+def _saturation() -> list[timeseries.Panel]:
+    return [
+        graph(
+            "Device memory in use",
+            "By anybody. By counters: absent without a sampler.",
+            "bytes",
+            Line(now("inferscope_gpu_memory_used_bytes", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            width=8,
+        ),
+        graph(
+            "KV blocks in use",
+            "Of the engine's blocks; at 100 % requests wait or lose theirs.",
+            "percentunit",
+            Line(
+                now("inferscope_kv_cache_usage_ratio", by="engine_id", how="max"), "{{engine_id}}"
+            ),
+            width=8,
+            most=1,
+            limits=bad_above(0.9, 0.97),
+            ways=[Way("Scheduler of this engine", SCHEDULER, {"engine": "engine_id"})],
+        ),
+        graph(
+            "Waiting for the host",
+            "Share of a device's time idle though there was work: Python, scheduling, transfers.",
+            "percentunit",
+            Line(_share("idle_host_gap"), _LEGEND),
+            width=8,
+            most=1,
+        ),
+    ]
+
+
+def _errors() -> list[timeseries.Panel]:
+    return [
+        graph(
+            "Throttled",
+            "Share of the time in which a device's clocks were held down, by reason. "
+            "Absent without NVML.",
+            "percentunit",
+            Line(
+                rate("inferscope_throttle_seconds_total", _GPU, by=f"{_DEVICE}, reason"),
+                f"{_LEGEND} {{{{reason}}}}",
+            ),
+            most=1,
+        ),
+        graph(
+            "Xid errors",
+            "Errors that the driver told of, by number, within $__rate_interval. "
+            "Absent without NVML.",
+            "short",
+            Line(
+                growth(
+                    "inferscope_xid_errors_total",
+                    _GPU,
+                    by=f"{_DEVICE}, reason",
+                    over="$__rate_interval",
+                ),
+                f"{_LEGEND} {{{{reason}}}}",
+            ),
+        ),
+    ]

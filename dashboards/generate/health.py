@@ -1,0 +1,160 @@
+"""Seventh: whether what the other six show can be believed, and what it costs to know it."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import FEWEST_SEEN, HEALTH, Row, dashboard
+from dashboards.generate.panels import Line, bad_above, bad_below, graph, number, states
+from dashboards.generate.queries import RATE, now, of_target
+
+_DROPPED = of_target("inferscope_records_dropped_total")
+"""What exporters could not send is no engine's."""
+
+
+def health() -> model.Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        HEALTH,
+        "InferScope 7: Own health",
+        "Can the other dashboards be believed, and what does InferScope cost?",
+        [
+            Row("Verdict", [*_verdict()]),
+            Row("What is seen", [*_seen()]),
+            Row("How good the numbers are", [*_quality()]),
+            Row("What it costs", [*_cost()]),
+        ],
+    )
+
+
+def _lag(by: str) -> str:
+    return f"time() - {now('inferscope_folded_timestamp_seconds', by=by, how='max')}"
+
+
+def _verdict() -> list[Builder[model.Panel]]:
+    coverage = now("inferscope_attribution_coverage_ratio", how="min")
+    return [
+        number(
+            "Requests seen",
+            "Finished requests that we saw over those that the engine counts, of the engine "
+            "where it is least. Below 95 % no dashboard here is to be trusted.",
+            "percentunit",
+            coverage,
+            width=6,
+            limits=bad_below(FEWEST_SEEN, FEWEST_SEEN),
+        ),
+        number(
+            "Behind",
+            "Age of the oldest numbers of any engine in sight; it grows by itself for an engine "
+            "that has ended, until it leaves.",
+            "s",
+            f"max({_lag('engine_id')})",
+            width=6,
+            limits=bad_above(5, 15),
+        ),
+        number(
+            "Records missing",
+            "In the time shown: overwritten or damaged before they were read, unknown, not "
+            "joined, or not delivered.",
+            "short",
+            f"sum (increase({_DROPPED}[$__range]))",
+            width=6,
+            limits=bad_above(1, 100),
+        ),
+        number(
+            "Probe's share of the time",
+            "Time inside the probe over wall time, of the engine where it is most.",
+            "percentunit",
+            now("inferscope_overhead_ratio", how="max"),
+            width=6,
+            limits=bad_above(0.01, 0.02),
+        ),
+    ]
+
+
+def _seen() -> list[Builder[model.Panel]]:
+    up = now("inferscope_source_up", by="engine_id, source", how="max")
+    return [
+        states(
+            "Sources",
+            "What tells facts of each engine: the probe, a device clock, samplers. What is not "
+            "there has no figures, rather than zeros.",
+            Line(up, "{{engine_id}} {{source}}"),
+            {"0": ("absent", "#6e7080"), "1": ("there", "green")},
+        ),
+        graph(
+            "Requests seen",
+            "Finished requests that we saw over those that the engine counts itself.",
+            "percentunit",
+            Line(
+                now("inferscope_attribution_coverage_ratio", by="engine_id", how="min"),
+                "{{engine_id}}",
+            ),
+            most=1,
+            limits=bad_below(FEWEST_SEEN, FEWEST_SEEN),
+        ),
+        graph(
+            "Behind",
+            "Age of the numbers in the newest scrape.",
+            "s",
+            Line(_lag("engine_id"), "{{engine_id}}"),
+        ),
+        graph(
+            "Records missing",
+            "A second, by where and why.",
+            "ops",
+            Line(f"sum by (stage, reason) (rate({_DROPPED}[{RATE}]))", "{{stage}} {{reason}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _quality() -> list[timeseries.Panel]:
+    residual = now("inferscope_attribution_residual_ratio", by="engine_id, gpu", how="max")
+    by_mode = now("inferscope_cost_model_residual_ratio", by="engine_id, mode, source", how="max")
+    return [
+        graph(
+            "Residual of the cost model",
+            "Measured over modelled step time, less one, over ten seconds. The model divides a "
+            "step among its requests; the measured time stays what it is.",
+            "percentunit",
+            Line(residual, "{{engine_id}} {{gpu}}"),
+            least=None,
+        ),
+        graph(
+            "Residual by mode of execution",
+            "The median of a mode's recent steps; `source` is what the model came from.",
+            "percentunit",
+            Line(by_mode, "{{engine_id}} {{mode}} ({{source}})"),
+            least=None,
+        ),
+    ]
+
+
+def _cost() -> list[timeseries.Panel]:
+    return [
+        graph(
+            "Probe's share of the time",
+            "Time inside the probe over wall time.",
+            "percentunit",
+            Line(now("inferscope_overhead_ratio", by="engine_id", how="max"), "{{engine_id}}"),
+            width=8,
+            limits=bad_above(0.01, 0.02),
+        ),
+        graph(
+            "Scrapes",
+            "How long Prometheus waited for a collector.",
+            "s",
+            Line(of_target("scrape_duration_seconds"), "{{instance}}"),
+            width=8,
+        ),
+        graph(
+            "Series",
+            "Samples per scrape: bounded, whatever clients send.",
+            "short",
+            Line(of_target("scrape_samples_scraped"), "{{instance}}"),
+            width=8,
+        ),
+    ]

@@ -1,0 +1,173 @@
+"""Second: rate, errors and duration of each model's requests, and what they cost."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import MODELS, PHASES, SCHEDULER, SLOW, Row, dashboard
+from dashboards.generate.panels import Line, Way, bad_above, bars, graph, rows
+from dashboards.generate.queries import growth, now, quantile, rate
+
+FAILURES = "timeout|server_abort|rejected|error|engine_lost"
+"""Ends that are nobody's wish; a client that leaves has its reasons."""
+_REQUESTS = "inferscope_requests_total"
+_SLOW_OF = Way("Slow requests of this model", SLOW, {"model": "model_name"})
+_PHASES_OF = Way("Phases of this model", PHASES, {"model": "model_name"})
+_QUEUES_OF = Way("Scheduler of this model", SCHEDULER, {"model": "model_name"})
+
+
+def models() -> model.Dashboard:
+    """Return the dashboard."""
+    failed = rate(_REQUESTS, f'finish_reason=~"{FAILURES}"', by="model_name")
+    return dashboard(
+        MODELS,
+        "InferScope 2: Models",
+        "How many requests does each model serve, how many fail, how long do they take?",
+        [
+            Row(
+                "Rate and errors",
+                [
+                    graph(
+                        "Requests",
+                        "Requests that ended, a second.",
+                        "reqps",
+                        Line(rate(_REQUESTS, by="model_name"), "{{model_name}}"),
+                        width=8,
+                        ways=[_SLOW_OF, _PHASES_OF, _QUEUES_OF],
+                    ),
+                    graph(
+                        "How requests end",
+                        "Ends a second, by reason; `engine_lost` ended with its engine.",
+                        "reqps",
+                        Line(rate(_REQUESTS, by="finish_reason"), "{{finish_reason}}"),
+                        width=8,
+                        stacked=True,
+                    ),
+                    graph(
+                        "Requests that failed",
+                        "Share of the ends that were a time-out, a rejection, an abort by the "
+                        "server, an error or the loss of the engine.",
+                        "percentunit",
+                        Line(f"{failed} / {rate(_REQUESTS, by='model_name')}", "{{model_name}}"),
+                        width=8,
+                        limits=bad_above(0.001, 0.01),
+                        ways=[_SLOW_OF],
+                    ),
+                ],
+            ),
+            Row(
+                "Duration",
+                [
+                    _durations(
+                        "Time to first token",
+                        "From a request's arrival to its first token. "
+                        "Dots are requests; each leads to its trace.",
+                        "inferscope_time_to_first_token_seconds",
+                    ),
+                    _durations(
+                        "Time between tokens",
+                        "Gaps between two deliveries of one request.",
+                        "inferscope_time_between_tokens_seconds",
+                    ),
+                    _durations(
+                        "Time per output token",
+                        "Mean time per token of a request after its first.",
+                        "inferscope_time_per_output_token_seconds",
+                    ),
+                    _durations(
+                        "Duration",
+                        "From a request's arrival to the end of its delivery, however it ended.",
+                        "inferscope_request_duration_seconds",
+                    ),
+                ],
+            ),
+            Row("Where the time goes", [*_ledger()]),
+            Row("Use and cost", [*_costs()]),
+            Row(
+                "Deploys",
+                [
+                    rows(
+                        "Engines",
+                        "What runs, and how it was started: compare two deploys by `config_hash`.",
+                        {"engines": (now("inferscope_engine_info", by=_HOW), "short")},
+                    )
+                ],
+            ),
+        ],
+    )
+
+
+_HOW = (
+    "model_name, engine, engine_version, model_revision, quantization, "
+    "tp, pp, dp, ep, gpu, role, config_hash"
+)
+
+
+def _durations(title: str, says: str, histogram: str) -> timeseries.Panel:
+    return graph(
+        title,
+        says,
+        "s",
+        Line(quantile(0.99, histogram, by="model_name"), "{{model_name}} p99", exemplars=True),
+        Line(quantile(0.5, histogram, by="model_name"), "{{model_name}} p50"),
+        ways=[_SLOW_OF, _PHASES_OF],
+    )
+
+
+def _ledger() -> list[timeseries.Panel]:
+    seconds = "inferscope_latency_seconds_total"
+    return [
+        graph(
+            "Seconds per request, by cause",
+            "The mean request's time, divided by what it was spent on: the ledgers of all that "
+            "ended. The stack is the mean duration.",
+            "s",
+            Line(
+                f"({rate(seconds, by='cause')} > 0) / on () group_left () {rate(_REQUESTS)}",
+                "{{cause}}",
+            ),
+            stacked=True,
+            ways=[Way("Phases and interference", PHASES), Way("Slow requests", SLOW)],
+        ),
+        graph(
+            "Tokens",
+            "Tokens a second: prompts computed, prompts found in the prefix cache, answers.",
+            "short",
+            Line(rate("inferscope_tokens_total", by="phase, source"), "{{phase}} {{source}}"),
+            stacked=True,
+            ways=[Way("Scheduler and KV", SCHEDULER)],
+        ),
+    ]
+
+
+def _costs() -> list[Builder[model.Panel]]:
+    dollars = "inferscope_cost_dollars_total"
+    tokens = growth("inferscope_tokens_total", by="model_name")
+    return [
+        bars(
+            "Device time by tenant",
+            "Device seconds of the time shown; what few use is `other`.",
+            "s",
+            Line(growth("inferscope_tenant_gpu_seconds_total", by="tenant"), "{{tenant}}"),
+            width=8,
+        ),
+        graph(
+            "Dollars an hour",
+            "At the configured price of an hour of a device: tenants, idle time and waste sum to "
+            "what the devices cost.",
+            "currencyUSD",
+            Line(f"3600 * {rate(dollars, by='tenant')}", "{{tenant}}"),
+            width=8,
+            stacked=True,
+        ),
+        bars(
+            "Dollars per million tokens",
+            "All that a model's devices cost over all tokens computed or found in the cache, in "
+            "the time shown.",
+            "currencyUSD",
+            Line(f"1e6 * {growth(dollars, by='model_name')} / {tokens}", "{{model_name}}"),
+            width=8,
+        ),
+    ]

@@ -1,0 +1,179 @@
+"""Third: what the devices' time goes to, how well it is used, and who is in whose way."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, SLOW, Row, dashboard
+from dashboards.generate.panels import Line, Way, graph
+from dashboards.generate.queries import ENGINE, now, quantile, rate
+
+_SECONDS = "inferscope_gpu_phase_seconds_total"
+_BYTES = "inferscope_gpu_hbm_bytes_total"
+_WORKED = 'phase=~"prefill|decode"'
+_GPUS = Way("Devices", GPUS)
+
+
+def phases() -> model.Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        PHASES,
+        "InferScope 3: Phases",
+        "What do the devices do, how well, and which phase is in the way of which?",
+        [
+            Row("Device time", [*_time()]),
+            Row("How well it is used", [*_use()]),
+            Row("In each other's way", [*_interference()]),
+            Row("Waste and energy", [*_waste()]),
+        ],
+    )
+
+
+def _time() -> list[timeseries.Panel]:
+    shares = f"{rate(_SECONDS, by='phase')} / on () group_left () {rate(_SECONDS)}"
+    return [
+        graph(
+            "Device seconds a second, by phase",
+            "Where the wall time of devices goes; the stack is as high as engines have devices. "
+            "`idle_host_gap`: a device waited for the host though there was work.",
+            "short",
+            Line(rate(_SECONDS, by="phase"), "{{phase}}"),
+            stacked=True,
+            ways=[_GPUS],
+        ),
+        graph(
+            "Share of device time, by phase",
+            "The same, as shares of all devices' time.",
+            "percentunit",
+            Line(shares, "{{phase}}"),
+            stacked=True,
+            most=1,
+            ways=[_GPUS],
+        ),
+    ]
+
+
+def _use() -> list[timeseries.Panel]:
+    by = "phase, model_name"
+    active, flops = "inferscope_gpu_sm_active_seconds_total", "inferscope_flops_total"
+    peak = now("inferscope_gpu_hbm_peak_bytes_per_second", by=ENGINE, how="max")
+    could = (
+        f"sum by ({by}) ({rate(_SECONDS, by=f'{by}, {ENGINE}', where=_BYTES)}"
+        f" * on ({ENGINE}) group_left () {peak})"
+    )
+    moved = rate(_BYTES, by="phase, direction")
+    return [
+        graph(
+            "SMs active while in a phase",
+            "SM time over the phase's device time, on devices where SMs are counted. "
+            "By counters: absent without a sampler.",
+            "percentunit",
+            Line(
+                f"{rate(active, by=by)} / {rate(_SECONDS, by=by, where=active)}",
+                "{{phase}} {{model_name}}",
+            ),
+            most=1,
+            ways=[_GPUS],
+        ),
+        graph(
+            "Memory traffic while in a phase",
+            "Bytes between memory and device a second of the phase's device time, of one device. "
+            "By counters: absent without a sampler.",
+            "Bps",
+            Line(
+                f"{moved} / on (phase) group_left () {rate(_SECONDS, by='phase', where=_BYTES)}",
+                "{{phase}} {{direction}}",
+            ),
+            ways=[_GPUS],
+        ),
+        graph(
+            "Share of the memory roofline",
+            "Bytes moved while in a phase over what the memory could have moved in that time: "
+            "decode near 100 % is as fast as this memory lets it be. "
+            "By counters: absent without a sampler.",
+            "percentunit",
+            Line(f"{rate(_BYTES, by=by)} / {could}", "{{phase}} {{model_name}}"),
+            most=1,
+            ways=[_GPUS],
+        ),
+        graph(
+            "Operations while in a phase",
+            "Modelled: floating-point operations of ended requests, from the model's shape, a "
+            "second of the phase's device time.",
+            "flops",
+            Line(
+                f"{rate(flops, by=by)} / {rate(_SECONDS, by=by, where=flops)}",
+                "{{phase}} {{model_name}} (modelled)",
+            ),
+        ),
+    ]
+
+
+def _interference() -> list[timeseries.Panel]:
+    causes = 'cause=~".*(interference|co_batched)"'
+    everything = rate("inferscope_latency_seconds_total")
+    lost = rate("inferscope_latency_seconds_total", causes, by="cause")
+    steps, shares = "inferscope_step_duration_seconds", "inferscope_request_gpu_seconds"
+    return [
+        graph(
+            "Time lost to others",
+            "Share of all requests' time spent in steps that others made longer. `interference`: "
+            "by the other phase, such as a decode behind somebody's prompt; `co_batched`: by the "
+            "same phase, the price of a batch.",
+            "percentunit",
+            Line(f"{lost} / on () group_left () {everything}", "{{cause}}"),
+            width=8,
+            stacked=True,
+            ways=[Way("Slow requests", SLOW), Way("Scheduler and KV", SCHEDULER)],
+        ),
+        graph(
+            "Steps",
+            "Time of the engine's steps, by what was in them.",
+            "s",
+            Line(quantile(0.99, steps, by="phase"), "{{phase}} p99"),
+            Line(quantile(0.5, steps, by="phase"), "{{phase}} p50"),
+            width=8,
+        ),
+        graph(
+            "Device time of a request",
+            "A request's fair share of the steps it was in.",
+            "s",
+            Line(quantile(0.99, shares, by="phase"), "{{phase}} p99"),
+            Line(quantile(0.5, shares, by="phase"), "{{phase}} p50"),
+            width=8,
+            ways=[Way("Slow requests", SLOW)],
+        ),
+    ]
+
+
+def _waste() -> list[timeseries.Panel]:
+    waste = rate("inferscope_wasted_gpu_seconds_total", by="reason")
+    energy = "inferscope_energy_joules_total"
+    tokens = rate("inferscope_tokens_total", 'source="computed"', by="phase", where=energy)
+    return [
+        graph(
+            "Wasted device time",
+            "Share of all device time that brought nobody anything; nothing is in two reasons.",
+            "percentunit",
+            Line(f"{waste} / on () group_left () {rate(_SECONDS)}", "{{reason}}"),
+            width=8,
+            stacked=True,
+        ),
+        graph(
+            "Power, by phase",
+            "Apportioned by regression: energy of a phase a second. Absent without a sampler.",
+            "watt",
+            Line(rate(energy, by="phase"), "{{phase}} (apportioned)"),
+            width=8,
+            ways=[_GPUS],
+        ),
+        graph(
+            "Energy per token",
+            "Apportioned energy of a phase over the tokens computed in it. Absent without a "
+            "sampler.",
+            "joule",
+            Line(f"{rate(energy, _WORKED, by='phase')} / {tokens}", "{{phase}} (apportioned)"),
+            width=8,
+        ),
+    ]

@@ -1,0 +1,182 @@
+"""Fifth: what waits, for what, and what the KV cache has to do with it."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import PHASES, SCHEDULER, SLOW, Row, dashboard
+from dashboards.generate.panels import Line, Way, bad_above, graph
+from dashboards.generate.queries import now, quantile, rate
+
+_ENGINE = "engine_id"
+_SLOW_OF = Way("Slow requests of this engine", SLOW, {"engine": "engine_id"})
+_PHASES_OF = Way("Phases of this engine", PHASES, {"engine": "engine_id"})
+
+
+def scheduler() -> model.Dashboard:
+    """Return the dashboard."""
+    return dashboard(
+        SCHEDULER,
+        "InferScope 5: Scheduler and KV",
+        "What waits, for what, and is there room for more?",
+        [
+            Row("Load", [*_load()]),
+            Row("Waiting", [*_waiting()]),
+            Row("KV cache", [*_cache()]),
+            Row("Steps", [*_steps()]),
+        ],
+    )
+
+
+def _load() -> list[timeseries.Panel]:
+    return [
+        graph(
+            "Requests running",
+            "Admitted and not yet over.",
+            "short",
+            Line(now("inferscope_requests_running", by=_ENGINE), "{{engine_id}}"),
+            width=8,
+            ways=[_SLOW_OF, _PHASES_OF],
+        ),
+        graph(
+            "Requests waiting",
+            "In the queue, those that lost their blocks included.",
+            "short",
+            Line(now("inferscope_requests_waiting", by=_ENGINE), "{{engine_id}}"),
+            width=8,
+            ways=[_SLOW_OF, _PHASES_OF],
+        ),
+        graph(
+            "Headroom",
+            "The least of what is left of slots, KV blocks and the steps' token budget: what to "
+            "scale by. Below 0 there are more requests than slots.",
+            "percentunit",
+            Line(now("inferscope_headroom_ratio", by=_ENGINE, how="min"), "{{engine_id}}"),
+            width=8,
+            least=None,
+        ),
+    ]
+
+
+def _waiting() -> list[timeseries.Panel]:
+    queue, stall = "inferscope_request_queue_seconds", "inferscope_request_stall_seconds"
+    causes = (
+        'cause=~"queue|queue_idle|not_scheduled|preempted|recompute|paused|kv_load|kv_transfer"'
+    )
+    waited = rate("inferscope_latency_seconds_total", causes, by="cause")
+    everything = rate("inferscope_latency_seconds_total")
+    return [
+        graph(
+            "Time in the queue",
+            "From arrival to admission. Dots are requests; each leads to its trace.",
+            "s",
+            Line(quantile(0.99, queue, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
+            Line(quantile(0.5, queue, by=_ENGINE), "{{engine_id}} p50"),
+            width=8,
+            ways=[_SLOW_OF],
+        ),
+        graph(
+            "What the queue holds",
+            "Modelled: how long a request that came now would wait.",
+            "s",
+            Line(
+                now("inferscope_predicted_queue_seconds", by=_ENGINE, how="max"),
+                "{{engine_id}} (modelled)",
+            ),
+            width=8,
+        ),
+        graph(
+            "Prompt tokens in the queue",
+            "Of requests that were not admitted yet.",
+            "short",
+            Line(now("inferscope_queued_prompt_tokens", by=_ENGINE), "{{engine_id}}"),
+            width=8,
+        ),
+        graph(
+            "Why requests wait",
+            "Share of all requests' time in which they were not worked on, by cause.",
+            "percentunit",
+            Line(f"{waited} / on () group_left () {everything}", "{{cause}}"),
+            stacked=True,
+            ways=[Way("Slow requests", SLOW)],
+        ),
+        graph(
+            "Stalls",
+            "Time a request was admitted and not worked on.",
+            "s",
+            Line(quantile(0.99, stall, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
+            Line(quantile(0.5, stall, by=_ENGINE), "{{engine_id}} p50"),
+            ways=[_SLOW_OF],
+        ),
+    ]
+
+
+def _cache() -> list[timeseries.Panel]:
+    tokens = "inferscope_tokens_total"
+    cached = rate(tokens, 'phase="prefill"', 'source="cached"', by=_ENGINE)
+    prompts = rate(tokens, 'phase="prefill"', by=_ENGINE)
+    again = rate("inferscope_wasted_gpu_seconds_total", 'reason="recompute"', by=_ENGINE)
+    seconds = rate("inferscope_gpu_phase_seconds_total", by=_ENGINE)
+    return [
+        graph(
+            "KV blocks in use",
+            "As of the last step; at 100 % requests wait or lose theirs.",
+            "percentunit",
+            Line(now("inferscope_kv_cache_usage_ratio", by=_ENGINE, how="max"), "{{engine_id}}"),
+            width=8,
+            most=1,
+            limits=bad_above(0.9, 0.97),
+        ),
+        graph(
+            "Prompt tokens found in the prefix cache",
+            "Share of the prompts' tokens that need not be computed.",
+            "percentunit",
+            Line(f"{cached} / {prompts}", "{{engine_id}}"),
+            width=8,
+            most=1,
+        ),
+        graph(
+            "Computed again after preemptions",
+            "Share of device time: a storm of preemptions shows here first.",
+            "percentunit",
+            Line(f"{again} / {seconds}", "{{engine_id}}"),
+            width=8,
+            limits=bad_above(0.02, 0.1),
+            ways=[_SLOW_OF],
+        ),
+    ]
+
+
+def _steps() -> list[timeseries.Panel]:
+    tokens = rate("inferscope_tokens_total", 'source="computed"', by=_ENGINE)
+    count = "inferscope_step_duration_seconds_count"
+    spec = "inferscope_spec_tokens_total"
+    accepted = rate(spec, 'result="accepted"', by=_ENGINE)
+    return [
+        graph(
+            "Steps a second",
+            "By what was in them.",
+            "ops",
+            Line(rate(count, by="phase"), "{{phase}}"),
+            width=8,
+            stacked=True,
+            ways=[Way("Phases", PHASES)],
+        ),
+        graph(
+            "Tokens per step",
+            "How well steps are filled.",
+            "short",
+            Line(f"{tokens} / {rate(count, by=_ENGINE)}", "{{engine_id}}"),
+            width=8,
+            ways=[_PHASES_OF],
+        ),
+        graph(
+            "Drafted tokens that were right",
+            "Of speculative decoding; absent without it.",
+            "percentunit",
+            Line(f"{accepted} / {rate(spec, by=_ENGINE)}", "{{engine_id}}"),
+            width=8,
+            most=1,
+        ),
+    ]

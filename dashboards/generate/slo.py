@@ -1,0 +1,197 @@
+"""First: are we keeping our promises, how long will we, and what breaks them."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import stat, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import (
+    FEWEST_SEEN,
+    HEALTH,
+    MODELS,
+    PHASES,
+    SLO,
+    SLOW,
+    Row,
+    dashboard,
+    of_label,
+)
+from dashboards.generate.panels import (
+    Line,
+    Way,
+    bad_above,
+    bad_below,
+    bars,
+    graph,
+    number,
+    rows,
+)
+from dashboards.generate.queries import growth, now, quantile, rate
+
+PAGES_FAST, PAGES_SLOW = 14.4, 6.0
+"""Burn rates of an hour and of six at which the rules page (docs of `inferscope slo rules`)."""
+OBJECTIVE = "model_name, slo"
+_REQUESTS = "inferscope_slo_requests_total"
+_MATCH = 'slo=~"$slo"'
+_BAD, _GOOD = (f'result="{result}"' for result in ("bad", "good"))
+_ALLOWED = f"(1 - {now('inferscope_slo_objective_ratio', _MATCH, by=OBJECTIVE, how='max')})"
+
+_OF_MODEL = (
+    Way("Requests of this model", MODELS, {"model": "model_name"}),
+    Way("Slow requests of this model", SLOW, {"model": "model_name"}),
+)
+
+
+def burn(over: str) -> str:
+    """Return how many times faster than allowed the budget went over a window."""
+    bad = growth(_REQUESTS, _MATCH, _BAD, by=OBJECTIVE, over=over)
+    every = growth(_REQUESTS, _MATCH, by=OBJECTIVE, over=over)
+    return f"{bad} / {every} / {_ALLOWED}"
+
+
+def verdict() -> model.Dashboard:
+    """Return the dashboard."""
+    window = build.CustomVariable("window").label("Budget over").values("1h,6h,1d,7d,28d,30d")
+    window = window.current(model.VariableOption(selected=True, text="7d", value="7d"))
+    slo = of_label("slo", "Objective", "inferscope_slo_objective_ratio", "What is promised.")
+    return dashboard(
+        SLO,
+        "InferScope 1: Verdict",
+        "Do we keep our promises? How long will the budget last? What breaks them?",
+        [
+            Row("Now", [*_now()]),
+            Row("Budget", [*_budget()]),
+            Row("Breaches", [*_breaches()]),
+            Row("Promises", [_promises()]),
+        ],
+        variables=[slo, window],
+    )
+
+
+def _now() -> list[stat.Panel]:
+    fast = f"{burn('1h')} > {PAGES_FAST} and {burn('5m')} > {PAGES_FAST}"
+    slow = f"{burn('6h')} > {PAGES_SLOW} and {burn('30m')} > {PAGES_SLOW}"
+    goodput = 'slo=~".*goodput.*"'
+    breaches = growth("inferscope_slo_breaches_total", _MATCH, by="cause")
+    return [
+        number(
+            "Burning fast",
+            "Objectives of models whose budget burns at a rate that pages: 14.4 times over 1h and "
+            "5m, or 6 times over 6h and 30m. The alert wants several bad requests besides.",
+            "short",
+            f"count(({fast}) or ({slow})) or vector(0)",
+            limits=bad_above(1, 1),
+        ),
+        number(
+            "Fastest burn",
+            "The highest burn rate of the last hour: 1 spends the budget exactly.",
+            "short",
+            f"max({burn('1h')})",
+            limits=bad_above(1, PAGES_SLOW),
+        ),
+        number(
+            "Least budget left",
+            "Of the bad requests allowed over $window, the share not yet had, of the objective "
+            "that has least. Negative: the promise is broken.",
+            "percentunit",
+            f"min(1 - {burn('$window')})",
+            limits=bad_below(0.5, 0.1),
+        ),
+        number(
+            "Goodput",
+            "Requests that met all their objectives, over the time shown.",
+            "percentunit",
+            f"{growth(_REQUESTS, goodput, _GOOD)} / {growth(_REQUESTS, goodput)}",
+            limits=bad_below(0.99, 0.95),
+        ),
+        number(
+            "Top cause",
+            "What most breaches of the time shown came from.",
+            "short",
+            f"topk(1, {breaches} > 0)",
+            legend="{{cause}}",
+            absent="none",
+            ways=[Way("Phases and interference", PHASES)],
+        ),
+        number(
+            "Requests seen",
+            "Finished requests that we saw over those that the engine counts. Below 95 % this "
+            "dashboard is not to be trusted.",
+            "percentunit",
+            now("inferscope_attribution_coverage_ratio", how="min"),
+            limits=bad_below(FEWEST_SEEN, FEWEST_SEEN),
+            ways=[Way("InferScope's own health", HEALTH)],
+        ),
+    ]
+
+
+def _budget() -> list[Builder[model.Panel]]:
+    return [
+        bars(
+            "Budget left",
+            "Of the bad requests allowed over $window, the share not yet had.",
+            "percentunit",
+            Line(f"1 - {burn('$window')}", "{{model_name}} {{slo}}"),
+            most=1,
+            limits=bad_below(0.5, 0.1),
+            ways=_OF_MODEL,
+        ),
+        graph(
+            "Burn rate",
+            "How many times faster than allowed the budget goes. The dashed lines are the rates "
+            "that page: 14.4 over an hour, 6 over six.",
+            "short",
+            Line(burn("1h"), "{{model_name}} {{slo}} 1h"),
+            Line(burn("5m"), "{{model_name}} {{slo}} 5m"),
+            limits=bad_above(PAGES_SLOW, PAGES_FAST),
+            ways=_OF_MODEL,
+        ),
+    ]
+
+
+def _breaches() -> list[timeseries.Panel]:
+    threshold = now("inferscope_slo_threshold_seconds", 'slo=~".*ttft.*"', by=OBJECTIVE, how="max")
+    return [
+        graph(
+            "Breaches by cause",
+            "Bad requests a second, by what made them bad: the largest part of what was too much.",
+            "reqps",
+            Line(rate("inferscope_slo_breaches_total", _MATCH, by="cause"), "{{cause}}"),
+            stacked=True,
+            ways=[Way("Phases and interference", PHASES), Way("Slow requests", SLOW)],
+        ),
+        graph(
+            "First token against its threshold",
+            "The 99th percentile of the time to first token. Dots are single requests; "
+            "each leads to its trace.",
+            "s",
+            Line(
+                quantile(0.99, "inferscope_time_to_first_token_seconds", by="model_name"),
+                "{{model_name}} p99",
+                exemplars=True,
+            ),
+            Line(threshold, "{{model_name}} {{slo}} threshold"),
+            ways=_OF_MODEL,
+        ),
+    ]
+
+
+def _promises() -> table.Panel:
+    def highest(name: str) -> str:
+        return now(name, _MATCH, by=OBJECTIVE, how="max")
+
+    good = growth(_REQUESTS, _MATCH, _GOOD, by=OBJECTIVE)
+    return rows(
+        "Objectives",
+        "What is promised, and what the time shown made of it.",
+        {
+            "promised": (highest("inferscope_slo_objective_ratio"), "percentunit"),
+            "within": (highest("inferscope_slo_threshold_seconds"), "s"),
+            "kept": (f"{good} / {growth(_REQUESTS, _MATCH, by=OBJECTIVE)}", "percentunit"),
+            "bad": (growth(_REQUESTS, _MATCH, _BAD, by=OBJECTIVE), "short"),
+            "budget left": (f"1 - {burn('$window')}", "percentunit"),
+        },
+        ways=_OF_MODEL,
+    )

@@ -1,0 +1,142 @@
+"""Sixth: from a slow percentile to single requests, their traces, and `inferscope why`."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.builders import table
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as model
+
+from dashboards.generate.frame import SLOW, Row, dashboard
+from dashboards.generate.panels import Line, graph, heat, number, traces, words
+from dashboards.generate.queries import buckets, growth, quantile, rate
+
+_TTFT, _E2E = "inferscope_time_to_first_token_seconds", "inferscope_request_duration_seconds"
+_OURS = (
+    'span.inferscope.finish != nil && span.gen_ai.request.model =~ "$model"'
+    ' && resource.service.instance.id =~ "$engine"'
+)
+"""Root spans, of any exporter of ours."""
+_SHOWN = (
+    "span.inferscope.request.id, span.gen_ai.request.model, span.inferscope.finish,"
+    " span.gen_ai.latency.time_to_first_token, span.gen_ai.latency.e2e,"
+    " span.inferscope.slo.cause, span.inferscope.slo.ttft, span.inferscope.slo.tbt"
+)
+
+NEXT = """
+1. Click a dot above, or a trace below: its spans are the request's queue, prefill and decode, its
+   attributes `inferscope.ledger.*` where every moment went, and `inferscope.request.id` who it is.
+2. On the engine's host: `inferscope why REQUEST` says who held it up, with names, and what would
+   have let it pass; for what is over, in the pins: `inferscope why REQUEST pin-….isr`.
+3. The rate of such requests by cause is on *Verdict*; what to do about a cause is in the runbook
+   that the alert links to.
+"""
+
+
+def slow() -> model.Dashboard:
+    """Return the dashboard."""
+    beyond = build.TextBoxVariable("beyond").label("Slower than").default_value("2s")
+    return dashboard(
+        SLOW,
+        "InferScope 6: Slow requests",
+        "Which requests were slow, and what does each of them say?",
+        [
+            Row("How slow", [*_how_slow()]),
+            Row("Single requests", [words("From here to the cause", NEXT), *_single()]),
+        ],
+        variables=[beyond],
+        has_traces=True,
+    )
+
+
+def _how_slow() -> list[Builder[model.Panel]]:
+    return [
+        number(
+            "Slowest in a hundred",
+            "99th percentile of the duration, just now.",
+            "s",
+            quantile(0.99, _E2E),
+            width=6,
+        ),
+        number(
+            "Slowest in a thousand",
+            "99.9th percentile of the duration, just now.",
+            "s",
+            quantile(0.999, _E2E),
+            width=6,
+        ),
+        number(
+            "First token after 2 s",
+            "Share of the requests of the time shown.",
+            "percentunit",
+            _share_beyond(_TTFT, "2.0"),
+            width=6,
+        ),
+        number(
+            "Longer than 10 s",
+            "Share of the requests of the time shown.",
+            "percentunit",
+            _share_beyond(_E2E, "10.0"),
+            width=6,
+        ),
+        heat(
+            "Time to first token",
+            "All requests that ended; dots are single ones and lead to their traces.",
+            "s",
+            Line(buckets(_TTFT), "{{le}}", exemplars=True),
+        ),
+        heat(
+            "Duration",
+            "All requests that ended; dots are single ones and lead to their traces.",
+            "s",
+            Line(buckets(_E2E), "{{le}}", exemplars=True),
+        ),
+        graph(
+            "Seconds by cause",
+            "Requests' time a second, by what it was spent on: what grows when requests get slow "
+            "is the reason.",
+            "s",
+            Line(f"{rate('inferscope_latency_seconds_total', by='cause')} > 0", "{{cause}}"),
+            width=24,
+            stacked=True,
+        ),
+    ]
+
+
+def _single() -> list[table.Panel]:
+    missed = (
+        '(span.inferscope.slo.cause != nil || span.inferscope.slo.ttft = "bad"'
+        ' || span.inferscope.slo.tbt = "bad")'
+    )
+    return [
+        traces(
+            "Missed an objective",
+            "Traces of requests that missed an objective, and the cause to blame.",
+            _query(missed),
+        ),
+        traces(
+            "Slower than $beyond",
+            "Traces of requests that took longer, among those that are kept.",
+            _query("duration > $beyond"),
+        ),
+        traces(
+            "Failed",
+            "Traces of requests that ended in an error, a time-out, an abort or with their engine.",
+            _query("status = error"),
+        ),
+        traces(
+            "Preempted",
+            "Traces of requests that lost their KV blocks on the way.",
+            _query("span.inferscope.preemptions > 0"),
+        ),
+    ]
+
+
+def _share_beyond(histogram: str, bound_s: str) -> str:
+    """Return the share of what took longer than a bound, spelt as the histogram spells it."""
+    within = growth(f"{histogram}_bucket", f'le="{bound_s}"')
+    return f"1 - {within} / {growth(f'{histogram}_count')}"
+
+
+def _query(condition: str) -> str:
+    return f"{{ {_OURS} && {condition} }} | select({_SHOWN})"

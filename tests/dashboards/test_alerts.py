@@ -1,0 +1,38 @@
+"""An alert leads to a dashboard that there is, which is marked while the alert fires."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from tests.dashboards.reading import dashboards, variables
+
+rules = pytest.importorskip("inferscope.slo.rules", reason="no rules are generated yet")
+
+GRAFANA = "https://grafana.example.org"
+
+
+def test_every_alert_leads_to_a_dashboard_and_sets_its_variables() -> None:
+    from inferscope.slo.objectives import Objective, Objectives
+
+    promised = Objectives(
+        (
+            Objective("ttft", "ttft", 0.5, 0.99, 30 * 86400.0),
+            Objective("goodput", "goodput", None, 0.95, 30 * 86400.0),
+        )
+    )
+    file = rules.rule_file(promised, rules.RuleOptions(dashboards=GRAFANA))
+    alerts = [rule for group in file["groups"] for rule in group["rules"] if "alert" in rule]
+    assert alerts
+    for alert in alerts:
+        url = urlsplit(re.sub(r"\{\{.*?\}\}", "chosen", alert["annotations"]["dashboard_url"]))
+        shown = dashboards()[url.path.removeprefix("/d/")]
+        assert f"{url.scheme}://{url.netloc}" == GRAFANA
+        for name, value in parse_qsl(url.query):
+            assert name.removeprefix("var-") in variables(shown)
+            assert value == "chosen"
+        marks = [each["expr"] for each in shown["annotations"]["list"]]
+        (pattern,) = re.findall(r'alertname=~"([^"]+)"', " ".join(marks))
+        assert re.fullmatch(pattern, alert["alert"])
