@@ -114,7 +114,7 @@ class Accounts:
 
     def leave(self, slot: int) -> Left:
         """End a request; call before its slot is free."""
-        now = self._work.totals()[:, :, slot]
+        now = self._work.totals_of(slot)
         self._grow(slot + 1)
         begun, unsettled = self._begun.item(slot), {}
         tenths = list(self._open)

@@ -24,6 +24,7 @@ WASTED_TOKENS, WASTED_NS = 5, 6
 DRAFT_TOKENS, DRAFT_NS = 7, 8
 """Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
 NUM_COLUMNS = 9
+_TOTALLED = [COMPUTE_NS, READ_BYTES, WRITE_BYTES]
 _SINGLES, _CONTEXTS, _SEEN, _SHARES_NS, _WEIGHTS = range(5)
 """Of decodes of one token: how many, the sum of their contexts, and as far as windows reach, their
 time, and what they read of the weights. Their FLOPs and bytes follow, when somebody asks."""
@@ -188,16 +189,20 @@ class Work:
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
+    def totals_of(self, slot: int) -> Ints:
+        """Return a request's time, bytes read and bytes written so far: [phases, 3]."""
+        totals: Ints = np.array(self.of(slot), dtype=np.int64)[:, _TOTALLED]
+        return totals
+
     def totals(self) -> Ints:
-        """Return time, bytes read and bytes written so far: [phases, 3, slots]."""
+        """Return the same of all: [phases, 3, slots]."""
         self._tell()
-        columns = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
-        totals: Ints = self._cells[:, :, columns].transpose(0, 2, 1)
-        singles = self._singles.copy()
         for slot, more in self._instead.items():
-            totals[0, :, slot] += [more[column] for column in columns]
-            singles[slot] += more[NUM_COLUMNS:]
-        num, contexts, seen, shares_ns, weights = singles.T
+            self._cells[0, slot] += more[:NUM_COLUMNS]
+            self._singles[slot] += more[NUM_COLUMNS:]
+        self._instead.clear()
+        totals: Ints = self._cells[:, :, _TOTALLED].transpose(0, 2, 1)
+        num, contexts, seen, shares_ns, weights = self._singles.T
         totals[1, 0] += shares_ns
         totals[1, 1] += weights
         if self._rates is not None:
