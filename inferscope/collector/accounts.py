@@ -46,23 +46,21 @@ class Settled(NamedTuple):
     blurred: Floats
     """[phases, counted], of the values that which was divided over phases."""
 
-    def parts(self, amounts: Floats, *, is_alone: Floats) -> Floats:
+    def parts(self, amounts: Floats) -> Floats:
         """Return what requests get.
 
         Args:
-            amounts: [phases, 3, …], what requests computed in it.
-            is_alone: [phases, 1…], 1 where only one request was in the phase.
+            amounts: [phases, 3, requests], what all of them computed in it.
 
         Returns:
-            [phases, counted, 3, …], by VALUE, KNOWN, BLURRED.
+            [phases, counted, 3, requests], by VALUE, KNOWN, BLURRED.
         """
-        of_each = amounts[:, BY]
-        extra = (...,) + (None,) * (amounts.ndim - 2)
-        cover = _ratio(self.known, self.totals)[extra]
-        values = of_each * cover * _ratio(self.values, self.known)[extra]
-        blur = _ratio(self.blurred, self.values)[extra]
-        blurred = values * np.where(is_alone[:, None] > 0, blur, 1.0)
-        return np.stack([values, of_each * cover, blurred], axis=2)
+        is_alone = np.count_nonzero(amounts[:, 0] > 0, axis=1) <= 1
+        known = amounts[:, BY] * _ratio(self.known, self.totals)[..., None]
+        values = known * _ratio(self.values, self.known)[..., None]
+        blur = _ratio(self.blurred, self.values)[..., None]
+        blurred = values * np.where(is_alone[:, None, None], blur, 1.0)
+        return np.stack([values, known, blurred], axis=2)
 
 
 class _Tenth(msgspec.Struct):
@@ -116,15 +114,13 @@ class Accounts:
         """End a request; call before its slot is free."""
         now = self._work.totals_of(slot)
         self._grow(slot + 1)
-        begun, unsettled = self._begun.item(slot), {}
-        tenths = list(self._open)
-        for at, tenth in enumerate(tenths):
-            if tenth.number < begun:
-                continue
-            is_last = at + 1 == len(tenths)
-            after = now if is_last else tenths[at + 1].before[:, :, slot]
-            before = 0 if tenth.number == begun else _column(tenth.before, slot)
-            unsettled[tenth.number] = (after - before).astype(np.float64)
+        begun = self._begun.item(slot)
+        tenths = [tenth for tenth in self._open if tenth.number >= begun]
+        marks = np.array([*(_column(tenth.before, slot) for tenth in tenths), now])
+        if tenths and tenths[0].number == begun:
+            marks[0] = 0
+        amounts = (marks[1:] - marks[:-1]).astype(np.float64)
+        unsettled = {tenth.number: each for tenth, each in zip(tenths, amounts, strict=True)}
         left = Left(self._given[..., slot].copy(), now.tolist(), unsettled)
         if unsettled:
             self._left.append(left)
@@ -151,16 +147,12 @@ class Accounts:
         amounts[:, :, :num_before] -= np.where(begun[:num_before] == number, 0, tenth.before)
         amounts[:, :, begun > number] = 0.0
         leaving = [left for left in self._left if number in left.unsettled]
-        theirs = [left.unsettled.pop(number) for left in leaving]
-        num_there = np.count_nonzero(amounts[:, 0] > 0, axis=1).astype(np.float64)
-        for one in theirs:
-            num_there += one[:, 0] > 0
-        is_alone = (num_there <= 1).astype(np.float64)
+        theirs = [left.unsettled.pop(number)[:, :, None] for left in leaving]
         there = np.flatnonzero(amounts[:, 0].any(axis=0))
-        parts = settled.parts(amounts[:, :, there], is_alone=is_alone[:, None])
-        self._given[..., there] += parts
-        for left, one in zip(leaving, theirs, strict=True):
-            left.given += settled.parts(one, is_alone=is_alone)
+        parts = settled.parts(np.concatenate([amounts[:, :, there], *theirs], axis=2))
+        self._given[..., there] += parts[..., : len(there)]
+        for at, left in enumerate(leaving, len(there)):
+            left.given += parts[..., at]
         self._left = [left for left in self._left if left.unsettled]
 
     def stop(self) -> None:
@@ -179,8 +171,8 @@ class Accounts:
             self._given = np.concatenate([self._given, none], axis=3)
 
 
-def _column(before: Ints, slot: int) -> Ints | int:
-    return before[:, :, slot] if slot < before.shape[2] else 0
+def _column(before: Ints, slot: int) -> Ints:
+    return before[:, :, slot] if slot < before.shape[2] else np.zeros((2, 3), dtype=np.int64)
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

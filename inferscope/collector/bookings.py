@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
 from inferscope.attribution.split import round_ns
-from inferscope.attribution.weights import plain_shares, weight_shares
-from inferscope.collector.counted_steps import Moved
+from inferscope.attribution.weights import PlainShares, plain_shares, weight_shares
+from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
@@ -101,9 +101,8 @@ class Bookings:
         counters = self._lives.counters
         if counters.is_on:
             counters.reach(run.end_ns)
-        moved: Moved | None = None
         if rows.is_simple:
-            self._book_singles(rows, contexts, split)
+            moved = self._book_singles(rows, contexts, split)
         else:
             moved = self._book_rows(rows, contexts, split, slices)
         if rows is not self._last_rows:
@@ -137,7 +136,7 @@ class Bookings:
         amounts["steps"] += 1
         bucket.durations["step"].add(run.longest_ns, 1)
         if counters.is_on:
-            counters.step(run, split, of_ranks_ns, rows, contexts, moved)
+            counters.step(run, split, of_ranks_ns, moved)
         return of_ranks_ns
 
     def _note_phases(self, rows: Rows, last: Rows | None) -> None:
@@ -158,11 +157,16 @@ class Bookings:
         for at in rows.member_prefills:
             in_prefill[members.item(at)] = True
 
-    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
-        """Book a step of decodes that have one token each, and a few prefills."""
+    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> Moved:
+        """Book a step of decodes that have one token each, and a few prefills.
+
+        Returns:
+            what it moved and computed, as far as somebody counts.
+        """
         work, rates = self._lives.table.work, self._lives.rates
         weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
         work.decoded_together(rows.slots, split.shares_ns, contexts, rates, weights)
+        prefilled: list[list[int]] = []
         for at in rows.prefills:
             share_ns = sum([shares_ns.item(at) for shares_ns in split.shares_ns])
             tokens = rows.tokens.item(at)
@@ -177,9 +181,13 @@ class Bookings:
                 amounts[WASTED_TOKENS], amounts[WASTED_NS] = tokens, share_ns
             slot = rows.slots.item(at)
             work.prefilled_instead(slot, amounts, context=context, weight_bytes=booked)
+            prefilled.append(amounts)
+        if rates is None or weights is None or not self._lives.counters.is_on:
+            return NOTHING_MOVED
+        return _moved(rows, contexts, prefilled, rates=rates, weights=weights)
 
     def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> Moved:
-        """Book a step row by row; return what it moved and computed."""
+        """Book a step row by row; return the same."""
         rates, phases = self._lives.rates, rows.phases
         share_ns, tokens = np.add.reduce(split.shares_ns), rows.tokens
         amounts = np.zeros((len(rows.slots), NUM_COLUMNS), dtype=np.int64)
@@ -209,6 +217,8 @@ class Bookings:
             amounts,
             is_once=rows.member_of_row is None,
         )
+        if not self._lives.counters.is_on:
+            return NOTHING_MOVED
         is_prefill = phases == PREFILL
         prefill, decode = (amounts[of].sum(axis=0).tolist() for of in (is_prefill, ~is_prefill))
         columns = (READ_BYTES, WRITE_BYTES, FLOPS)
@@ -309,6 +319,45 @@ def _count(amounts: list[int], rates: Rates, own: tuple[int, int, int], weights:
     amounts[FLOPS] = rates.flops.of_slices(*own)
     amounts[READ_BYTES] = rates.hbm.reads(*own) + weights
     amounts[WRITE_BYTES] = rates.hbm.writes(tokens, sampled)
+
+
+def _moved(
+    rows: Rows, contexts: Ints, prefilled: list[list[int]], *, rates: Rates, weights: PlainShares
+) -> Moved:
+    """Return what a simple step moves and computes.
+
+    Args:
+        rows: who is in it.
+        contexts: [rows].
+        prefilled: what each of its prefills does, by column.
+        rates: of the model.
+        weights: what they all read of them.
+    """
+    flops, hbm = rates
+    team, prefills = rows.team, rows.prefills
+    num, sum_contexts, seen = len(contexts) - len(prefills), int(np.add.reduce(contexts)), 0
+    reach = rates.window - 1
+    if rates.window:
+        seen = int(np.add.reduce(np.minimum(contexts, reach)))
+    of_weights = weights.each * team.num_single + sum(weights.chunks) + weights.rest
+    for at in prefills:
+        context = contexts.item(at)
+        sum_contexts -= context
+        seen -= min(context, reach) if rates.window else 0
+        of_weights -= weights.of(team, at)
+    read = written = computed = 0
+    for amounts in prefilled:
+        read += amounts[READ_BYTES]
+        written += amounts[WRITE_BYTES]
+        computed += amounts[FLOPS]
+    return (
+        read,
+        hbm.reads_of_singles(num, sum_contexts, seen) + of_weights if num else 0,
+        written,
+        hbm.writes(num, num),
+        computed,
+        flops.of_singles(num, sum_contexts, seen),
+    )
 
 
 def _weights(rows: Rows, phases: NDArray[np.uint8], rates: Rates) -> Ints:

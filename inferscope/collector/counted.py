@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from inferscope.collector.accounts import (
     BLURRED,
@@ -62,16 +61,18 @@ def told(left: Left, sources: dict[int, str], errors: dict[int, float | None]) -
     """
     by_phase: tuple[dict[str, int], dict[str, int]] = ({}, {})
     provenance = {}
+    given = left.given.tolist()
     for counted, name in NAMES.items():
-        totals = np.array([phase[BY[counted]] for phase in left.totals], dtype=np.float64)
-        given = left.given[:, counted]
-        if not totals.any() or (given[:, KNOWN] < _LEAST_COVER * totals).any():
+        totals = [float(phase[BY[counted]]) for phase in left.totals]
+        parts = [phase[counted] for phase in given]
+        pairs = list(zip(parts, totals, strict=True))
+        if not any(totals) or any(part[KNOWN] < _LEAST_COVER * total for part, total in pairs):
             continue
-        for phase in (0, 1):
-            known, value = given[phase, KNOWN], given[phase, VALUE]
-            by_phase[phase][name] = round(value * totals[phase] / known) if known > 0 else 0
-        value, blurred = given[:, VALUE].sum(), given[:, BLURRED].sum()
-        blur = float(blurred / value) if value > 0 else 0.0
+        for amounts, (part, total) in zip(by_phase, pairs, strict=True):
+            known = part[KNOWN]
+            amounts[name] = round(part[VALUE] * total / known) if known > 0 else 0
+        value, blurred = (sum(part[of] for part in parts) for of in (VALUE, BLURRED))
+        blur = blurred / value if value > 0 else 0.0
         is_measured = blur <= MOST_BLUR
         fit_error = None if is_measured else errors.get(counted)
         provenance[name] = Provenance(

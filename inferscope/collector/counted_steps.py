@@ -11,17 +11,13 @@ Ranks may share a device. Each does one thing after the other, but two of them r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.samples import Touching, in_lanes, of_one_kind, touching
-from inferscope.attribution.weights import plain_shares
 from inferscope.collector.accounts import NUM_COUNTED, READ, WRITE, Settled
-from inferscope.collector.rows import Rows
-from inferscope.cost.counts import Rates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,9 +37,6 @@ class StepRun(NamedTuple):
     end_ns: int
     prefill_ns: int
     decode_ns: int
-    rows: Rows | None
-    """None where what it moved is given, or nobody's model tells."""
-    contexts: Ints
     moved: Moved
     num_ranks: int
     """That what is modelled is divided over."""
@@ -73,13 +66,13 @@ class CountedSteps:
         """Take a step."""
         self._new.append(run)
 
-    def read_in(self, rates: Rates | None) -> None:
+    def read_in(self) -> None:
         """Work out what is expected of the steps that came since the last call."""
         new, self._new = self._new, []
         if not new:
             return
         columns = np.array([run[:6] for run in new], dtype=np.int64)
-        moved = np.array([_moved(run, rates) for run in new], dtype=np.float64)
+        moved = np.array([[each / run.num_ranks for each in run.moved] for run in new])
         self._ring = np.concatenate([self._ring, columns[:, 0]])
         self._tenth = np.concatenate([self._tenth, columns[:, 1]])
         self.starts_ns = np.concatenate([self.starts_ns, columns[:, 2]])
@@ -172,39 +165,3 @@ def _in_turn(starts_ns: Ints, ends_ns: Ints) -> tuple[Ints, Ints]:
     starts_ns = starts_ns.copy()
     starts_ns[1:] = np.maximum(starts_ns[1:], ends_ns[:-1])
     return np.minimum(starts_ns, ends_ns), ends_ns
-
-
-def _moved(run: StepRun, rates: Rates | None) -> Sequence[float]:
-    moved = run.moved
-    if run.rows is not None and rates is not None:
-        moved = _moved_by_singles(run.rows, run.contexts, rates)
-    return [each / run.num_ranks for each in moved]
-
-
-def _moved_by_singles(rows: Rows, contexts: Ints, rates: Rates) -> Moved:
-    """Return what a simple step moves and computes: decodes of one token, and a few prefills."""
-    flops, hbm = rates
-    team, reach = rows.team, rates.window - 1
-    weights = plain_shares(hbm.weights, team)
-    weights_left = weights.each * team.num_single + sum(weights.chunks) + weights.rest
-    num = len(contexts) - len(rows.prefills)
-    sum_contexts = int(np.add.reduce(contexts))
-    seen = int(np.add.reduce(np.minimum(contexts, reach))) if rates.window else 0
-    read = written = computed = 0
-    for at in rows.prefills:
-        own = rows.tokens.item(at), contexts.item(at), team.rows_of(at)
-        of_weights = weights.of(team, at)
-        weights_left -= of_weights
-        sum_contexts -= own[1]
-        seen -= min(own[1], reach) if rates.window else 0
-        read += hbm.reads(*own) + of_weights
-        written += hbm.writes(own[0], own[2])
-        computed += flops.of_slices(*own)
-    return (
-        read,
-        hbm.reads_of_singles(num, sum_contexts, seen) + weights_left if num else 0,
-        written,
-        hbm.writes(num, num),
-        computed,
-        flops.of_singles(num, sum_contexts, seen),
-    )

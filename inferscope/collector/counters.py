@@ -32,15 +32,13 @@ from inferscope.collector.accounts import (
     Settled,
 )
 from inferscope.collector.counted import RequestCounters, told
-from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps, Moved, StepRun
+from inferscope.collector.counted_steps import CountedSteps, Moved, StepRun
 from inferscope.collector.counter_fits import RollingFit
 from inferscope.collector.counter_windows import SOURCES, Window, together
 from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
-from inferscope.collector.rows import Rows
 from inferscope.collector.stamps import Placed
 from inferscope.collector.steps import Execution, SplitStep
-from inferscope.cost.counts import Rates
 from inferscope.records import plain_uuid
 
 Floats = NDArray[np.float64]
@@ -109,7 +107,6 @@ class Counters:
         """From when on steps are noted: what was counted before cannot be joined."""
         self.is_on = False
         self.now_ns = 0
-        self.rates: Rates | None = None
         self.totals = np.zeros((2, NUM_COUNTED))
         self.of_totals = np.zeros((2, NUM_COUNTED))
         self.blurred = np.zeros((2, NUM_COUNTED))
@@ -176,9 +173,7 @@ class Counters:
         run: Execution,
         split: SplitStep,
         prefill_ns: list[int],
-        rows: Rows,
-        contexts: Ints,
-        moved: Moved | None,
+        moved: Moved,
     ) -> None:
         """Take a step.
 
@@ -186,9 +181,7 @@ class Counters:
             run: its execution.
             split: its time, divided.
             prefill_ns: of it, by rank.
-            rows: who is in it.
-            contexts: [rows].
-            moved: what it moved, None where its rows tell.
+            moved: what it moved and computed.
         """
         tenth = self._accounts.last
         for at, span in enumerate(run.ranks):
@@ -202,9 +195,7 @@ class Counters:
                     span.end_ns,
                     prefill_ns[at],
                     span.measured_ns - prefill_ns[at] - rest_ns,
-                    rows if moved is None else None,
-                    contexts,
-                    moved or NOTHING_MOVED,
+                    moved,
                     len(run.ranks),
                 )
             )
@@ -233,7 +224,7 @@ class Counters:
             self._devices.clear()
             return
         for name, device in self._devices.items():
-            device.steps.read_in(self.rates)
+            device.steps.read_in()
             for window in together(list(self._due(device, through_ns))):
                 self._settle(device, window)
             if device.foreign_ns:

@@ -242,7 +242,6 @@ class EngineFold:
         if told is None or (info.shape, info.sizes) != (told.shape, told.sizes):
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
-            self.lives.counters.rates = self.lives.rates
         self.info = info
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:

@@ -402,9 +402,9 @@ class Lives:
     def _counted(self, final: FinalRequest, left: Left) -> FinalRequest:
         """Return a finished request with what counters say, in its place among the finished."""
         counted = replace(final, counters=self.counters.of(left))
-        for at, other in enumerate(self.finished):
+        for back, other in enumerate(reversed(self.finished), 1):
             if other is final:
-                self.finished[at] = counted
+                self.finished[-back] = counted
                 break
         return counted
 
