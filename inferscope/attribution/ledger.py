@@ -195,8 +195,9 @@ class Ledger:
             return
         self._scatter()
         for step in self._open:
-            for member in np.flatnonzero(np.isin(step.slots, running)).tolist():
-                self._cut(step, member, at_ns)
+            is_emitting = np.zeros(len(self.state), dtype=np.bool_)
+            is_emitting[running] = True
+            self._cut(step, is_emitting[step.slots].nonzero()[0], at_ns)
         if self._open:
             running = running[self._attendance.num_steps()[running] == 0]
         self.rows[running, _OUTPUT] += at_ns - self.mark_ns[running]
@@ -261,10 +262,11 @@ class Ledger:
         self.blame.step(members, delay, grip)
         if self._together is None:
             taken_ns = taken_until(members, self._mark_ns, self._open)
-            for member in np.flatnonzero(taken_ns > start_ns).tolist():
-                # Its life is explained beyond the start, or will be: book only the rest.
-                kept_ns = max(0, end_ns - int(taken_ns[member]))
-                step.rows()[member] = scaled(step.rows()[member], kept_ns)
+            late = (taken_ns > start_ns).nonzero()[0]
+            if len(late):
+                # Their lives are explained beyond the start, or will be: book only the rest.
+                kept_ns = np.maximum(end_ns - taken_ns[late], 0)
+                step.rows()[late] = scaled(step.rows()[late], kept_ns)
         self._open.append(step)
         if len(self._open) > 1:
             self._open.sort(key=lambda step: step.end_ns)
@@ -380,28 +382,31 @@ class Ledger:
         found: Ints = ((self.state == RUNNING) & (self._attendance.num_steps() == 0)).nonzero()[0]
         return found
 
-    def _cut(self, step: OpenStep, member: int, at_ns: int) -> None:
-        """Book a member's part of an open step up to `at_ns`, keep the rest for its end."""
-        slot = int(step.slots[member])
-        spent_ns = at_ns - max(step.start_ns, int(self.mark_ns[slot]))
-        if spent_ns <= 0 or slot == NOBODY:
+    def _cut(self, step: OpenStep, members: Ints, at_ns: int) -> None:
+        """Book members' parts of an open step up to `at_ns`, keep the rest for its end."""
+        slots = step.slots[members]
+        spent_ns = at_ns - np.maximum(self.mark_ns[slots], step.start_ns)
+        is_cut = (spent_ns > 0) & (slots != NOBODY)
+        if not is_cut.any():
             return
         self._scatter()
-        rest = step.rows()[member]
-        part = scaled(rest, spent_ns)
-        self.rows[slot] += part
-        self.mark_ns[slot] += part.sum()
-        rest -= part
+        members, slots = members[is_cut], slots[is_cut]
+        parts = scaled(step.rows()[members], spent_ns[is_cut])
+        self._rows[slots] += parts
+        self._mark_ns[slots] += parts.sum(axis=1)
+        step.rows()[members] -= parts
 
     def _leave_steps(self, slot: int, at_ns: int) -> None:
         """Take a request out of the open steps: what it has spent there is booked."""
         if self._open and self._attendance.num_steps()[slot]:
             for step in self._open:
-                for member in np.flatnonzero(step.slots == slot).tolist():
-                    self._cut(step, member, at_ns)
-                    step.rows()[member] = 0
-                    step.slots = step.slots.copy()  # the team's own array is not ours to change
-                    step.slots[member] = NOBODY
+                members = (step.slots == slot).nonzero()[0]
+                if not len(members):
+                    continue
+                self._cut(step, members, at_ns)
+                step.rows()[members] = 0
+                step.slots = step.slots.copy()  # the team's own array is not ours to change
+                step.slots[members] = NOBODY
             self._attendance.num_steps()[slot] = 0
 
     # --- marks --------------------------------------------------------------------------------

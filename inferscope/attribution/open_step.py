@@ -117,24 +117,33 @@ def taken_until(slots: Ints, marks_ns: Ints, steps: list[OpenStep]) -> Ints:
     """
     taken_ns: Ints = marks_ns[slots]
     for step in steps:
-        is_in_step = np.isin(slots, step.slots)
+        is_in_step = np.zeros(len(marks_ns), dtype=np.bool_)
+        is_in_step[step.slots] = True
+        is_in_step = is_in_step[slots]
         taken_ns[is_in_step] = np.maximum(taken_ns[is_in_step], step.end_ns)
     return taken_ns
 
 
-def scaled(row: Ints, total_ns: int) -> Ints:
-    """Scale a row of whole nanoseconds down to a total, by largest remainder."""
-    whole_ns = int(row.sum())
-    if whole_ns <= 0 or total_ns >= whole_ns:
-        return row + 0
-    exact = row * (total_ns / whole_ns)
-    part: Ints = np.minimum(np.floor(exact).astype(np.int64), row)
-    order = np.argsort(part - exact, kind="stable")
-    missing = total_ns - int(part.sum())
-    for column in [*order, *order]:
-        if missing <= 0:
-            break
-        room = min(missing, 1, int(row[column] - part[column]))
-        part[column] += room
-        missing -= room
-    return part
+def scaled(rows: Ints, totals_ns: Ints) -> Ints:
+    """Scale rows of whole nanoseconds down to totals, each by largest remainder.
+
+    Args:
+        rows: [members, causes].
+        totals_ns: [members]; a row that sums to no more than its total stays as it is.
+
+    Returns:
+        [members, causes]
+    """
+    wholes_ns = rows.sum(axis=1)
+    exact = rows * (totals_ns / np.maximum(wholes_ns, 1))[:, None]
+    parts = np.minimum(np.floor(exact).astype(np.int64), rows)
+    order = (parts - exact).argsort(axis=1, kind="stable")
+    missing = totals_ns - parts.sum(axis=1)
+    member = np.arange(len(rows))[:, None]
+    for _ in range(2):
+        has_room = (rows > parts)[member, order]
+        is_given = has_room & (has_room.cumsum(axis=1) <= missing[:, None])
+        parts[member, order] += is_given
+        missing -= is_given.sum(axis=1)
+    is_less = (wholes_ns > 0) & (totals_ns < wholes_ns)
+    return np.where(is_less[:, None], parts, rows)
