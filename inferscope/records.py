@@ -180,6 +180,44 @@ THROTTLES: dict[int, str] = {
     0x100: "display_clocks",
 }
 """NVML's clocks event reasons, by bit."""
+IDLE_CLOCKS = 0x1
+"""The one of them that holds nobody back: there is nothing to do."""
+
+XIDS: dict[int, str] = {
+    13: "graphics_exception",
+    31: "memory_page_fault",
+    43: "stopped_processing",
+    45: "preemptive_cleanup",
+    48: "double_bit_ecc",
+    61: "microcontroller_breakpoint",
+    62: "microcontroller_halt",
+    63: "row_remapping",
+    64: "row_remapping_failure",
+    69: "graphics_class_error",
+    74: "nvlink",
+    79: "fallen_off_the_bus",
+    92: "high_single_bit_ecc",
+    94: "contained_ecc",
+    95: "uncontained_ecc",
+    119: "gsp_timeout",
+    120: "gsp_error",
+}
+"""The driver's codes of a device's errors that matter to who serves on it; there are others.
+
+https://docs.nvidia.com/deploy/xid-errors/
+"""
+
+
+def xid_word(code: int) -> str:
+    """Return what an error is called, `xid_N` where it has no word here."""
+    return XIDS.get(code, f"xid_{code}")
+
+
+def throttle_words(bits: int) -> list[str]:
+    """Return the reasons that a driver's bits name, `bit_N` for those without a word here."""
+    held = bits & ~IDLE_CLOCKS
+    places = [1 << at for at in range(held.bit_length()) if held >> at & 1]
+    return [THROTTLES.get(bit, f"bit_{bit.bit_length() - 1}") for bit in places]
 
 
 def plain_uuid(device_uuid: str) -> str:

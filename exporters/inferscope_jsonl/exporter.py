@@ -16,6 +16,7 @@ from msgspec import structs
 
 from inferscope.collector.counted import Provenance
 from inferscope.collector.finals import (
+    DeviceHealth,
     DeviceTime,
     FinalRequest,
     FinalStep,
@@ -45,18 +46,7 @@ class JsonlExporter:
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
         """Write the devices and the run."""
         for device in devices:
-            self._write(
-                {
-                    "kind": "device",
-                    "engine": device.engine_id,
-                    "device": device.device,
-                    "wall_ns": device.wall_ns,
-                    "seconds_by": {
-                        name: spent_ns / 1e9 for name, spent_ns in device.seconds_by_ns.items()
-                    },
-                    "ns_by": device.seconds_by_ns,
-                }
-            )
+            self._write(device_row(device))
         self._write(
             {
                 "kind": "run",
@@ -112,6 +102,22 @@ def step_row(step: FinalStep) -> dict[str, Any]:
         "padding_ns": step.padding_ns,
         "unattributed_ns": step.unattributed_ns,
         "model_residual": round(step.model_residual, 6),
+    }
+
+
+def device_row(device: DeviceTime) -> dict[str, Any]:
+    """Return a device as the contract lays it out."""
+    health = device.health or DeviceHealth()
+    return {
+        "kind": "device",
+        "engine": device.engine_id,
+        "device": device.device,
+        "wall_ns": device.wall_ns,
+        "seconds_by": {name: spent_ns / 1e9 for name, spent_ns in device.seconds_by_ns.items()},
+        "ns_by": device.seconds_by_ns,
+        "throttle_ns": health.throttle_ns,
+        "throttle_told_ns": health.told_ns if health.throttle_ns is not None else None,
+        "xids": health.xids,
     }
 
 

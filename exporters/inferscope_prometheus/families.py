@@ -62,6 +62,7 @@ def families(looks: Iterable[Look]) -> Iterator[Metric]:
     yield from _counters(replicas)
     yield from _devices(looks)
     yield from _counted(looks)
+    yield from _troubles(looks)
     yield from _gauges(looks)
     yield from _health(looks)
 
@@ -216,6 +217,41 @@ def _counted(looks: list[Look]) -> Iterator[Metric]:
         ]
         if rows:
             yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)
+
+
+def _troubles(looks: list[Look]) -> Iterator[Metric]:
+    """What held devices back, by their drivers' word; each reason is there from the start."""
+    told = [
+        ((*look.whole, device.device), device.health)
+        for look in looks
+        for device in look.view.devices
+        if device.health is not None
+    ]
+    rows = [
+        ((*at, reason), ns / 1e9)
+        for at, health in told
+        for reason, ns in (health.throttle_ns or {}).items()
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_throttle_seconds",
+            "Time that a device's clocks were held down for a reason; reasons overlap.",
+            ("gpu", "reason"),
+            rows,
+        )
+    rows = [
+        ((*at, reason), float(num))
+        for at, health in told
+        if health.xids is not None
+        for reason, num in (dict.fromkeys(names.XIDS, 0) | health.xids).items()
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_xid_errors",
+            "Errors of a device that its driver told of.",
+            ("gpu", "reason"),
+            rows,
+        )
 
 
 def _gauges(looks: list[Look]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ Bounds are constants, never configuration: quantiles over replicas with differen
 from __future__ import annotations
 
 from inferscope.records import CAUSES, FINISHES
+from inferscope.records import XIDS as _XIDS
 
 BOUNDS_A = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75),
@@ -50,6 +51,8 @@ DROPS = (
 )
 """Frames overwritten or damaged before they were read; of a kind this version does not know;
 steps whose records do not fit together; requests not counted because part of them was not seen."""
+XIDS = tuple(_XIDS.values())
+"""Errors that are there at 0 from the start; others are `xid_N`, and there from their first."""
 SOURCES = ("probe", "device_clock", "nvml", "gpm", "pm", "dcgm")
 
 __all__ = [
@@ -68,4 +71,5 @@ __all__ = [
     "STEP_PHASES",
     "TOKENS",
     "WASTES",
+    "XIDS",
 ]

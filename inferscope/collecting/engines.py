@@ -15,7 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from inferscope.collecting.promises import Promises
-from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, Sink
+from inferscope.collector.finals import (
+    DeviceHealth,
+    DeviceTime,
+    FinalRequest,
+    FinalStep,
+    Sink,
+)
 from inferscope.collector.follow import is_held
 from inferscope.collector.judging import Judging
 from inferscope.collector.snapshot import EngineView, Snapshot
@@ -353,11 +359,35 @@ def _time_since(before: DeviceTime | None, now: DeviceTime) -> DeviceTime:
     if before is None:
         return now
     spent = {name: ns - before.seconds_by_ns[name] for name, ns in now.seconds_by_ns.items()}
-    return DeviceTime(now.engine_id, now.device, now.wall_ns - before.wall_ns, spent)
+    return replace(
+        now,
+        wall_ns=now.wall_ns - before.wall_ns,
+        seconds_by_ns=spent,
+        health=_health_since(before.health, now.health),
+    )
+
+
+def _health_since(before: DeviceHealth | None, now: DeviceHealth | None) -> DeviceHealth | None:
+    if before is None or now is None:
+        return now
+    return replace(
+        now,
+        throttle_ns=_counts_since(before.throttle_ns, now.throttle_ns),
+        told_ns=now.told_ns - before.told_ns,
+        xids=_counts_since(before.xids, now.xids),
+    )
+
+
+def _counts_since(
+    before: dict[str, int] | None, now: dict[str, int] | None
+) -> dict[str, int] | None:
+    if before is None or now is None:
+        return now
+    return {word: num - before.get(word, 0) for word, num in now.items()}
 
 
 def _less(device: DeviceTime, away_ns: int) -> DeviceTime:
     """Take time off it in which it had no work because its engine was not there."""
     spent = device.seconds_by_ns
     spent = spent | {_NO_WORK: spent[_NO_WORK] - away_ns}
-    return DeviceTime(device.engine_id, device.device, device.wall_ns - away_ns, spent)
+    return replace(device, wall_ns=device.wall_ns - away_ns, seconds_by_ns=spent)

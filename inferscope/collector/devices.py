@@ -9,6 +9,7 @@ A rank that is started again goes on where the one before it ended: its device i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import add
 
 import numpy as np
@@ -120,6 +121,5 @@ def by_name(times: Iterable[DeviceTime]) -> list[DeviceTime]:
             found[time.device] = time
             continue
         spent = {name: ns + time.seconds_by_ns[name] for name, ns in same.seconds_by_ns.items()}
-        wall_ns = same.wall_ns + time.wall_ns
-        found[time.device] = DeviceTime(time.engine_id, time.device, wall_ns, spent)
+        found[time.device] = replace(same, wall_ns=same.wall_ns + time.wall_ns, seconds_by_ns=spent)
     return list(found.values())

@@ -23,6 +23,7 @@ from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState, heirs
+from inferscope.collector.samplers import SamplerFold
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
 from inferscope.cost.counts import rates_of
@@ -69,7 +70,11 @@ class EngineFold:
     """
 
     def __init__(
-        self, engine_id: str, sinks: list[Sink], mix: Callable[[bytes | Ints], None]
+        self,
+        engine_id: str,
+        sinks: list[Sink],
+        mix: Callable[[bytes | Ints], None],
+        samplers: SamplerFold,
     ) -> None:
         """Start empty.
 
@@ -77,8 +82,10 @@ class EngineFold:
             engine_id: whose rings come here.
             sinks: receive final steps and requests.
             mix: takes bytes into the fold's digest.
+            samplers: know how its devices are.
         """
         self.engine_id = engine_id
+        self._samplers = samplers
         self._sinks = sinks
         self._mix = mix
         self.book = CostBook()
@@ -212,7 +219,9 @@ class EngineFold:
             spent = rank.seconds_by_ns(
                 wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns
             )
-            times.append(DeviceTime(self.engine_id, name, wall_ns, spent))
+            uuid = (info.mig_uuid or info.device_uuid) if info else ""
+            health = self._samplers.health_of(uuid, self.now_ns) if uuid else None
+            times.append(DeviceTime(self.engine_id, name, wall_ns, spent, health))
         return by_name(times)
 
     def ranks(self) -> tuple[int, int]:

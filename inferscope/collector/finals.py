@@ -161,6 +161,20 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True)
+class DeviceHealth:
+    """What a device's driver says held it back since the fold began; unknown is None."""
+
+    throttle_ns: dict[str, int] | None = None
+    """By THROTTLES: how long its clocks were held down for that. A sampler's window counts for
+    all reasons that are there at its end; `idle` is none of them."""
+    told_ns: int = 0
+    """Of that time, how much the driver told of."""
+    xids: dict[str, int] | None = None
+    """Errors of the device, by XIDS, in the order in which they first came."""
+    throttled_now: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DeviceTime:
     """Where one device's wall time went since the fold began."""
 
@@ -168,6 +182,8 @@ class DeviceTime:
     device: str
     wall_ns: int
     seconds_by_ns: dict[str, int]
+    health: DeviceHealth | None = None
+    """None where no sampler tells of it."""
 
 
 @dataclass(frozen=True)

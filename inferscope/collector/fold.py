@@ -152,7 +152,7 @@ class Collector:
         if engine is None:
             # An array is a buffer, which its type does not say.
             mix: Callable[[bytes | Ints], None] = self._hash.update  # type: ignore[assignment]
-            engine = EngineFold(opened.engine_id, self._sinks, mix)
+            engine = EngineFold(opened.engine_id, self._sinks, mix, self.samplers)
             self.engines[opened.engine_id] = engine
         engine.open_ring(opened)
         self._fold_of[opened.ring] = engine

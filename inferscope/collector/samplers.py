@@ -5,7 +5,9 @@ A sampler's ring belongs to a host and not to an engine, so it has a fold of its
 
 from __future__ import annotations
 
+from inferscope.collector.finals import DeviceHealth
 from inferscope.collector.stamps import Placed, Stamps
+from inferscope.collector.troubles import Troubles
 from inferscope.records import Clock, CounterSample, Record
 
 
@@ -25,6 +27,7 @@ class SamplerFold:
         self._stamps: dict[int, Stamps] = {}
         """By ring."""
         self._placed: list[Placed] = []
+        self._troubles = Troubles()
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of the rings."""
@@ -39,8 +42,10 @@ class SamplerFold:
             self.silent.pop((record.source, ""), None)
             self.silent.pop(key, None)
             self.facts[key] = record
+            self._troubles.opened(record)
         else:
             self.num_samples += 1
+            self._troubles.take(record)
             self._placed += self._stamps_of(number).place(record)
 
     def tick(self, now_ns: int) -> None:
@@ -55,6 +60,10 @@ class SamplerFold:
 
     def missed(self, number: int) -> None:
         """Note that frames of a ring were lost: samples stand for themselves."""
+
+    def health_of(self, device_uuid: str, now_ns: int) -> DeviceHealth | None:
+        """Return how a device or a MIG instance is; None where nobody tells."""
+        return self._troubles.of(device_uuid, now_ns)
 
     def _stamps_of(self, number: int) -> Stamps:
         stamps = self._stamps.get(number)

@@ -14,6 +14,11 @@ class Lost:
         self._reasons: dict[str, str] = {}
         """By uuid."""
 
+    @property
+    def num(self) -> int:
+        """Return how many they are."""
+        return len(self._reasons)
+
     def lose(self, device_uuid: str, now_ns: int, error: Exception) -> list[CounterSample]:
         """Note that a device does not answer; return the news, once."""
         is_news = device_uuid not in self._reasons

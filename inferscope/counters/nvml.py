@@ -8,7 +8,7 @@ never an instance's.
 
 from __future__ import annotations
 
-import logging
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +21,6 @@ from inferscope.counters.processes import Observed, holders, observed, sees_host
 from inferscope.counters.refused import Refused
 from inferscope.counters.source import Claimer, Unavailable, facts, sample
 from inferscope.records import CounterSample
-
-logger = logging.getLogger(__name__)
 
 SLOW_NS = 1_000_000_000
 """Between looks at what changes slowly or costs the driver long."""
@@ -67,6 +65,8 @@ class NvmlSource:
         self._refused = Refused(self.name, claims, self._begun)
         self._lost = Lost(self.name)
         self._events: Any = None
+        self._unheard = ""
+        """Why the driver tells of no device's errors."""
         self._from_ns = self._slow_from_ns = 0
         self._sees_host = False
 
@@ -79,12 +79,12 @@ class NvmlSource:
         nvml = self._nvml = self._load()
         self._sees_host = sees_host()
         self._from_ns = self._slow_from_ns = now_ns
+        self._listen(nvml)
         told: list[CounterSample] = []
         for device in find_devices(nvml, self._wanted):
             told += self._refused.begin(nvml, device, now_ns)
         if not self._watched:
             raise Unavailable(" ".join(dict.fromkeys(news.reason for news in told)))
-        self._listen(nvml)
         return told
 
     def read(self, now_ns: int) -> list[CounterSample]:
@@ -99,6 +99,7 @@ class NvmlSource:
         is_slow = now_ns - self._slow_from_ns >= SLOW_NS
         engines = observed(self._folder, now_ns) if is_slow else []
         told: list[CounterSample] = []
+        were_lost = self._lost.num == len(self._watched)
         for watched in self._watched:
             uuid = watched.device.uuid
             try:
@@ -111,11 +112,13 @@ class NvmlSource:
                 told += self._lost.lose(uuid, now_ns, error)
                 continue
             if self._lost.is_back(uuid):
-                told.append(facts(self.name, uuid, now_ns, self._facts(nvml, watched.device)))
+                told.append(facts(self.name, uuid, now_ns, self._facts(nvml, watched)))
             told.append(
                 sample(self.name, uuid, start_ns=self._from_ns, end_ns=now_ns, values=values)
             )
-        self._lost.check(len(self._watched))
+        if were_lost:
+            # Not before the second time: the driver may still say what has befallen the last one.
+            self._lost.check(len(self._watched))
         told += self._xids(nvml, now_ns)
         told += self._refused.ask_again(nvml, now_ns)
         self._from_ns = now_ns
@@ -137,16 +140,20 @@ class NvmlSource:
                 nvml.nvmlShutdown()
 
     def _begun(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
-        self._watched.append(_Watched(nvml, device))
-        return [facts(self.name, device.uuid, now_ns, self._facts(nvml, device))]
+        watched = _Watched(nvml, device)
+        watched.unheard = self._unheard or self._hear(nvml, device)
+        self._watched.append(watched)
+        return [facts(self.name, device.uuid, now_ns, self._facts(nvml, watched))]
 
-    def _facts(self, nvml: ModuleType, device: Device) -> dict[str, str]:
+    def _facts(self, nvml: ModuleType, watched: _Watched) -> dict[str, str]:
+        device = watched.device
         told = {"name": device.name}
         version = ask(nvml, nvml.nvmlSystemGetDriverVersion)
         if version is not None:
             told["driver"] = text(version)
         if device.is_divided:
             told["mig"] = " ".join(instance.uuid for instance in device.instances)
+        told["xid"] = f"unknown: {watched.unheard}" if watched.unheard else "told"
         if not self._sees_host:
             told["foreign"] = (
                 "unknown: the driver names processes as the host does, which this container "
@@ -174,16 +181,21 @@ class NvmlSource:
         return told
 
     def _listen(self, nvml: ModuleType) -> None:
-        """Have the driver tell of errors of the devices, where it does."""
+        """Prepare to be told of errors of devices."""
+        self._unheard = ""
         try:
-            events = nvml.nvmlEventSetCreate()
-            for watched in self._watched:
-                kinds = nvml.nvmlEventTypeXidCriticalError
-                nvml.nvmlDeviceRegisterEvents(watched.device.handle, kinds, events)
+            self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
-            logger.debug("errors of devices are not told: %s", error)
-            return
-        self._events = events
+            self._unheard = f"the driver tells of no errors ({error})"
+
+    def _hear(self, nvml: ModuleType, device: Device) -> str:
+        """Have the driver tell of a device's errors; return why it does not, empty if it does."""
+        kinds = nvml.nvmlEventTypeXidCriticalError
+        try:
+            nvml.nvmlDeviceRegisterEvents(device.handle, kinds, self._events)
+        except nvml.NVMLError as error:
+            return f"the driver does not tell of this device's errors ({error})"
+        return ""
 
     def _xids(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
         """Return the errors since the last read, a sample each."""
@@ -191,21 +203,30 @@ class NvmlSource:
         while self._events is not None and len(told) < _MOST_XIDS:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                uuid = text(nvml.nvmlDeviceGetUUID(event.device))
             except nvml.NVMLError:  # a timeout: there are no more
                 break
-            values = {"xid": float(event.eventData)}
-            told.append(
-                sample(self.name, uuid, start_ns=self._from_ns, end_ns=now_ns, values=values)
-            )
+            # By its handle: a device that has fallen off the bus tells no name any more.
+            where = _place(event.device)
+            for watched in self._watched:
+                if _place(watched.device.handle) == where:
+                    values = {"xid": float(event.eventData)}
+                    uuid, from_ns = watched.device.uuid, self._from_ns
+                    told.append(
+                        sample(self.name, uuid, start_ns=from_ns, end_ns=now_ns, values=values)
+                    )
         return told
 
 
 class _Watched:
-    """One device, and what it can be asked."""
+    """One device, and what it can be asked.
+
+    Attributes:
+        unheard: why the driver does not tell of its errors; empty where it does.
+    """
 
     def __init__(self, nvml: ModuleType, device: Device) -> None:
         self.device = device
+        self.unheard = ""
         self._nvml = nvml
         handle = device.handle
         self._fast = self._asked(
@@ -308,6 +329,11 @@ def _memory(nvml: ModuleType, of: Device | Instance) -> dict[str, float]:
     if memory is None:
         return {}
     return {"memory_used_bytes": float(memory.used), "memory_total_bytes": float(memory.total)}
+
+
+def _place(handle: Any) -> int | None:
+    """Return where a device's handle points: the driver gives out one for each."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _throttle_bits(nvml: ModuleType, handle: Any) -> float:

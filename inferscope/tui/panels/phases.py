@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, NamedTuple
 
 from inferscope.collector.snapshot import CountersView, EngineView, PhaseUse
@@ -12,6 +13,8 @@ from inferscope.tui.words import has_gpu, window_words
 Unit = Literal["%", "ms"]
 
 _WITH_SUM, _WITH_WORDS = 44, 66
+_FRAMING = 9
+"""Cells of a frame's lower edge that are not its note's."""
 
 _ROWS: tuple[tuple[str, str, Role, tuple[str, ...]], ...] = (
     (DIAMOND, "prefill", "prefill", ("prefill",)),
@@ -83,6 +86,18 @@ def counted_words(counters: CountersView) -> str:
     return f"SM {sm}  HBM {hbm} TB/s{power}"
 
 
+def trouble_words(view: EngineView) -> str:
+    """Tell in a few words what holds the devices back now, and the errors that they had."""
+    told = [device.health for device in view.devices if device.health is not None]
+    now = dict.fromkeys(word for health in told for word in health.throttled_now)
+    errors = Counter[str]()
+    for health in told:
+        errors.update(health.xids or {})
+    said = [f"throttled: {', '.join(now)}"] if now else []
+    said += [f"Xid {word} x{num}" for word, num in errors.items() if num]
+    return "  ".join(said).replace("_", " ")
+
+
 def _terabytes(use: PhaseUse | None) -> str:
     if use is None or use.read_bytes_per_s is None or use.write_bytes_per_s is None:
         return "-"
@@ -113,5 +128,10 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     lines.append(((label, "dim"), (chart, "decode")))
     lines.append(((measures, "dim"),))
     title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
+    room = width - _FRAMING
     foot = counted_words(view.counters) if inner >= _WITH_WORDS else "p50/p99"
+    trouble = trouble_words(view)
+    if trouble:  # which is shown first, as far as there is room
+        both = f"{foot}  {trouble}"
+        foot = both if foot and len(both) <= room else fit(trouble, min(len(trouble), room))
     return frame(title, lines, width, height, note=note, foot=foot)
