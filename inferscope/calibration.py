@@ -1,12 +1,13 @@
 """What `inferscope calibrate` has measured of a device, kept for those who observe engines on it.
 
     calibrate ──► a private file per device, driver, clocks (CPU: model, threads)
-                        │ when a probe opens, once
-                        ▼
+                        │ when a probe opens, once         │ where the ring has none: readers
+                        ▼                                  ▼ on the engine's host
                   CostTable in the engine's ring ──► every reader, every recording
 
-The engine's process reads the file and states it in its ring; readers never look for it. So all of
-them, on whatever machine and whenever, start from the same cost model.
+The engine's process reads the file and states it in its ring. One that cannot, in a container say,
+states nothing: then its host's readers put it into what they fold and record. A recording has it
+either way, so whoever reads that, on whatever machine and whenever, starts from the same model.
 """
 
 from __future__ import annotations

@@ -523,7 +523,8 @@ CALIBRATION = "calibration"
 class CostTable(Record, frozen=True, gc=False, array_like=True):
     """What is known of the device before the first step; see `inferscope.cost.table`.
 
-    An engine's keyframes restate it: no reader looks for it anywhere else.
+    An engine's keyframes restate it. Where they do not, a reader on the engine's host puts it
+    behind each description of the engine in what it folds and records (`collector.calibrated`).
     """
 
     CODE: ClassVar[int] = 33

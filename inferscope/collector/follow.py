@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from inferscope.calibration import cost_tables
+from inferscope.collector.calibrated import Calibrated, TablesOf
 from inferscope.collector.fold import READER
 from inferscope.collector.merge import Item, Merger
 from inferscope.errors import UnreadableFile
@@ -57,6 +59,7 @@ class RingFollower:
         *,
         since_ns: int | None = None,
         stays: bool = False,
+        tables_of: TablesOf = cost_tables,
     ) -> None:
         """Prepare; the first `poll` opens the rings.
 
@@ -65,7 +68,9 @@ class RingFollower:
             clock: says how far the fold may go.
             since_ns: how far back to read, to the keyframe before it; None for all there is.
             stays: time goes on when all rings are dead, for others may come.
+            tables_of: what this host has measured for an engine of its own that does not tell it.
         """
+        self._calibrated = Calibrated(tables_of)
         self._find = find
         self._clock = clock
         self._since_ns = since_ns
@@ -134,7 +139,7 @@ class RingFollower:
             out += self._merger.take(last_ns + AFTER_THE_END_NS)
             self._has_ended = True
         self._restate(out)
-        return out
+        return self._calibrated.told(out)
 
     def close(self) -> None:
         """Close all rings; safe to call twice."""

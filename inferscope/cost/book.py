@@ -24,7 +24,7 @@ from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
-from inferscope.cost.table import model_of
+from inferscope.cost.table import is_of_steps, is_sound, model_of
 from inferscope.records import CostTable, EngineInfo, Shape
 
 _RATIOS = 256
@@ -148,28 +148,27 @@ class CostBook:
     def calibrate(self, table: CostTable) -> bool:
         """Begin with what was measured on this device; return False for a table without sense.
 
-        Keyframes tell it again and again: what is known already changes nothing.
+        Keyframes tell it again and again: what is known already changes nothing. Rates say nothing
+        of a shape that is not counted, or not known yet; they are kept for another.
         """
-        key = (table.mode, "f_ns.1" in table.coefficients)
+        key = (table.mode, is_of_steps(table))
         known = self._tables.get(key)
         if known is not None and known.fit_id == table.fit_id:
             return True
-        if not self._take(table):
+        if not is_sound(table):
             return False
         self._tables[key] = table
+        self._take(table)
         for name, mode in self._modes.items():
             mode.begin_with(self._first(name))
         return True
 
-    def _take(self, table: CostTable) -> bool:
+    def _take(self, table: CostTable) -> None:
         """Make the model of a table; measured steps go before what follows from rates."""
         model = model_of(table, self._shape, self._peaks)
-        if model is None:
-            return False
         held = self._tables.get((table.mode, True))
-        if held is None or "f_ns.1" in table.coefficients:
+        if model is not None and (held is None or is_of_steps(table)):
             self._calibrated[table.mode] = model
-        return True
 
     def _first(self, name: str) -> StepModel:
         """Return what a mode starts with."""

@@ -41,34 +41,46 @@ def coefficients(model: StepModel) -> dict[str, float]:
     return told | {name: getattr(model, name) for name in _OF_SLICES}
 
 
+def is_sound(table: CostTable) -> bool:
+    """Tell whether a table is whole: of one that is not, nothing is believed."""
+    told = table.coefficients
+    if not all(math.isfinite(number) and number >= 0 for number in told.values()):
+        return False
+    return not is_of_steps(table) or all(
+        name in told
+        for name in (*_OF_SLICES, *(f"{f}.{knot}" for f in ("f_ns", "g_ns") for knot in KNOTS))
+    )
+
+
+def is_of_steps(table: CostTable) -> bool:
+    """Tell whether it is of steps, and not of a device's rates."""
+    return "f_ns.1" in table.coefficients
+
+
 def model_of(table: CostTable, shape: Shape | None, peaks: Peaks) -> StepModel | None:
-    """Return the model that a table describes; None where it is damaged or says too little.
+    """Return the model that a table describes; None where it is unsound or says too little.
 
     Args:
         table: from a calibration.
         shape: of the engine's model: a device's rates alone say nothing of a step.
         peaks: of the device by its maker, for what was not measured.
     """
-    told = table.coefficients
-    if not all(math.isfinite(number) and number >= 0 for number in told.values()):
+    if not is_sound(table):
         return None
-    if "f_ns.1" in told:
+    if is_of_steps(table):
         return _of_steps(table)
     if shape is None or not is_counted(shape):
         return None
-    measured = _measured(told, shape, peaks)
+    measured = _measured(table.coefficients, shape, peaks)
     if measured is None:
         return None
     return roofline(shape, measured, fit_id=table.fit_id, source=table.source)
 
 
-def _of_steps(table: CostTable) -> StepModel | None:
+def _of_steps(table: CostTable) -> StepModel:
     told = table.coefficients
-    try:
-        f, g = (_between(told, name) for name in ("f_ns", "g_ns"))
-        of_slices = [told[name] for name in _OF_SLICES]
-    except KeyError:
-        return None
+    f, g = (_between(told, name) for name in ("f_ns", "g_ns"))
+    of_slices = [told[name] for name in _OF_SLICES]
     return StepModel(table.fit_id, table.source, f, g, *of_slices)
 
 

@@ -1,0 +1,84 @@
+"""What this host has measured of a device, told in the stream of an engine that does not tell it.
+
+    … Keyframe, EngineInfo, [CostTable…], Live, Clock …      as if the engine had said it itself
+
+An engine's probe states what `inferscope calibrate` has measured, where it can read it. From inside
+a container, as another user, or begun before the calibration, it cannot; its readers can. They put
+the records into what they fold and record, so a replay needs no file and gives the same numbers.
+Where the ring has tables of its own, nothing is added, whatever is known here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from inferscope.collector.merge import Item
+from inferscope.records import SAMPLER_ROLE, CostTable, EngineInfo, RingOpened, encode
+from inferscope.ring.discovery import boot_id
+
+TablesOf = Callable[[EngineInfo], Sequence[CostTable]]
+_WITHOUT_DEVICE = ("frontend", SAMPLER_ROLE)
+_DESCRIBING = frozenset((EngineInfo, RingOpened))
+_record_of = operator.itemgetter(3)
+
+
+class _Ring(NamedTuple):
+    """What was decided for a ring, once: an engine begins with what was known when it was met."""
+
+    info: EngineInfo
+    tables: Sequence[CostTable]
+
+
+class Calibrated:
+    """Adds tables to the records of rings that have none."""
+
+    def __init__(self, tables_of: TablesOf) -> None:
+        """Take what knows the tables of an engine's device."""
+        self._tables_of = tables_of
+        self._rings: dict[int, _Ring | None] = {}
+        """Of this host's engines; None before they have said what they run on."""
+        self._described: dict[int, Item] = {}
+        """Rings whose newest record is an EngineInfo."""
+
+    def told(self, items: list[Item]) -> list[Item]:
+        """Return records in fold order, with those that were missing.
+
+        Most batches describe nothing: finding that out takes 0.1 µs a record.
+        """
+        if not self._described and _DESCRIBING.isdisjoint(map(type, map(_record_of, items))):
+            return items
+        out: list[Item] = []
+        for item in items:
+            record, number = item.record, item.ring
+            if type(record) is RingOpened:
+                self._open(record)
+            elif type(record) is EngineInfo:
+                if number in self._rings:
+                    self._described[number] = item
+            elif self._described and number in self._described:
+                described = self._described.pop(number)
+                if type(record) is not CostTable:
+                    out += self._missing(described, item.t_ns)
+            out.append(item)
+        return out
+
+    def _open(self, opened: RingOpened) -> None:
+        is_here = opened.boot_id == boot_id()
+        if is_here and opened.role not in _WITHOUT_DEVICE:
+            self._rings.setdefault(opened.ring, None)
+
+    def _missing(self, described: Item, t_ns: int) -> list[Item]:
+        """Return what the ring should have said after describing itself."""
+        assert isinstance(described.record, EngineInfo)
+        info = msgspec.structs.replace(described.record, t_ns=0)
+        known = self._rings[described.ring]
+        if known is None or known.info != info:
+            known = self._rings[described.ring] = _Ring(info, self._tables_of(info))
+        tables = [msgspec.structs.replace(table, t_ns=t_ns) for table in known.tables]
+        # They have the number of the record before them: of the ring's own frames none is missing.
+        place = (t_ns, described.ring, described.sequence)
+        return [Item(*place, table, encode(table)) for table in tables]
