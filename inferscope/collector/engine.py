@@ -244,14 +244,38 @@ class EngineFold:
         ring.info, ring.dp_rank = info, info.ranks[2]
         self.lives.counters.describe()
         self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
-        if ring.authority < self._told_by:
-            return
-        self._told_by = ring.authority
         told = self.info
-        if told is None or (info.shape, info.sizes) != (told.shape, told.sizes):
+        if ring.authority < self._told_by:
+            assert told is not None
+            info = told  # of which the device may be what this ring is about to say
+        else:
+            self._told_by = ring.authority
+        info = self._on_device(info)
+        if told is None or _calculable(info) != _calculable(told):
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
         self.info = info
+
+    def _on_device(self, info: EngineInfo) -> EngineInfo:
+        """Add the device of the first rank that has one, as it is now: a core may be on none."""
+        if info.device:
+            return info
+        workers = [
+            (ring.opened.rank, -number)
+            for number, ring in self.rings.items()
+            if ring.is_worker and ring.info is not None and ring.info.device
+        ]
+        if not workers:
+            return info
+        of = self.rings[-min(workers)[1]].info
+        assert of is not None
+        return replace(
+            info,
+            device=of.device,
+            device_uuid=of.device_uuid,
+            mig_uuid=of.mig_uuid,
+            num_threads=of.num_threads,
+        )
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
         ring.state = keyframe.state
@@ -431,6 +455,11 @@ class EngineFold:
         gauges["waiting"] = plan.waiting
         gauges["blocks_used"] = plan.blocks_used
         gauges["blocks_total"] = plan.blocks_total
+
+
+def _calculable(info: EngineInfo) -> tuple[object, ...]:
+    """Return what costs follow from."""
+    return info.shape, info.sizes, info.device, info.num_threads
 
 
 _SETTLE_NS = 100_000_000

@@ -233,3 +233,20 @@ def test_rates_of_a_shape_that_is_not_counted_are_no_contradiction() -> None:
     assert collector.num_unjoined == 0
     collector.fold(5, wrong)
     assert collector.num_unjoined == 1
+
+
+def test_a_core_without_a_device_has_that_of_its_first_rank() -> None:
+    collector = Collector()
+    opened = items()[0].record
+    assert isinstance(opened, RingOpened)
+    for number, role, rank in ((5, "core", 0), (6, "worker", 1), (7, "worker", 0)):
+        told = msgspec.structs.replace(opened, ring=number, role=role, rank=rank)
+        collector.fold(READER, told)
+    engine = collector.engines["e"]
+    on = [msgspec.structs.replace(WORKER, t_ns=4, device_uuid=f"GPU-{at}") for at in range(2)]
+    first = msgspec.structs.replace(CORE, t_ns=3, max_running=9)
+    for number, info in ((5, first), (6, on[1]), (7, on[0]), (5, first)):
+        collector.fold(number, info)
+    assert engine.info is not None
+    assert (engine.info.device, engine.info.device_uuid) == (WORKER.device, "GPU-0")
+    assert engine.info.max_running == 9
