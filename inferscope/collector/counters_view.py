@@ -50,6 +50,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         up=tuple(sorted(counters.heard(engine.now_ns))),
         use=_use(engine, window_ns),
         gauges=counters.gauges_now(engine.now_ns),
+        memory_peaks=engine.book.memory_peaks,
         clock_error_ns=max(
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
             default=None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from inferscope.attribution.culprits import Culprit
+from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 from inferscope.collector.finals import DeviceTime
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import Count
@@ -83,6 +84,8 @@ class RequestRow:
     """W3C `traceparent`, of the request in focus only."""
     blame: tuple[Culprit, ...] = ()
     """Whom it has waited for so far, by cause: of the request in focus only."""
+    counters: RequestCounters = NOT_COUNTED
+    """What samples of its devices say, once it has ended."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ class CountersView:
     """By phase, over the window."""
     gauges: dict[str, float] = field(default_factory=dict)
     """Of the device, by the words of COUNTERS, as told last."""
+    memory_peaks: dict[str, float] = field(default_factory=dict)
+    """Bytes per second: `spec` by the device's maker, `measured` by its calibration."""
     clock_error_ns: int | None = None
     """Of the device's clock against the host's, by its newest anchor."""
     stamp_error_ns: int | None = None

@@ -372,6 +372,7 @@ def finished_row(final: FinalRequest) -> RequestRow:
         ledger_ns=final.ledger_ns,
         ttft_ledger_ns=final.ttft_ledger_ns,
         joined_late=final.joined_late,
+        counters=final.counters,
     )
 
 

@@ -163,6 +163,17 @@ class CostBook:
             mode.begin_with(self._first(name))
         return True
 
+    @property
+    def memory_peaks(self) -> dict[str, float]:
+        """Return what the device's memory can do, in bytes per second: `spec` and `measured`.
+
+        The first is its maker's word, the second a calibration's; what nobody knows is not there.
+        """
+        told = {"spec": self._peaks.memory_bytes_s} if self._peaks.is_known else {}
+        rates = self._tables.get(("", False))
+        measured = rates.coefficients.get("read_bytes_s") if rates is not None else None
+        return told | ({"measured": measured} if measured else {})
+
     def _take(self, table: CostTable) -> None:
         """Make the model of a table; measured steps go before what follows from rates."""
         model = model_of(table, self._shape, self._peaks)

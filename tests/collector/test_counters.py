@@ -11,9 +11,12 @@ from inferscope_prometheus.families import Look, families
 from inferscope_prometheus.numbers import Counts
 
 from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.snapshot import CountersView, PhaseUse
 from inferscope.collector.view import snapshot
 from inferscope.collector.work import COMPUTE_NS, READ_BYTES, WRITE_BYTES
+from inferscope.tui.lines import text_of
 from inferscope.tui.panels.phases import counted_words
+from inferscope.tui.panels.request import request_detail
 from tests.collector.scripts import MS, START_NS
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
@@ -285,6 +288,30 @@ def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
     assert view.counters.use["decode"].power_w is None
     assert "energy_uj" not in view.counters.totals
     assert counted_words(view.counters).startswith("SM 9")
+
+
+def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
+    train = Train().alternate(until_ms=1500, gap_ms=1)
+    train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+    for counted, is_known in ((train, True), (Train().alternate(until_ms=300), False)):
+        view = snapshot(counted.play()[0], window_ns=60_000 * MS, mode="ended").engines[0]
+        row = next(row for row in view.requests if row.request_id == "r4")
+        drawn = "\n".join(text_of(line) for line in request_detail(row, view, 160, 40))
+        assert ("ms  SM 9" in drawn) is is_known
+        how = row.counters.provenance.get("sm_active_ns")
+        assert (how is not None) is is_known
+        assert how is None or f"over its steps, SM {how.method} (pm)" in drawn
+        assert "HBM" not in drawn
+
+
+def test_the_screen_holds_counted_bytes_against_the_maker_s_and_the_measured_rate() -> None:
+    use = {"decode": PhaseUse(0.3, None, 2.9e12, 0.1e12, None)}
+    counters = CountersView(use=use, memory_peaks={"spec": 4.8e12, "measured": 4.0e12})
+    words = counted_words(counters)
+    assert words.endswith("HBM -/3.00 TB/s  decode 62.5% of spec, 75.0% of measured")
+    assert counted_words(counters, room=len(words)) == words
+    assert counted_words(counters, room=len(words) - 1).endswith("HBM -/3.00 TB/s")
+    assert counted_words(CountersView(use=use)).endswith("HBM -/3.00 TB/s")
 
 
 def test_where_nothing_is_counted_the_reason_is_told() -> None:

@@ -78,6 +78,16 @@ def test_measured_rates_replace_the_maker_s_and_measured_steps_replace_both() ->
     assert book.mode("graph").model.fit_id == "rates of another day"
 
 
+def test_what_a_device_s_memory_can_do_is_told_by_its_maker_and_by_measurement() -> None:
+    book = CostBook()
+    book.describe(CPU)
+    assert book.memory_peaks == {}, "no CPU's maker is asked"
+    assert book.calibrate(table_of(RATES))
+    assert book.memory_peaks == {"measured": 7e9}
+    book.describe(EngineInfo(0, "test", device="NVIDIA H200"))
+    assert book.memory_peaks == {"spec": 4.8e12, "measured": 7e9}
+
+
 def test_a_fit_is_never_replaced_by_a_calibration() -> None:
     truth, book = Truth(random.Random(2)), CostBook()
     book.describe(CPU)

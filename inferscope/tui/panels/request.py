@@ -166,11 +166,13 @@ def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
         ("decode", row.decode_ns, tenths[1], "decode"),
     )
     for name, value_ns, tenth, role in rows:
+        counted = _counted(row, name, value_ns)
         lines.append(
             (
                 (f"{name:10}", "dim"),
                 (f"{tenth / 10:9.1f} ms  ", "body"),
-                (bar(value_ns / largest, width - 24), role),
+                (counted, "body"),
+                (bar(value_ns / largest, width - 24 - len(counted)), role),
             )
         )
     blocks = UNKNOWN
@@ -180,13 +182,37 @@ def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
     interfered = UNKNOWN if row.interference_share is None else share(row.interference_share)
     lines += [
         (("compute   ", "dim"), (f"{sum(tenths) / 10:9.1f} ms", "strong"),
-         ("  apportioned over its steps", "dim")),
+         (f"  apportioned over its steps{_counted_how(row)}", "dim")),
         (("interfered", "dim"), (f"{interfered:>9}", "body"), ("  of its life", "dim")),
         (("preempted ", "dim"),
          (f"{row.num_preemptions:>9}", "alarm" if row.num_preemptions else "body"),
          (f"  times{held}", "dim")),
     ]  # fmt: skip
     return lines
+
+
+def _counted(row: RequestRow, phase: str, compute_ns: int) -> str:
+    """Tell what samples say of a phase of it, nothing where they say nothing."""
+    told = row.counters.prefill if phase == "prefill" else row.counters.decode
+    words = []
+    if "sm_active_ns" in told and compute_ns:
+        words.append(f"SM {share(told['sm_active_ns'] / compute_ns)}")
+    if "hbm_read_bytes" in told and "hbm_write_bytes" in told:
+        words.append(f"HBM {(told['hbm_read_bytes'] + told['hbm_write_bytes']) / 1e9:.2f} GB")
+    if "energy_uj" in told:
+        words.append(f"{told['energy_uj'] / 1e6:.2f} J")
+    return "".join(f"{word}  " for word in words)
+
+
+def _counted_how(row: RequestRow) -> str:
+    """Tell how these came about."""
+    labels = {"sm_active_ns": "SM", "hbm_read_bytes": "HBM", "energy_uj": "J"}
+    by_method: dict[str, list[str]] = {}
+    for name, label in labels.items():
+        known = row.counters.provenance.get(name)
+        if known is not None:
+            by_method.setdefault(f"{known.method} ({known.source})", []).append(label)
+    return "".join(f", {' and '.join(what)} {how}" for how, what in by_method.items())
 
 
 def _identity(row: RequestRow, view: EngineView) -> list[Line]:
