@@ -18,22 +18,27 @@ import msgspec
 from inferscope import __version__
 from inferscope.calibration import stored
 from inferscope.cli.doctor_device import Finding, devices, tracing
+from inferscope.counters.source import has_nvidia
 from inferscope.errors import InferScopeError
-from inferscope.ring.discovery import find_engines, make_private, ring_directory
+from inferscope.records import SAMPLER_ROLE
+from inferscope.ring.discovery import find_engines, find_rings, make_private, ring_directory
 
 _EXTRAS = {
     "reader": ("numpy", "attach, record, replay, export"),
     "tui": ("textual", "the live screen"),
     "engine": ("torch", "the reference engine and the demo"),
+    "load": ("aiohttp", "inferscope load"),
     "gpu": ("pynvml", "utilisation, power, clocks and GPM of NVIDIA GPUs"),
     "prometheus": ("prometheus_client", "what collect serves"),
     "parquet": ("pyarrow", "Parquet files, of collect and export"),
+    "otlp": ("opentelemetry.exporter.otlp.proto.http", "traces of requests, sent by collect"),
 }
 _ENGINES = {
     "vllm": "inferscope run -- vllm serve MODEL",
     "sglang": "inferscope run -- python -m sglang.launch_server --model-path MODEL",
     "transformers": "inferscope.observe(model) in your script, or inferscope run -- CMD",
-    "llama_cpp": "inferscope attach http://HOST:PORT: its metrics page, no steps",
+    "llama_cpp": "inferscope.observe(llama) in your script, or inferscope run -- CMD; "
+    "of llama-server its page alone: inferscope attach http://HOST:PORT",
 }
 """How each is observed."""
 _MEGABYTE = 1 << 20
@@ -67,6 +72,7 @@ def examine() -> list[Finding]:
         Finding("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
         _running(),
+        _sampler(),
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),
         *devices(stored(), num_threads=_threads()),
         *tracing(),
@@ -96,16 +102,34 @@ def _running() -> Finding:
     return Finding("engines", True, f"{len(engines)} observed now (pid {pids})")
 
 
+def _sampler() -> Finding:
+    """Say whether somebody samples this host's devices; without a GPU there is little to it."""
+    now_ns = time.monotonic_ns()
+    found = [ring for ring in find_rings(ring_directory() / SAMPLER_ROLE) if ring.is_alive(now_ns)]
+    if found:
+        pids = ", ".join(str(ring.identity.pid) for ring in found)
+        return Finding("sampler", True, f"runs (pid {pids}): what devices count reaches readers")
+    fix = "inferscope sampler, or --counters auto of run, serve and collect; what it could tell: "
+    return Finding("sampler", not has_nvidia(), "none runs", f"{fix}inferscope sampler --once")
+
+
 def _extra(name: str, module: str, use: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
+    if not _is_installed(module):
         fix = f'pip install "inferscope[{name}]"'
         return Finding(f"extra {name}", False, f"not installed: no {use}", fix)
     return Finding(f"extra {name}", True, use)
 
 
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of what it is a part of
+        return False
+
+
 def _engines() -> Iterator[Finding]:
     for name, route in _ENGINES.items():
-        if importlib.util.find_spec(name) is not None:
+        if _is_installed(name):
             try:
                 version = metadata.version(name.replace("_", "-"))
             except metadata.PackageNotFoundError:

@@ -38,6 +38,11 @@ _ALLOW_COUNTERS = (
     "sudo tee /etc/modprobe.d/nvidia-profiling.conf, then load the module anew (or reboot); "
     "or once: sudo inferscope sampler --counters pm"
 )
+_GIVE_GPU = (
+    "if this machine has one: install its driver (nvidia-smi shows whether it is loaded); in a "
+    "container: docker run --gpus all, or the NVIDIA device plugin"
+)
+_AMD = Path("/dev/kfd")
 _DAY_S = 86_400
 
 
@@ -60,8 +65,11 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
     """
     yield from _cpu(calibrations, num_threads)
     if not has_nvidia():
-        found = "no NVIDIA driver: steps are timed by the host's clock, SM and HBM columns show -"
-        yield Finding("GPU", False, found)
+        found = "steps are timed by the host's clock, SM and HBM columns show -"
+        if _AMD.exists():
+            yield Finding("GPU", False, f"AMD's, whose counters are unsupported: {found}")
+        else:
+            yield Finding("GPU", False, f"no NVIDIA driver: {found}", _GIVE_GPU)
         return
     yield _driver()
     try:
