@@ -1,8 +1,9 @@
 """Look at the kernels of a running engine for a few seconds: which, in which phase, for how long.
 
-The observed process runs torch's own profiler meanwhile, which slows it down while it lasts and for
-a moment afterwards: clients will notice. It is never on by itself, one at a time, 30 s at most. The
-engine must have been started with the probe in it, on this machine, by this user.
+The observed process runs torch's own profiler meanwhile, which slows it down while it lasts, and
+stands still for moments afterwards, while the trace is made: clients will notice. It is never on by
+itself, one at a time, 30 s at most. The engine must have been started with the probe in it, on this
+machine, by this user.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from inferscope.cli.numbers import above_zero
 from inferscope.cli.targets import engine_of
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.private import private_file
-from inferscope.records import Record, UnknownRecord, decode
-from inferscope.report.kernels import KERNEL, Spent, slowdown, spent, steps_of, with_steps
+from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
+from inferscope.report.kernels import (
+    KERNEL,
+    Spent,
+    slowdown,
+    spent,
+    stall,
+    steps_of,
+    with_steps,
+)
 from inferscope.ring.discovery import EngineRings, RingFile
 from inferscope.ring.profile_request import ask, error_path, request_path, trace_path
 from inferscope.ring.reader import Frame, RingReader
@@ -65,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
             f"cannot ask pid {pid}: {error}. Run as the user that runs the engine."
         ) from error
     trace = _answer(ring, options.seconds)
-    steps = steps_of(_records(engine), trace)
-    rows, cost = spent(trace, steps), slowdown(trace, steps)
+    steps = steps_of(told_of(ring, engine, now_ns), trace)
+    rows, cost, stall_ms = spent(trace, steps), slowdown(trace, steps), stall(trace, steps)
     with private_file(options.out) as file:
         file.write(msgspec.json.encode(with_steps(trace, steps)))
     if options.json:
@@ -74,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
             "pid": pid,
             "trace": str(options.out),
             "slowdown": cost,
+            "stall_ms": stall_ms,
             "rows": [row._asdict() for row in rows],
         }
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
@@ -81,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{line}\n" for line in _lines(rows, options.top))
         if cost is not None:
             sys.stdout.write(f"what it cost: steps took {cost:+.0%} while it ran\n")
+        if stall_ms is not None:
+            sys.stdout.write(f"and the longest, while the trace was made, {stall_ms:.0f} ms\n")
         sys.stdout.write(f"trace: {options.out} (open it in ui.perfetto.dev)\n")
     return 0
 
@@ -120,19 +132,43 @@ def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _records(engine: EngineRings) -> Iterator[Record]:
-    for ring in engine.rings:
-        reader = RingReader(ring.path)
-        try:
-            while frames := reader.read():
-                for frame in frames:
-                    if isinstance(frame, Frame):
-                        try:
-                            yield decode(frame.code, frame.payload)
-                        except UnknownRecord:
-                            continue
-        finally:
-            reader.close()
+def told_of(ring: RingFile, engine: EngineRings, now_ns: int) -> Iterator[Record]:
+    """Yield what says which steps a process ran and what was in them.
+
+    That is all of its own ring and, of the engine's others, the slices of the same replica: each
+    replica counts its own steps, and each rank has spans of its own.
+
+    Args:
+        ring: of the process.
+        engine: as it was found.
+        now_ns: when that was: processes that were gone by then, and restarted, are left out.
+    """
+    own = list(_records(ring))
+    yield from own
+    for other in engine.rings:
+        if other.path != ring.path and other.is_alive(now_ns):
+            told = list(_records(other))
+            if _replica(told) == _replica(own):
+                yield from (record for record in told if isinstance(record, StepSlices))
+
+
+def _replica(records: list[Record]) -> int:
+    infos = (record for record in records if isinstance(record, EngineInfo))
+    return next((info.ranks[2] for info in infos), 0)
+
+
+def _records(ring: RingFile) -> Iterator[Record]:
+    reader = RingReader(ring.path)
+    try:
+        while frames := reader.read():
+            for frame in frames:
+                if isinstance(frame, Frame):
+                    try:
+                        yield decode(frame.code, frame.payload)
+                    except UnknownRecord:
+                        continue
+    finally:
+        reader.close()
 
 
 def _lines(rows: list[Spent], top: int) -> Iterator[str]:

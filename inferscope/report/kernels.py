@@ -95,6 +95,16 @@ def slowdown(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
     return statistics.median(within) / statistics.median(before[-_RECENT_STEPS:]) - 1
 
 
+def stall(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
+    """Return how long, in ms, the longest step took that was not over when recording was.
+
+    Torch then makes a trace of what it has recorded, and holds the interpreter meanwhile.
+    """
+    _, last = _window(trace)
+    took = [_took(step) for step in steps if last and step.end_us > last]
+    return max(took) / 1e3 if took else None
+
+
 def _took(step: Step) -> float:
     return step.end_us - step.start_us
 

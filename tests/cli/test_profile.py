@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from inferscope.cli.profile import told_of
 from inferscope.errors import BadInput
 from inferscope.probe import EngineInfo, Probe
+from inferscope.records import DECODE, PREFILL
+from inferscope.report.kernels import steps_of
+from inferscope.ring.discovery import find_engines
 from inferscope.ring.profile_request import (
     ProfileBusy,
     answer,
@@ -71,6 +75,39 @@ def test_a_request_that_died_with_its_process_is_replaced(tmp_path: Path) -> Non
     assert requested(ring) is None
     ask(ring, 4.0)
     assert requested(ring) == 4.0
+
+
+def test_a_rank_s_steps_are_its_own_and_their_phases_its_replica_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "two-replicas")
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    probes = []
+    for replica in range(2):
+        info = EngineInfo(0, "test", ranks=(0, 0, replica, 0), sizes=(1, 1, 2, 1))
+        core = Probe.open(info, rank=replica)
+        worker = Probe.open(info, role="worker", rank=replica)
+        index = core.queued(f"r{replica}", prompt_tokens=1)
+        for step in range(3 + replica):
+            worker.start(step)
+            worker.stop(step)
+            phase = PREFILL if replica else DECODE
+            core.slices(step, requests=[index], phases=[phase], tokens=[1], contexts=[0])
+        worker.start(9)  # a step's span is written with the next one's start
+        probes += [core, worker]
+    (engine,) = find_engines(tmp_path)
+    workers = sorted(
+        (ring for ring in engine.rings if ring.identity.role == "worker"),
+        key=lambda ring: ring.identity.rank,
+    )
+    phases = [
+        [step.phase for step in steps_of(told_of(ring, engine, time.monotonic_ns()), {})]
+        for ring in workers
+    ]
+    for probe in probes:
+        probe.close()
+    assert phases == [["decode"] * 3, ["prefill"] * 4]
 
 
 @pytest.mark.parametrize("content", [b"", b"nan", b"-1", b"1e9", b"\xff", b"x" * 1000])

@@ -58,6 +58,7 @@ FEATURES = (
     "data-parallel replicas",
     "offline, without a server",
     "`attach PID`, started without us (Python 3.14)",
+    "`inferscope profile PID`",
     "`kill -9` of the core",
     "`kill -9` of the front end",
     "`kill -9` of a worker",

@@ -30,7 +30,8 @@ _SEND_NS = 50_000_000
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "512")
 
 
-def _reason() -> str:
+def reason() -> str:
+    """Return why nothing of this can be run here; empty if it can."""
     if not (PYTHON.exists() and CHECKPOINT.exists()):
         return f"no transformers or no checkpoint under {PEERS}: set INFERSCOPE_PEERS"
     done = subprocess.run([PYTHON, "-c", "import inferscope.probe"], capture_output=True, text=True)
@@ -39,9 +40,8 @@ def _reason() -> str:
 
 @pytest.fixture(autouse=True, scope="module")
 def _engine() -> None:
-    reason = _reason()
-    if reason:
-        pytest.skip(reason)
+    if why := reason():
+        pytest.skip(why)
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

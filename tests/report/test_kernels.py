@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from inferscope.records import DECODE, PREFILL, Clock, Record, StepSlices, StepSpan
 from inferscope.report.kernels import (
     BETWEEN,
@@ -9,6 +11,7 @@ from inferscope.report.kernels import (
     OPERATION,
     slowdown,
     spent,
+    stall,
     steps_of,
     with_steps,
 )
@@ -101,6 +104,14 @@ def test_what_it_cost_is_told_by_decodes_before_and_within() -> None:
     events = trace(op("a", 2000, 5), op("b", 3990, 5))
     assert slowdown(events, steps_of(told(*before, *within), events)) == 0.5
     assert slowdown(events, steps_of(told(*within), events)) is None
+
+
+def test_what_stands_still_while_the_trace_is_made_is_told() -> None:
+    events = trace(op("a", 1000, 5), op("b", 2000, 5))
+    steps = [(10.0, 1800.0, b"\1"), (1900.0, 52_005.0, b"\1"), (53_000.0, 53_100.0, b"\1")]
+    assert stall(events, steps_of(told(*steps), events)) == pytest.approx(50.105)
+    assert stall(events, steps_of(told((10, 900, b"\1")), events)) is None, "all were over"
+    assert stall({}, []) is None
 
 
 def test_a_trace_without_anything_in_it_breaks_nothing() -> None:
