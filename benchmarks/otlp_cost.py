@@ -1,8 +1,7 @@
-"""What a trace costs: on the fold's thread, on the courier's, and by two ways of encoding.
+"""What a trace costs: on the fold's thread, and on the courier's.
 
-Folds `samples/demo.isr` once and tells the exporter's parts what became final, over and over. Two
-ways to the same bytes are compared: the SDK's span objects and its encoder (what is shipped), and
-protobuf messages filled by hand. Prints microseconds of processor time.
+Folds `samples/demo.isr` once and tells the exporter's parts what became final, over and over.
+Prints microseconds of processor time.
 """
 
 from __future__ import annotations
@@ -16,18 +15,13 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from inferscope_otlp.attributes import Attributes, Value
 from inferscope_otlp.exporter import OtlpExporter
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import Engine
-from inferscope_otlp.sdk import readable_spans, resource
-from inferscope_otlp.settings import Settings
-from inferscope_otlp.spans import Span, Trace, trace_of
+from inferscope_otlp.resource import resource
+from inferscope_otlp.spans import trace_of
+from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes
 from msgspec.structs import replace
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import catch_up, open_source
@@ -52,58 +46,6 @@ class Told:
     def request(self, request: FinalRequest) -> None:
         """Keep a request."""
         self.requests.append(request)
-
-
-def by_hand(traces: list[Trace]) -> bytes:
-    """Encode traces without the SDK."""
-    export = ExportTraceServiceRequest()
-    group = export.resource_spans.add()
-    scope = group.scope_spans.add()
-    for trace in traces:
-        trace_id = trace.trace_id.to_bytes(16, "big")
-        root_id = trace.root.span_id.to_bytes(8, "big")
-        scope.spans.append(wire(trace.root, trace_id, b"", WireSpan.SPAN_KIND_SERVER))
-        for child in trace.children:
-            scope.spans.append(wire(child, trace_id, root_id, WireSpan.SPAN_KIND_INTERNAL))
-    return bytes(export.SerializeToString())
-
-
-def wire(span: Span, trace_id: bytes, parent_id: bytes, kind: WireSpan.SpanKind) -> WireSpan:
-    """Return one span as it travels."""
-    return WireSpan(
-        trace_id=trace_id,
-        span_id=span.span_id.to_bytes(8, "big"),
-        parent_span_id=parent_id,
-        name=span.name,
-        kind=kind,
-        start_time_unix_nano=span.start_ns,
-        end_time_unix_nano=span.end_ns,
-        attributes=pairs(span.attributes),
-        events=[
-            WireSpan.Event(
-                name=event.name, time_unix_nano=event.at_ns, attributes=pairs(event.attributes)
-            )
-            for event in span.events
-        ],
-    )
-
-
-def pairs(attributes: Attributes) -> list[KeyValue]:
-    """Return attributes as they travel."""
-    return [KeyValue(key=name, value=any_value(value)) for name, value in attributes.items()]
-
-
-def any_value(value: Value) -> AnyValue:
-    """Return a value as it travels."""
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, str):
-        return AnyValue(string_value=value)
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    if isinstance(value, float):
-        return AnyValue(double_value=value)
-    return AnyValue(array_value=ArrayValue(values=[any_value(each) for each in value]))
 
 
 def us_each(work: Callable[[], object], num: int, repeats: int) -> float:
@@ -152,32 +94,31 @@ def main() -> None:
     # It is never told the wall clock, so it sends nothing and what it would send stays here.
     exporter = OtlpExporter({"queue_size": 1_000_000})
     exporter.open()
-    assert exporter._courier is not None
+    assert exporter._traces is not None
     for step in told.steps:
         exporter.step(step)
     for request in told.requests:
         exporter.request(request)
-    finished = list(exporter._courier._waiting)
+    finished = list(exporter._traces[1]._waiting)
     traces = [trace_of(each, ENGINE, 1) for each in finished]
-    of = resource(ENGINE, Settings())
+    of, scope = resource_bytes(resource(ENGINE, service_name=None)), scope_bytes("inferscope", "0")
 
-    def by_sdk() -> bytes:
-        spans = [span for trace in traces for span in readable_spans(trace, of)]
-        return bytes(encode_spans(spans).SerializeToString())
+    def encoded() -> bytes:
+        return resource_spans(of, scope, [trace_bytes(trace) for trace in traces])
 
     long = array("q", range(0, 10_000 * 1000, 1000))
     longer = replace(told.requests[0], token_times_ns=long, tokens_per_event=(1,) * len(long))
     steps = busy_steps(told.steps[-1], 2000)
-    body = by_sdk()
+    body = encoded()
     repeats = options.repeats
-    result = {
+    result: dict[str, object] = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "requests": num,
         "spans_per_request": round(sum(1 + len(t.children) for t in traces) / num, 2),
         "bytes_per_request": {
             "plain": len(body) // num,
-            "gzip": len(gzip.compress(body)) // num,
+            "gzip": len(gzip.compress(body, 1)) // num,
         },
         "fold_thread_us": {
             f"step_of_{BATCH}": us_each(
@@ -196,11 +137,14 @@ def main() -> None:
             "spans": us_each(
                 lambda: [trace_of(each, ENGINE, 1) for each in finished], num, repeats
             ),
-            "encode_by_sdk": us_each(by_sdk, num, repeats),
-            "encode_by_hand": us_each(lambda: by_hand(traces), num, repeats),
-            "gzip": us_each(lambda: gzip.compress(body), num, repeats),
+            "encode": us_each(encoded, num, repeats),
+            "gzip": us_each(lambda: gzip.compress(body, 1), num, repeats),
         },
     }
+    fold, courier = result["fold_thread_us"], result["courier_thread_us_per_request"]
+    assert isinstance(fold, dict)
+    assert isinstance(courier, dict)
+    result["us_per_request"] = round(fold["request"] + sum(courier.values()), 1)
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

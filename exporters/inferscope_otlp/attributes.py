@@ -15,7 +15,7 @@ from inferscope_otlp.facts import PhaseSteps
 from inferscope_otlp.finished import Engine, Finished
 from inferscope_otlp.keeping import FAILURES
 
-Value: TypeAlias = "str | bool | int | float | tuple[str, ...]"
+Value: TypeAlias = "str | bool | int | float | tuple[str, ...] | tuple[float, ...]"
 Attributes: TypeAlias = "dict[str, Value]"
 _NS_PER_S = 1e9
 _COUNTED = {
@@ -25,6 +25,7 @@ _COUNTED = {
     "energy_uj": (names.ENERGY, 1e6),
 }
 """The attribute of each, and what to divide by; counts stay whole."""
+_MOST_BLAMED = 3
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -37,7 +38,9 @@ def operation_of(request: FinalRequest) -> str:
     return names.DEFAULT_OPERATION
 
 
-def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attributes:
+def root_attributes(
+    finished: Finished, engine: Engine, operation: str, residual: float | None
+) -> Attributes:
     """Return what is true of the whole request.
 
     Of the attributes that the engine noted only these few are passed on: none can hold a prompt.
@@ -52,6 +55,7 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
             names.OPERATION_NAME: operation,
             names.PROVIDER_NAME: engine.kind or None,
             names.REQUEST_MODEL: engine.model or None,
+            names.RESPONSE_ID: given.get("response_id"),
             names.RESPONSE_MODEL: engine.model or None,
             names.REQUEST_STREAM: {"true": True, "false": False}.get(stream),
             names.FINISH_REASONS: (
@@ -60,6 +64,7 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
             names.INPUT_TOKENS: request.prompt_tokens,
             names.OUTPUT_TOKENS: request.output_tokens if is_whole else None,
             names.CACHED_TOKENS: None if request.admitted_ns is None else request.cached_tokens,
+            names.REASONING_TOKENS: request.reasoning_tokens,
             names.SERVER_ADDRESS: given.get(names.SERVER_ADDRESS),
             names.SERVER_PORT: int(port) if _PORT.fullmatch(port) else None,
             names.ERROR_TYPE: request.finish if is_failure else None,
@@ -75,14 +80,17 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
             names.JOINED_LATE: True if request.joined_late else None,
             names.PREEMPTIONS: request.num_preemptions if is_whole else None,
             names.METHOD: "measured" if request.is_alone else "apportioned",
+            names.UNCERTAINTY: _uncertainty(request, residual),
             names.CLOCK: request.clock,
+            names.SLO_CAUSE: finished.cause,
         }
     )
     attributes |= _latencies(request)
     for name, is_good in finished.verdicts.items():
         attributes[names.SLO + name] = "good" if is_good else "bad"
-    if request.judged is not None and request.judged.cause is not None:
-        attributes[names.SLO_CAUSE] = request.judged.cause
+    if finished.verdicts and "goodput" not in finished.verdicts:
+        is_good = all(finished.verdicts.values()) and not is_failure
+        attributes[names.SLO + "goodput"] = "good" if is_good else "bad"
     if is_whole:
         attributes[names.GPU_SECONDS] = (request.prefill_ns + request.decode_ns) / _NS_PER_S
         energy_uj = [each.get("energy_uj") for each in _by_phase(request)]
@@ -92,6 +100,31 @@ def root_attributes(finished: Finished, engine: Engine, operation: str) -> Attri
             if spent_ns:
                 attributes[names.LEDGER + cause] = spent_ns / _NS_PER_S
     return attributes
+
+
+def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:
+    """Return by how much, relatively, its part of shared steps may be off: as far as their model.
+
+    What was alone in its steps is measured.
+    """
+    if request.is_alone:
+        return 0.0
+    return None if residual is None else abs(residual)
+
+
+def blame_attributes(request: FinalRequest, causes: str) -> Attributes:
+    """Return the three requests that it waited for most, for causes that begin with this word."""
+    waited_ns: dict[str, int] = {}
+    for cause, other, ns in request.blame:
+        if other is not None and cause.startswith(causes):
+            waited_ns[other] = waited_ns.get(other, 0) + ns
+    if not waited_ns:
+        return {}
+    most = sorted(waited_ns.items(), key=lambda item: (-item[1], item[0]))[:_MOST_BLAMED]
+    return {
+        names.BLAMED_REQUESTS: tuple(other for other, _ in most),
+        names.BLAMED_SECONDS: tuple(ns / _NS_PER_S for _, ns in most),
+    }
 
 
 def _by_phase(request: FinalRequest) -> tuple[dict[str, int], dict[str, int]]:
@@ -160,6 +193,7 @@ def _phase_attributes(
     if flops is not None:
         attributes[names.FLOPS] = flops
     attributes |= _counted(finished.request.counters, phase)
+    attributes |= blame_attributes(finished.request, phase)
     if steps is not None:
         attributes[names.STEPS] = steps.num_steps
         if steps.num_steps:

@@ -1,37 +1,58 @@
-"""One trace per finished request, over OTLP/HTTP, from the collector's process.
+"""One trace per finished request, and metrics if wanted, over OTLP, from the collector's process.
 
 The fold's thread only notes what a request was (`request` takes microseconds and never waits); the
-courier's thread makes the spans and sends them. It starts with the first `look`, which tells the
+couriers' threads make the messages and send them. They start with the first `look`, which tells the
 wall clock and the models' names.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+import inferscope
+from inferscope.attribution.breach import Objective, top_cause
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
+from inferscope_otlp import names
 from inferscope_otlp.courier import Courier
 from inferscope_otlp.facts import FactTable
-from inferscope_otlp.finished import Engine, Finished, gaps_of, tbt_ns_of
+from inferscope_otlp.finished import Engine, Finished, Ints, gaps_of, tbt_ns_of
 from inferscope_otlp.identity import parent_of, trace_id_of
 from inferscope_otlp.keeping import is_kept, verdicts
-from inferscope_otlp.settings import read_settings
+from inferscope_otlp.metrics import EngineMetrics
+from inferscope_otlp.post import HttpPost, Post
+from inferscope_otlp.resource import resource
+from inferscope_otlp.settings import GRPC, Settings, read_settings
 from inferscope_otlp.spans import trace_of
-
-if TYPE_CHECKING:
-    from inferscope_otlp.sdk import Post
+from inferscope_otlp.wire import (
+    resource_bytes,
+    resource_metrics,
+    resource_spans,
+    scope_bytes,
+    trace_bytes,
+)
 
 _NO_TIMES = array("q")
+_MAX_RESOURCES = 64
+_SCOPE = scope_bytes(names.SCOPE, inferscope.__version__)
+
+
+class Metrics(NamedTuple):
+    """An engine's metrics, on their way."""
+
+    engine: Engine
+    encoded: list[bytes]
 
 
 class OtlpExporter:
-    """Sends traces to an OTLP/HTTP receiver.
+    """Sends traces, and metrics if wanted, to an OTLP receiver.
 
     Attributes:
         num_left_out: requests that were not kept, as the settings want it.
@@ -46,51 +67,56 @@ class OtlpExporter:
             BadInput: a setting is not known, or its value cannot be used.
         """
         self._settings = read_settings(settings)
+        self._objectives = _objectives(self._settings)
         self.num_left_out = 0
         self._facts = FactTable()
         self._engines: dict[str, Engine] = {}
-        self._offset_ns = 0
-        self._post: Post | None = None
-        self._courier: Courier[Finished] | None = None
+        self._residuals: dict[str, float | None] = {}
+        self._offset_ns = self._real_ns = 0
+        self._resource = lru_cache(_MAX_RESOURCES)(self._resource_of)
+        self._traces: tuple[Post, Courier[Finished]] | None = None
+        self._metrics: tuple[Post, Courier[Metrics]] | None = None
+        self._counted: dict[str, EngineMetrics] = {}
+        self._metrics_due_ns = 0
 
     def describe(self) -> str:
         """Return one line on what goes where."""
         settings = self._settings
-        line = f"OTLP traces to {settings.shown_endpoint}"
+        what = "traces and metrics" if settings.metrics_interval_s else "traces"
+        line = f"OTLP {what} to {settings.shown_endpoint}"
+        if settings.protocol == GRPC:
+            line += " by gRPC"
         if settings.keep_share < 1:
             line += f", {settings.keep_share:g} of the unremarkable requests"
         return line
 
     def check(self) -> None:
-        """Import OpenTelemetry; its receiver may come later.
+        """Make what would send; its receiver may come later.
 
         Raises:
-            BadInput: it is not installed here.
+            BadInput: a package is missing, or a header or certificate cannot be used.
         """
-        try:
-            import inferscope_otlp.sdk  # noqa: F401
-        except ImportError as error:
-            raise BadInput(
-                f"the exporter otlp needs {error.name}. "
-                'Install it with: pip install "inferscope[otlp]"'
-            ) from error
+        _post(self._settings, "TRACES").close()
 
     def open(self) -> None:
         """Make ready to send.
 
         Raises:
-            BadInput: OpenTelemetry is not installed here.
+            BadInput: a package is missing, or a header or certificate cannot be used.
         """
-        self.check()
-        from inferscope_otlp.sdk import Post
-
-        self._post = Post(self._settings)
-        self._courier = Courier(
-            self._deliver,
-            self._post.stop,
-            max_waiting=self._settings.queue_size,
-            name=f"traces to {self._settings.shown_endpoint}",
-        )
+        settings = self._settings
+        name = f"to {settings.shown_endpoint}"
+        post = _post(settings, "TRACES")
+        size = settings.queue_size
+        courier = Courier(self._deliver, post.stop, max_waiting=size, name=f"traces {name}")
+        self._traces = (post, courier)
+        if settings.metrics_interval_s:
+            post = _post(settings, "METRICS")
+            # Of an engine's metrics only the last are of interest: they count from the beginning.
+            told = Courier(
+                self._deliver_metrics, post.stop, max_waiting=_MAX_RESOURCES, name=f"metrics {name}"
+            )
+            self._metrics = (post, told)
 
     def step(self, step: FinalStep) -> None:
         """Note what a step says of its requests."""
@@ -98,68 +124,166 @@ class OtlpExporter:
 
     def request(self, request: FinalRequest) -> None:
         """Take a finished request; never waits."""
-        assert self._courier is not None, "open() comes first"
+        assert self._traces is not None, "open() comes first"
         engine_id, request_id = request.engine_id, request.request_id
         facts = self._facts.pop(engine_id, request_id, since_ns=request.admitted_ns)
+        if self._metrics is not None:
+            self._metrics_of(engine_id).request(request)
         parent = parent_of(request.trace)
         trace_id = parent.trace_id if parent else trace_id_of(engine_id, request_id)
         tbt_ns = tbt_ns_of(request)
-        found = verdicts(request, tbt_ns, self._settings)
-        if request.judged is not None:
-            found |= request.judged.results
+        found = self._verdicts(request, tbt_ns)
         if not is_kept(request, found, parent, trace_id, self._settings.keep_share):
             self.num_left_out += 1
             return
         gaps = None if tbt_ns is None else gaps_of(tbt_ns)
+        cause = None if request.judged is None else request.judged.cause
+        if cause is None and not all(found.values()):
+            cause = top_cause(request, self._objectives)
         # A thousand waiting requests of a hundred thousand tokens each would fill the memory.
         small = replace(request, token_times_ns=_NO_TIMES, tokens_per_event=())
-        self._courier.put(Finished(small, gaps, facts, parent, found))
+        self._traces[1].put(Finished(small, gaps, facts, parent, found, cause))
+
+    def kept_trace(self, request: FinalRequest) -> str | None:
+        """Return the id of a request's trace, None where it is not kept."""
+        parent = parent_of(request.trace)
+        trace_id = parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id)
+        found = self._verdicts(request, tbt_ns_of(request))
+        is_ours = is_kept(request, found, parent, trace_id, self._settings.keep_share)
+        return f"{trace_id:032x}" if is_ours else None
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take the engines' names and the wall clock."""
-        assert self._courier is not None, "open() comes first"
-        self._engines = {
-            view.engine_id: Engine(
-                view.engine_id,
-                view.engine,
-                view.version,
-                view.model,
-                view.device,
-                view.is_synthetic,
-            )
-            for view in snapshot.engines
-        }
-        if snapshot.real_ns:
-            self._offset_ns = snapshot.real_ns - snapshot.mono_ns
-            self._courier.start()
+        """Take the engines' names and the wall clock; send metrics when they are due."""
+        assert self._traces is not None, "open() comes first"
+        self._engines = {view.engine_id: _engine(view) for view in snapshot.engines}
+        if not snapshot.real_ns:
+            return
+        self._real_ns = snapshot.real_ns
+        self._offset_ns = snapshot.real_ns - snapshot.mono_ns
+        self._residuals = {view.engine_id: view.model_residual for view in snapshot.engines}
+        self._traces[1].start()
+        for engine_id in self._counted.keys() - self._engines.keys():
+            del self._counted[engine_id]
+        if self._metrics is None or snapshot.mono_ns < self._metrics_due_ns:
+            return
+        self._metrics_due_ns = snapshot.mono_ns + round(self._settings.metrics_interval_s * 1e9)
+        self._send_metrics(snapshot.real_ns)
 
     def close(self) -> None:
-        """Send what is waiting, within three seconds; what is left is dropped and counted."""
-        if self._courier is not None and self._post is not None:
-            self._courier.close()
-            self._post.close()
+        """Send what is waiting, within five seconds; what is left is dropped and counted."""
+        if self._metrics is not None:
+            post, told = self._metrics
+            if self._real_ns:
+                self._send_metrics(self._real_ns)
+            told.close()
+            post.close()
+        if self._traces is not None:
+            post, courier = self._traces
+            courier.close()
+            post.close()
 
     @property
     def num_sent(self) -> int:
         """Return how many traces arrived."""
-        return self._courier.num_sent if self._courier else 0
+        return self._traces[1].num_sent if self._traces else 0
 
     @property
     def num_waiting(self) -> int:
         """Return how many traces are still to be sent."""
-        return self._courier.num_waiting if self._courier else 0
+        return self._traces[1].num_waiting if self._traces else 0
 
     @property
     def num_dropped(self) -> dict[str, int]:
         """Return how many traces were given up: queue_full, not_delivered, closed."""
-        return dict(self._courier.num_dropped) if self._courier else {}
+        return dict(self._traces[1].num_dropped) if self._traces else {}
+
+    def _verdicts(self, request: FinalRequest, tbt_ns: Ints | None) -> dict[str, bool]:
+        """Return what a request kept to: our thresholds, and a collector's objectives."""
+        found = verdicts(request, tbt_ns, self._settings)
+        return found if request.judged is None else found | request.judged.results
+
+    def _metrics_of(self, engine_id: str) -> EngineMetrics:
+        found = self._counted.get(engine_id)
+        if found is None:
+            start_ns = self._real_ns or time.time_ns()
+            found = self._counted[engine_id] = EngineMetrics(start_ns)
+        return found
+
+    def _send_metrics(self, now_ns: int) -> None:
+        assert self._metrics is not None
+        told = self._metrics[1]
+        for engine_id, counted in self._counted.items():
+            engine = self._engines.get(engine_id) or Engine(engine_id)
+            encoded = counted.encoded(engine, now_ns)
+            if encoded:
+                told.put(Metrics(engine, encoded))
+        told.start()
 
     def _deliver(self, batch: Sequence[Finished]) -> None:
-        assert self._post is not None
-        engines, offset_ns = self._engines, self._offset_ns
-        traces = []
+        assert self._traces is not None
+        engines, residuals, offset_ns = self._engines, self._residuals, self._offset_ns
+        by_engine: dict[str, list[bytes]] = {}
         for finished in batch:
             engine_id = finished.request.engine_id
             engine = engines.get(engine_id) or Engine(engine_id)
-            traces.append((engine, trace_of(finished, engine, offset_ns)))
-        self._post.send(traces)
+            trace = trace_of(finished, engine, offset_ns, residual=residuals.get(engine_id))
+            encoded = trace_bytes(trace)
+            by_engine.setdefault(engine_id, []).append(encoded)
+        parts = []
+        for engine_id, traces in by_engine.items():
+            of = self._resource(engines.get(engine_id) or Engine(engine_id))
+            parts.append(resource_spans(of, _SCOPE, traces))
+        self._traces[0].send(b"".join(parts))
+
+    def _deliver_metrics(self, batch: Sequence[Metrics]) -> None:
+        assert self._metrics is not None
+        last = {metrics.engine.engine_id: metrics for metrics in batch}
+        parts = [
+            resource_metrics(self._resource(each.engine), _SCOPE, each.encoded)
+            for each in last.values()
+        ]
+        self._metrics[0].send(b"".join(parts))
+
+    def _resource_of(self, engine: Engine) -> bytes:
+        return resource_bytes(resource(engine, service_name=self._settings.service_name))
+
+
+def _engine(view: EngineView) -> Engine:
+    device_id = view.devices[0].device if len(view.devices) == 1 else ""
+    return Engine(
+        view.engine_id,
+        view.engine,
+        view.version,
+        view.model,
+        view.device,
+        device_id if device_id not in (view.device, "unknown") else "",
+        view.is_synthetic,
+    )
+
+
+def _objectives(settings: Settings) -> tuple[Objective, ...]:
+    found = []
+    if settings.ttft_ms is not None:
+        found.append(Objective("ttft", round(settings.ttft_ms * 1e6)))
+    if settings.tbt_ms is not None:
+        found.append(Objective("tbt", round(settings.tbt_ms * 1e6)))
+    return tuple(found)
+
+
+def _post(settings: Settings, signal: str) -> Post:
+    """Return what sends traces or metrics.
+
+    Raises:
+        BadInput: a package is missing, or a header or certificate cannot be used.
+    """
+    headers = settings.all_headers(signal)
+    if settings.protocol != GRPC:
+        url = settings.endpoint if signal == "TRACES" else settings.metrics_url
+        return HttpPost(settings, url, headers)
+    try:
+        from inferscope_otlp.grpc_post import GrpcPost
+    except ImportError as error:
+        raise BadInput(
+            f'over gRPC it needs {error.name}. Install it with: pip install "inferscope[grpc]"'
+        ) from error
+    return GrpcPost(settings, signal, headers)

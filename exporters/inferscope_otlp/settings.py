@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from inferscope.errors import BadInput
+from inferscope_otlp.environment import file_of_environment, headers_of_environment
 
 _SECTION = "exporter otlp"
 _COMPRESSIONS = ("gzip", "none")
+HTTP, GRPC = "http/protobuf", "grpc"
+_PROTOCOLS = (HTTP, GRPC)
+_DEFAULT_OF = {HTTP: "http://127.0.0.1:4318/v1/traces", GRPC: "http://127.0.0.1:4317"}
+_TRACES, _METRICS = "/v1/traces", "/v1/metrics"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110, section 5.6.2."""
 
@@ -20,7 +26,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 class Settings:
     """Where traces go, and which."""
 
-    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    endpoint: str = _DEFAULT_OF[HTTP]
+    protocol: str = HTTP
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent along; they may hold a secret and are shown nowhere."""
     compression: str = "gzip"
@@ -32,9 +39,17 @@ class Settings:
     tbt_ms: float | None = None
     """Requests with a longer gap between tokens are always kept."""
     timeout_s: float = 10.0
-    """For one post, with all its retries."""
+    """For one try."""
     queue_size: int = 2048
     """Traces that may wait to be sent."""
+    metrics_endpoint: str | None = None
+    """Over HTTP; None: the traces' with another end."""
+    metrics_interval_s: float = 0.0
+    """Between two posts of metrics; 0: none are sent."""
+    certificate: str | None = None
+    """Of the authority that has signed the receiver's, in PEM; likewise the two below."""
+    client_certificate: str | None = None
+    client_key: str | None = None
 
     @property
     def shown_endpoint(self) -> str:
@@ -42,10 +57,50 @@ class Settings:
         return _without_secrets(self.endpoint)
 
     @property
-    def secrets(self) -> tuple[str, ...]:
-        """Return what no text that is logged may hold."""
+    def metrics_url(self) -> str:
+        """Return where metrics go over HTTP."""
+        if self.metrics_endpoint is not None:
+            return self.metrics_endpoint
         parts = urlsplit(self.endpoint)
-        return tuple(filter(None, (*self.headers.values(), parts.query, parts.password or "")))
+        return parts._replace(path=parts.path.removesuffix(_TRACES) + _METRICS).geturl()
+
+    @property
+    def tls_files(self) -> tuple[str | None, str | None, str | None]:
+        """Return the authority's certificate, ours and its key: the environment's, if not set."""
+        given = (self.certificate, self.client_certificate, self.client_key)
+        words = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+        of_ca, of_cert, of_key = (
+            path or file_of_environment(word, "TRACES")
+            for path, word in zip(given, words, strict=True)
+        )
+        return of_ca, of_cert, of_key
+
+    def all_headers(self, signal: str) -> dict[str, str]:
+        """Return the headers to send with TRACES or METRICS, the environment's among them.
+
+        Raises:
+            BadInput: one of the environment's cannot be sent.
+        """
+        found = headers_of_environment(signal)
+        for name, content in found.items():
+            check_header(name, content)
+        return found | {name.lower(): content for name, content in self.headers.items()}
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what TLS is spoken with.
+
+        Raises:
+            BadInput: a certificate or key cannot be used.
+        """
+        of_ca, of_cert, of_key = self.tls_files
+        try:
+            context = ssl.create_default_context(cafile=of_ca)
+            if of_cert is not None:
+                context.load_cert_chain(of_cert, of_key)
+        except OSError as error:  # ssl.SSLError is one
+            named = ", ".join(filter(None, (of_ca, of_cert, of_key)))
+            raise BadInput(f"{_SECTION}: cannot use {named}: {error.strerror or error}.") from error
+        return context
 
 
 def _without_secrets(url: str) -> str:
@@ -74,16 +129,31 @@ def read_settings(section: Mapping[str, object] | None) -> Settings:
             hint = f"Did you mean {nearest[0]}?" if nearest else f"Known: {', '.join(_NAMES)}."
             raise BadInput(f"{_SECTION}: there is no setting {name!r}. {hint}")
     found = Settings()
+    protocol = _one_of("protocol", given.get("protocol", found.protocol), _PROTOCOLS)
     return Settings(
-        endpoint=_endpoint(given.get("endpoint", found.endpoint)),
+        endpoint=_endpoint("endpoint", given.get("endpoint", _DEFAULT_OF[protocol])),
+        protocol=protocol,
         headers=_headers(given.get("headers")),
-        compression=_compression(given.get("compression", found.compression)),
+        compression=_one_of(
+            "compression", given.get("compression", found.compression), _COMPRESSIONS
+        ),
         service_name=_name(given.get("service_name")),
         keep_share=_number("keep_share", given.get("keep_share", found.keep_share), most=1),
         ttft_ms=_threshold("ttft_ms", given.get("ttft_ms")),
         tbt_ms=_threshold("tbt_ms", given.get("tbt_ms")),
         timeout_s=_number("timeout_s", given.get("timeout_s", found.timeout_s), least=0.1, most=60),
         queue_size=_count("queue_size", given.get("queue_size", found.queue_size)),
+        metrics_endpoint=(
+            None
+            if given.get("metrics_endpoint") is None
+            else _endpoint("metrics_endpoint", given["metrics_endpoint"])
+        ),
+        metrics_interval_s=_number(
+            "metrics_interval_s", given.get("metrics_interval_s", 0.0), most=3600
+        ),
+        certificate=_file("certificate", given.get("certificate")),
+        client_certificate=_file("client_certificate", given.get("client_certificate")),
+        client_key=_file("client_key", given.get("client_key")),
     )
 
 
@@ -91,17 +161,17 @@ def _bad(name: str, value: object, wanted: str) -> BadInput:
     return BadInput(f"{_SECTION}: {name} is {value!r}. Give {wanted}.")
 
 
-def _endpoint(value: object) -> str:
-    example = "the URL of an OTLP/HTTP receiver, such as http://127.0.0.1:4318/v1/traces"
+def _endpoint(name: str, value: object) -> str:
+    example = "the URL of an OTLP receiver, such as http://127.0.0.1:4318/v1/traces"
     if not isinstance(value, str):
-        raise BadInput(f"{_SECTION}: endpoint is no text. Give {example}.")
+        raise BadInput(f"{_SECTION}: {name} is no text. Give {example}.")
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number
         is_url = False
     if not is_url or not value.isprintable():
-        raise _bad("endpoint", _without_secrets(value), example)
+        raise _bad(name, _without_secrets(value), example)
     return value
 
 
@@ -114,19 +184,36 @@ def _headers(value: object) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(content, str):
             # The content may be a secret: it is not repeated.
             raise BadInput(f"{_SECTION}: the header {name!r} is no text. Put its value in quotes.")
-        if not _HEADER_NAME.fullmatch(name):
-            raise BadInput(f"{_SECTION}: {name!r} is no header's name. Give letters, digits and -.")
-        if content != content.strip() or not (content.isascii() and content.isprintable()):
-            raise BadInput(
-                f"{_SECTION}: the value of the header {name} has a line break, blanks around it or "
-                "something else that no header can have. Give the value alone."
-            )
+        check_header(name, content)
     return dict(value)
 
 
-def _compression(value: object) -> str:
-    if not isinstance(value, str) or value not in _COMPRESSIONS:
-        raise _bad("compression", value, " or ".join(_COMPRESSIONS))
+def check_header(name: str, content: str) -> None:
+    """Find out whether a header can be sent, without repeating what may be a secret.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if not _HEADER_NAME.fullmatch(name):
+        raise BadInput(f"{_SECTION}: {name!r} is no header's name. Give letters, digits and -.")
+    if content != content.strip() or not (content.isascii() and content.isprintable()):
+        raise BadInput(
+            f"{_SECTION}: the value of the header {name} has a line break, blanks around it or "
+            "something else that no header can have. Give the value alone."
+        )
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise _bad(name, value, " or ".join(allowed))
+    return value
+
+
+def _file(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise _bad(name, value, "a file")
     return value
 
 

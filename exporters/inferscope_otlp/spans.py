@@ -18,6 +18,7 @@ import msgspec
 from inferscope_otlp import names
 from inferscope_otlp.attributes import (
     Attributes,
+    blame_attributes,
     decode_attributes,
     operation_of,
     prefill_attributes,
@@ -63,13 +64,16 @@ class Trace(msgspec.Struct, frozen=True):
     """Why the request failed, if it did."""
 
 
-def trace_of(finished: Finished, engine: Engine, offset_ns: int) -> Trace:
+def trace_of(
+    finished: Finished, engine: Engine, offset_ns: int, *, residual: float | None = None
+) -> Trace:
     """Build a request's trace.
 
     Args:
         finished: the request.
         engine: whose it was.
         offset_ns: wall clock less monotonic clock.
+        residual: of the engine's cost model: measured over modelled time, less one.
     """
     request, parent = finished.request, finished.parent
     builder = _Builder(finished, offset_ns)
@@ -78,7 +82,7 @@ def trace_of(finished: Finished, engine: Engine, offset_ns: int) -> Trace:
     return Trace(
         parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id),
         parent,
-        builder.root(name, root_attributes(finished, engine, operation)),
+        builder.root(name, root_attributes(finished, engine, operation, residual)),
         tuple(builder.children()),
         request.finish if request.finish in FAILURES else None,
     )
@@ -108,7 +112,8 @@ class _Builder:
         chunks = finished.facts.chunks if finished.facts else []
         found = []
         if queued_ns is not None:
-            found.append(self._phase(names.SPAN_QUEUE, queued_ns, admitted_ns, {}))
+            waited_for = blame_attributes(request, "queue")
+            found.append(self._phase(names.SPAN_QUEUE, queued_ns, admitted_ns, waited_for))
         if admitted_ns is not None:
             attributes = prefill_attributes(finished)
             first = [chunk for chunk in chunks if first_ns is None or chunk.start_ns < first_ns]

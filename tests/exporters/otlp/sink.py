@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -65,8 +69,18 @@ class Sink:
     hold: threading.Event = field(default_factory=threading.Event)
     """An answer waits until this is set."""
 
+    metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
+
     _read: list[Received] = field(default_factory=list)
     _num_read: int = 0
+
+    def take(self, path: str, headers: dict[str, str], body: bytes) -> None:
+        """Take a message that was posted there; what cannot be read is an error."""
+        if path == "/v1/traces":
+            self.headers.append(headers)
+            self.posts.append(ExportTraceServiceRequest.FromString(body))
+        elif path == "/v1/metrics":
+            self.metrics.append(ExportMetricsServiceRequest.FromString(body))
 
     def spans(self) -> list[Received]:
         """Return all spans that were accepted."""
@@ -93,8 +107,28 @@ class Sink:
         ]
 
 
+class _Server(ThreadingHTTPServer):
+    """Cuts its connections when it is closed, as a process that ends does."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
-def receiving(*, status: int = 200, is_held: bool = False) -> Iterator[Sink]:
+def receiving(*, status: int = 200, is_held: bool = False, port: int = 0) -> Iterator[Sink]:
     """Run a receiver; one that is held answers nothing until it is let go."""
     sink = Sink(status=status)
     if not is_held:
@@ -108,12 +142,11 @@ def receiving(*, status: int = 200, is_held: bool = False) -> Iterator[Sink]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             sink.hold.wait(30)
             time.sleep(sink.delay_s)
-            if sink.status == 200 and self.path == "/v1/traces":
+            if sink.status == 200:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 assert self.headers["Content-Type"] == "application/x-protobuf"
-                sink.headers.append(dict(self.headers.items()))
-                sink.posts.append(ExportTraceServiceRequest.FromString(body))
+                sink.take(self.path, dict(self.headers.items()), body)
             answer = ExportTraceServiceResponse().SerializeToString()
             try:
                 self.send_response(sink.status)
@@ -127,7 +160,7 @@ def receiving(*, status: int = 200, is_held: bool = False) -> Iterator[Sink]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", port), Handler)
     sink.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import socket
 import subprocess
 import sys
@@ -11,10 +11,11 @@ import tracemalloc
 from array import array
 from collections.abc import Callable
 from http.client import responses
+from pathlib import Path
 
 import pytest
 from inferscope_otlp import OtlpExporter
-from inferscope_otlp.courier import MOST_AT_ONCE, Courier
+from inferscope_otlp.courier import MOST_AT_ONCE, Courier, NotDelivered
 from msgspec.structs import replace
 
 from inferscope.errors import BadInput
@@ -53,24 +54,115 @@ def accounted(exporter: OtlpExporter) -> int:
     return exporter.num_sent + exporter.num_waiting + sum(exporter.num_dropped.values())
 
 
-def test_a_dead_receiver_costs_counted_traces_and_one_line(
+def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
     finals: Finals, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "timeout_s": 0.5})
+    exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "queue_size": 300})
     exporter.open()
     assert flood(exporter, finals, 300) < AT_ONCE_S
-    wait_until(lambda: exporter.num_dropped["not_delivered"] == 300)
+    wait_until(lambda: bool(caplog.records))
     flood(exporter, finals, 50)
-    assert accounted(exporter) == 350
+    wait_until(lambda: exporter.num_dropped["queue_full"] == 50)
+    assert exporter.num_waiting == 300
     assert close(exporter) < AT_ONCE_S
     assert exporter.num_sent == exporter.num_waiting == 0
-    assert accounted(exporter) == 350
+    assert exporter.num_dropped == {"queue_full": 50, "not_delivered": 0, "closed": 300}
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2, said  # that it begins, and how it ended
+    assert len(said) == 3, said  # that it begins, that there is no more room, and how it ended
     assert "not delivered" in said[0]
-    assert "dropped of 350" in said[1]
+    assert "more than 300 are waiting" in said[1]
+    assert "dropped of 350" in said[2]
+
+
+def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
+    finals: Finals, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Away: nobody listens, a proxy answers for it, it is overloaded, it hangs up."""
+    with receiving(status=503) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 5})
+        exporter.open()
+        flood(exporter, finals, 3 * MOST_AT_ONCE)
+        for status in (429, 502, 504, 503):
+            before = sink.num_connections
+            sink.status = status
+            wait_until(lambda before=before: sink.num_connections > before)
+        sink.status = 200
+        wait_until(lambda: exporter.num_sent == 3 * MOST_AT_ONCE)
+        close(exporter)
+        assert not any(exporter.num_dropped.values())
+        ids = [root.attributes["inferscope.request.id"] for root in sink.roots()]
+        assert len(ids) == len(set(ids)) == 3 * MOST_AT_ONCE
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, said
+    assert "wait for another try" in said[0]
+    assert "delivered again; 0 were dropped" in said[1]
+
+
+def test_a_receiver_that_is_started_late_or_again_gets_everything(finals: Finals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces"})
+    exporter.open()
+    flood(exporter, finals, 10)
+    arrived: set[str] = set()
+    for round_ in range(2):
+        with receiving(port=port) as sink:
+            wait_until(lambda: exporter.num_waiting == 0)
+            arrived |= {root.attributes["inferscope.request.id"] for root in sink.roots()}
+        for number in range(10, 20) if not round_ else ():
+            exporter.request(replace(finals.requests[0], request_id=f"r{number}"))
+    close(exporter)
+    assert exporter.num_sent == len(arrived) == 20
+    assert not any(exporter.num_dropped.values())
+
+
+def test_a_receiver_may_ask_to_be_left_alone(finals: Finals) -> None:
+    waits: list[float] = []
+
+    def deliver(batch: object) -> None:
+        waits.append(time.monotonic())
+        if len(waits) == 1:
+            raise NotDelivered("later", again_after_s=0.3)
+
+    courier: Courier[int] = Courier(
+        deliver, lambda: None, max_waiting=9, name="test", gather_s=0.0, first_pause_s=0.0
+    )
+    courier.start()
+    courier.put(1)
+    wait_until(lambda: courier.num_sent == 1)
+    courier.close()
+    assert waits[1] - waits[0] >= 0.3
+
+
+def test_a_child_of_a_fork_sends_nothing_and_does_not_wait(finals: Finals) -> None:
+    """Its parent's thread is not there, and its locks may be held for ever."""
+    with receiving(is_held=True) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE + 5)
+        wait_until(lambda: sink.num_connections == 1)
+        assert exporter._traces is not None
+        with exporter._traces[1]._changed:  # as if another thread had it at this moment
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    exporter.request(finals.requests[0])
+                    exporter.close()
+                    code = 0 if (exporter.num_sent, exporter.num_waiting) == (0, 0) else 2
+                finally:
+                    os._exit(code)
+        deadline = time.monotonic() + 30
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+            assert time.monotonic() < deadline, "the child hangs"
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        sink.hold.set()
+        wait_until(lambda: exporter.num_sent == MOST_AT_ONCE + 5)
+        close(exporter)
+        assert len(sink.roots()) == MOST_AT_ONCE + 5
 
 
 def test_a_hanging_receiver_blocks_neither_requests_nor_closing(finals: Finals) -> None:
@@ -118,7 +210,7 @@ def test_waiting_requests_do_not_keep_their_tokens(finals: Finals) -> None:
         exporter.close()
 
 
-@pytest.mark.parametrize("status", [400, 401, 500])
+@pytest.mark.parametrize("status", [400, 401, 413, 500])
 def test_a_receiver_that_refuses_is_named_with_its_answer(
     finals: Finals, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
@@ -132,19 +224,6 @@ def test_a_receiver_that_refuses_is_named_with_its_answer(
     assert str(status) in said or responses[status] in said  # by the SDK's version
     assert "hunter2" not in caplog.text
     assert exporter.num_sent == 0
-
-
-def test_a_receiver_that_is_overloaded_for_a_while_gets_everything(finals: Finals) -> None:
-    with receiving(status=503) as sink:
-        exporter = OtlpExporter({"endpoint": sink.url})
-        exporter.open()
-        flood(exporter, finals, MOST_AT_ONCE)
-        wait_until(lambda: sink.num_connections == 1)
-        sink.status = 200
-        wait_until(lambda: exporter.num_sent == MOST_AT_ONCE)
-        close(exporter)
-        assert len(sink.roots()) == MOST_AT_ONCE
-        assert not any(exporter.num_dropped.values())
 
 
 def test_a_receiver_that_comes_back_is_told_of(
@@ -231,27 +310,14 @@ def test_one_batch_that_cannot_be_made_does_not_end_the_thread(
     assert "ValueError: odd" in caplog.text
 
 
-def test_the_sdks_own_log_is_left_to_who_has_configured_it(finals: Finals) -> None:
-    logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    logger.setLevel(logging.ERROR)
-    logger.propagate = True
-    try:
-        exporter = OtlpExporter({})
-        exporter.open()
-        assert logger.propagate
-        exporter.close()
-        assert not logger.handlers
-    finally:
-        logger.setLevel(logging.NOTSET)
-
-
-def test_opentelemetry_is_loaded_by_opening_and_its_absence_is_one_line() -> None:
+def test_it_needs_no_package_but_for_grpc_whose_absence_is_one_line() -> None:
     code = (
         "import sys\n"
         "import inferscope_otlp\n"
-        "exporter = inferscope_otlp.OtlpExporter({})\n"
-        "assert not [m for m in sys.modules if m.startswith('opentelemetry')]\n"
-        "sys.modules['opentelemetry.sdk.trace'] = None\n"
+        "exporter = inferscope_otlp.OtlpExporter({'protocol': 'grpc'})\n"
+        "known = ('opentelemetry', 'google', 'grpc', 'requests')\n"
+        "assert not [m for m in sys.modules if m.partition('.')[0] in known]\n"
+        "sys.modules['grpc'] = None\n"
         "from inferscope.errors import BadInput\n"
         "try:\n"
         "    exporter.open()\n"
@@ -260,15 +326,14 @@ def test_opentelemetry_is_loaded_by_opening_and_its_absence_is_one_line() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
-    assert "opentelemetry.sdk.trace" in line
-    assert 'pip install "inferscope[otlp]"' in line
+    assert 'pip install "inferscope[grpc]"' in line
 
 
 @pytest.mark.parametrize(
     ("section", "told"),
     [
         ({"endpont": "x"}, "'endpont'. Did you mean endpoint?"),
-        ({"zzz": 1}, "Known: endpoint, headers"),
+        ({"zzz": 1}, "Known: endpoint, protocol, headers"),
         ({"endpoint": "127.0.0.1:4318"}, "endpoint is '127.0.0.1:4318'"),
         ({"endpoint": "http://h:port/"}, "endpoint is"),
         ({"endpoint": None}, "endpoint is no text"),
@@ -280,6 +345,10 @@ def test_opentelemetry_is_loaded_by_opening_and_its_absence_is_one_line() -> Non
         ({"queue_size": 0}, "queue_size is 0"),
         ({"queue_size": 1.5}, "queue_size is 1.5"),
         ({"compression": "zip"}, "gzip or none"),
+        ({"protocol": "http/json"}, "http/protobuf or grpc"),
+        ({"metrics_interval_s": -1}, "metrics_interval_s is -1"),
+        ({"metrics_endpoint": "x"}, "metrics_endpoint is 'x'"),
+        ({"certificate": 5}, "certificate is 5"),
         ({"headers": ["authorization"]}, "headers"),
         ({"headers": {"authorization": 7}}, "'authorization'"),
         ({"service_name": ""}, "service_name"),
@@ -330,17 +399,37 @@ def test_what_is_refused_does_not_repeat_a_secret(section: dict[str, object]) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_header_of_the_environment_that_cannot_be_sent_is_not_logged(
-    finals: Finals,
-    caplog: pytest.LogCaptureFixture,
+def test_a_header_of_the_environment_that_cannot_be_sent_is_refused_without_its_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2%0Aand-more")
+    with pytest.raises(BadInput) as caught:
+        OtlpExporter({}).check()
+    assert "api-key" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_headers_of_the_environment_are_sent_and_ours_take_precedence(
+    finals: Finals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b,x-scope=general")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x-scope=traces")
     with receiving() as sink:
-        exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 0.5})
+        exporter = OtlpExporter({"endpoint": sink.url, "headers": {"API-Key": "ours"}})
         exporter.open()
-        flood(exporter, finals, MOST_AT_ONCE)
-        wait_until(lambda: exporter.num_waiting == 0)
+        flood(exporter, finals, 1)
+        wait_until(lambda: exporter.num_sent == 1)
         close(exporter)
-    assert "not delivered" in caplog.text
-    assert "hunter2" not in caplog.text
+    (sent,) = sink.headers
+    assert {name.lower(): value for name, value in sent.items()}.items() >= {
+        ("api-key", "ours"),
+        ("x-scope", "traces"),
+    }
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "ca.pem"
+    broken.write_text("no certificate", encoding="utf-8")
+    for path in (broken, tmp_path / "none.pem"):
+        with pytest.raises(BadInput, match=path.name):
+            OtlpExporter({"endpoint": "https://h/v1/traces", "certificate": str(path)}).check()

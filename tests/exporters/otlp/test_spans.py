@@ -10,9 +10,12 @@ from inferscope_otlp.facts import Chunk, Facts, PhaseSteps
 from inferscope_otlp.finished import Engine, Finished
 from inferscope_otlp.identity import Parent
 from inferscope_otlp.spans import trace_of
+from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes, varint
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import FINISHES
+from tests.exporters.otlp.sink import attributes
 
 _OFFSET_NS = 1_700_000_000_000_000_000
 times = st.integers(0, 100)
@@ -107,3 +110,40 @@ def test_no_value_is_none_and_nothing_unknown_is_a_number(given_: Finished) -> N
         assert span.attributes.get("inferscope.flops") == told
     if request.prompt_tokens is None:
         assert "gen_ai.usage.input_tokens" not in trace.root.attributes
+
+
+@given(finished())
+def test_on_the_wire_it_is_what_protobuf_reads(given_: Finished) -> None:
+    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    message = resource_spans(
+        resource_bytes({"a": "b"}), scope_bytes("scope", "1"), [trace_bytes(trace)]
+    )
+    read = ExportTraceServiceRequest.FromString(message)
+    (group,) = read.resource_spans
+    assert attributes(group.resource.attributes) == {"a": "b"}
+    (scope,) = group.scope_spans
+    assert (scope.scope.name, scope.scope.version) == ("scope", "1")
+    assert len(scope.spans) == 1 + len(trace.children)
+    for span, sent in zip(scope.spans, (trace.root, *trace.children), strict=True):
+        assert int.from_bytes(span.trace_id, "big") == trace.trace_id
+        assert int.from_bytes(span.span_id, "big") == sent.span_id
+        assert span.name == sent.name
+        assert (span.start_time_unix_nano, span.end_time_unix_nano) == (sent.start_ns, sent.end_ns)
+        expected = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in sent.attributes.items()
+        }
+        assert attributes(span.attributes) == expected
+        assert [event.time_unix_nano for event in span.events] == [e.at_ns for e in sent.events]
+        for event, noted in zip(span.events, sent.events, strict=True):
+            assert attributes(event.attributes) == noted.attributes
+    assert scope.spans[0].status.message == (trace.failure or "")
+
+
+@given(st.integers(-(1 << 63), (1 << 64) - 1))
+def test_numbers_of_any_size_are_read_back(number: int) -> None:
+    read, shift = 0, 0
+    for byte in varint(number):
+        read |= (byte & 0x7F) << shift
+        shift += 7
+    assert read == number & (1 << 64) - 1

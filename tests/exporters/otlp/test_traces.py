@@ -242,6 +242,70 @@ def test_tokens_latencies_and_names_are_the_requests(sent: Sink, finals: Finals)
         assert "error.type" not in found
 
 
+def test_whom_it_waited_for_is_named_on_the_phase_and_ordered(sent: Sink, finals: Finals) -> None:
+    num_named = 0
+    for request in finals.requests:
+        _, children = of_request(sent, request)
+        for phase in ("queue", "prefill", "decode"):
+            waited_ns: dict[str, int] = {}
+            for cause, other, ns in request.blame:
+                if other is not None and cause.startswith(phase):
+                    waited_ns[other] = waited_ns.get(other, 0) + ns
+            found = children[f"inferscope.{phase}"].attributes
+            if not waited_ns:
+                assert "inferscope.blame.requests" not in found
+                continue
+            num_named += 1
+            named = found["inferscope.blame.requests"]
+            assert len(named) == min(3, len(waited_ns))
+            assert found["inferscope.blame.seconds"] == [waited_ns[one] / 1e9 for one in named]
+            assert waited_ns[named[0]] == max(waited_ns.values())
+            assert request.request_id not in named
+    assert num_named > 50
+
+
+def test_how_sure_the_division_is_and_who_is_measured_is_said(finals: Finals) -> None:
+    assert finals.view is not None
+    (engine,) = finals.view.engines
+    assert engine.model_residual is not None
+    alone = replace(finals.requests[0], is_alone=True)
+    shared = replace(finals.requests[1], is_alone=False, reasoning_tokens=3)
+    by_id = {
+        each.attributes["inferscope.request.id"]: each.attributes
+        for each in export(finals, [alone, shared])
+        if not each.span.parent_span_id
+    }
+    assert by_id[alone.request_id]["inferscope.attribution.uncertainty"] == 0
+    told = by_id[shared.request_id]
+    assert told["inferscope.attribution.uncertainty"] == abs(engine.model_residual)
+    assert told["gen_ai.usage.reasoning.output_tokens"] == 3
+
+
+def test_a_breach_names_its_cause_and_is_no_goodput(finals: Finals) -> None:
+    late = replace(
+        finals.requests[0],
+        ttft_ledger_ns={"queue": 9 * 10**9},
+        first_token_ns=finals.requests[0].arrived_ns + 9 * 10**9,
+    )
+    failed = replace(finals.requests[1], finish="error")
+    spans = export(finals, [late, failed, finals.requests[2]], ttft_ms=8000, keep_share=1)
+    roots = [each.attributes for each in spans if not each.span.parent_span_id]
+    assert [root["inferscope.slo.goodput"] for root in roots] == ["bad", "bad", "good"]
+    assert [root["inferscope.slo.ttft"] for root in roots] == ["bad", "good", "good"]
+    assert [root.get("inferscope.slo.cause") for root in roots] == ["queue", None, None]
+
+
+def test_what_the_metrics_link_to_is_what_is_kept(finals: Finals) -> None:
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "keep_share": 0.3})
+        exporter.open()
+        linked = {exporter.kept_trace(request) for request in finals.requests} - {None}
+        finals.tell(exporter)
+        exporter.close()
+        assert linked == {root.span.trace_id.hex() for root in sink.roots()}
+    assert 0 < len(linked) < len(finals.requests)
+
+
 def test_the_resource_is_the_engine(sent: Sink, finals: Finals) -> None:
     (engine_id,) = {request.engine_id for request in finals.requests}
     for each in sent.spans():

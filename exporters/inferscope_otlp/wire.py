@@ -1,0 +1,210 @@
+"""Traces and metrics as OTLP's protobuf, written field by field.
+
+Protobuf's own messages take five times as long, and the SDK's spans before them as long again: a
+request has some seventy attributes, nearly all of them of the same few names. So what stands before
+a value is kept by name. Field numbers are those of opentelemetry-proto 1.x, where they may not
+change: trace.proto, metrics.proto, common.proto, resource.proto.
+
+    message = (tag, content)*      tag = number << 3 | type      types: 0 varint, 1 eight bytes,
+                                                                 2 length and bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from inferscope_otlp.attributes import Attributes, Value
+from inferscope_otlp.spans import Event, Span, Trace
+
+_double = struct.Struct("<d").pack
+_fixed64 = struct.Struct("<Q").pack
+_times = struct.Struct("<BQBQ").pack
+_INTERNAL, _SERVER = b"\x30\x01", b"\x30\x02"
+_ERROR = b"\x18\x02"
+_CUMULATIVE = 2
+
+
+def varint(number: int) -> bytes:
+    """Return a number of at most 64 bits, negative ones in two's complement."""
+    number &= 0xFFFFFFFFFFFFFFFF
+    if number < 0x80:
+        return _SMALL[number]
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SMALL = [bytes((number,)) for number in range(0x80)]
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field of bytes: a text or another message."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def text(number: int, content: str) -> bytes:
+    """Return a field of text; lone surrogates, which no text may have, become question marks."""
+    return field(number, content.encode("utf-8", "replace"))
+
+
+def packed(number: int, values: Iterable[float], *, is_whole: bool) -> bytes:
+    """Return a field of many numbers of eight bytes."""
+    values = list(values)
+    return field(number, struct.pack(f"<{len(values)}{'Q' if is_whole else 'd'}", *values))
+
+
+# --- attributes ---------------------------------------------------------------------------------
+
+
+def pairs(number: int, attributes: Attributes) -> bytes:
+    """Return attributes, each as the field of this number."""
+    return b"".join(
+        [
+            _before_double(number, name) + _double(value)
+            if type(value) is float
+            else _pair(number, name, value)
+            for name, value in attributes.items()
+        ]
+    )
+
+
+@lru_cache(1024)
+def _before_double(number: int, name: str) -> bytes:
+    """Return all of a pair but the eight bytes of its value, which are its end."""
+    key = text(1, name)
+    return varint(number << 3 | 2) + varint(len(key) + 11) + key + b"\x12\x09\x21"
+
+
+def _pair(number: int, name: str, value: Value) -> bytes:
+    content = _any(value)
+    key = _key(name)
+    num_bytes = len(content)
+    return (
+        varint(number << 3 | 2)
+        + varint(len(key) + 1 + (1 if num_bytes < 0x80 else len(varint(num_bytes))) + num_bytes)
+        + key
+        + b"\x12"
+        + varint(num_bytes)
+        + content
+    )
+
+
+@lru_cache(1024)
+def _key(name: str) -> bytes:
+    return text(1, name)
+
+
+def _any(value: Value) -> bytes:
+    if isinstance(value, str):
+        return text(1, value)
+    if isinstance(value, bool):
+        return b"\x10\x01" if value else b"\x10\x00"
+    if isinstance(value, int):
+        return b"\x18" + varint(value)
+    if isinstance(value, float):
+        return b"\x21" + _double(value)
+    return field(5, b"".join([field(1, _any(each)) for each in value]))
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+def trace_bytes(trace: Trace) -> bytes:
+    """Return a trace's spans, the root first, as fields of a message ScopeSpans."""
+    trace_id = b"\x0a\x10" + trace.trace_id.to_bytes(16, "big")
+    root_id = trace.root.span_id.to_bytes(8, "big")
+    above = b"" if trace.parent is None else b"\x22\x08" + trace.parent.span_id.to_bytes(8, "big")
+    # Status says why it failed; the flags that the parent was sent by another process.
+    status = b"" if trace.failure is None else field(15, text(2, trace.failure) + _ERROR)
+    below = b"\x22\x08" + root_id
+    return field(2, trace_id + _span(trace.root, above + _SERVER) + status) + b"".join(
+        [field(2, trace_id + _span(child, below + _INTERNAL)) for child in trace.children]
+    )
+
+
+def _span(span: Span, place: bytes) -> bytes:
+    name = span.name.encode("utf-8", "replace")
+    return b"".join(
+        (
+            b"\x12\x08",
+            span.span_id.to_bytes(8, "big"),
+            place,
+            b"\x2a",
+            varint(len(name)),
+            name,
+            _times(0x39, max(0, span.start_ns), 0x41, max(0, span.end_ns)),
+            pairs(9, span.attributes),
+            *[field(11, _event(event)) for event in span.events],
+        )
+    )
+
+
+def _event(event: Event) -> bytes:
+    at = b"\x09" + _fixed64(max(0, event.at_ns))
+    return at + text(2, event.name) + pairs(3, event.attributes)
+
+
+def resource_spans(resource: bytes, scope: bytes, traces: Iterable[bytes]) -> bytes:
+    """Return the traces of one resource, as a field of an export request."""
+    return field(1, field(1, resource) + field(2, field(1, scope) + b"".join(traces)))
+
+
+def resource_bytes(attributes: Attributes) -> bytes:
+    """Return a message Resource."""
+    return pairs(1, attributes)
+
+
+def scope_bytes(name: str, version: str) -> bytes:
+    """Return a message InstrumentationScope."""
+    return text(1, name) + text(2, version)
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+def histogram_point(
+    attributes: Attributes,
+    *,
+    start_ns: int,
+    end_ns: int,
+    bounds: Sequence[float],
+    counts: Sequence[int],
+    total: float,
+) -> bytes:
+    """Return one series of a histogram, as a field of a message Histogram.
+
+    Args:
+        attributes: of the series.
+        start_ns: of the counting, by the wall clock.
+        end_ns: likewise.
+        bounds: upper ones, inclusive.
+        counts: one per bound, and one for what is beyond.
+        total: of all values.
+    """
+    point = (
+        _times(0x11, start_ns, 0x19, end_ns)
+        + b"\x21"
+        + _fixed64(sum(counts))
+        + b"\x29"
+        + _double(total)
+        + packed(6, counts, is_whole=True)
+        + packed(7, bounds, is_whole=False)
+        + pairs(9, attributes)
+    )
+    return field(1, point)
+
+
+def histogram_metric(name: str, says: str, unit: str, points: Iterable[bytes]) -> bytes:
+    """Return a metric, as a field of a message ScopeMetrics."""
+    histogram = b"".join(points) + b"\x10" + varint(_CUMULATIVE)
+    return field(2, text(1, name) + text(2, says) + text(3, unit) + field(9, histogram))
+
+
+def resource_metrics(resource: bytes, scope: bytes, metrics: Iterable[bytes]) -> bytes:
+    """Return the metrics of one resource, as a field of an export request."""
+    return field(1, field(1, resource) + field(2, field(1, scope) + b"".join(metrics)))

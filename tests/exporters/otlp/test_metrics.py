@@ -1,0 +1,104 @@
+"""The conventions' metrics, as a real receiver reads them, held against the requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from typing import Any
+
+import pytest
+from inferscope_otlp import OtlpExporter
+from inferscope_otlp.metrics import BOUNDS
+from msgspec.structs import replace
+
+from tests.exporters.otlp.conftest import Finals
+from tests.exporters.otlp.sink import Sink, attributes, receiving
+
+
+def points(sink: Sink) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+    """Return the points of the last post, by metric, with their attributes."""
+    (group,) = sink.metrics[-1].resource_metrics
+    assert attributes(group.resource.attributes)["service.name"] == "inferscope"
+    found = {}
+    for metric in group.scope_metrics[0].metrics:
+        assert metric.unit == "s"
+        assert metric.description
+        assert metric.histogram.aggregation_temporality == 2  # cumulative
+        found[metric.name] = [
+            (attributes(point.attributes), point) for point in metric.histogram.data_points
+        ]
+    return found
+
+
+def test_each_histogram_is_that_of_the_requests(finals: Finals) -> None:
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
+        exporter.open()
+        finals.tell(exporter)
+        exporter.close()
+        found = points(sink)
+    requests = finals.requests
+    durations = {
+        "gen_ai.server.request.duration": [r.delivered_ns - r.arrived_ns for r in requests],
+        "gen_ai.server.time_to_first_token": [
+            r.first_token_ns - r.arrived_ns for r in requests if r.first_token_ns is not None
+        ],
+        "gen_ai.server.time_per_output_token": [
+            (r.last_token_ns - r.first_token_ns) / (r.output_tokens - 1)
+            for r in requests
+            if r.first_token_ns is not None and r.last_token_ns is not None and r.output_tokens > 1
+        ],
+    }
+    assert found.keys() == durations.keys()
+    for name, of_all in durations.items():
+        ((said, point),) = found[name]
+        assert said["gen_ai.operation.name"] == "text_completion"
+        assert said["gen_ai.provider.name"] == "inferscope"
+        assert said["gen_ai.request.model"] == "builtin"
+        assert point.count == len(of_all) > 50
+        assert point.sum == pytest.approx(sum(of_all) / 1e9)
+        assert tuple(point.explicit_bounds) == BOUNDS[name]
+        assert sum(point.bucket_counts) == point.count
+        below = 0
+        for bound_s, num in zip(point.explicit_bounds, point.bucket_counts, strict=False):
+            below += num
+            assert below == sum(ns / 1e9 <= bound_s for ns in of_all)
+        assert 0 < point.start_time_unix_nano <= point.time_unix_nano
+
+
+def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> None:
+    assert finals.view is not None
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 0.001})
+        exporter.open()
+        exporter.look(finals.view)
+        exporter.request(finals.requests[0])
+        exporter.look(changed(finals.view, mono_ns=finals.view.mono_ns + 10**9))
+        exporter.request(replace(finals.requests[1], finish="engine_lost"))
+        exporter.request(replace(finals.requests[2], joined_late=True))
+        exporter.close()
+        found = points(sink)["gen_ai.server.request.duration"]
+    assert {said.get("error.type"): point.count for said, point in found} == {
+        None: 1,
+        "engine_lost": 1,
+    }
+
+
+def test_no_metrics_are_sent_unless_wanted(finals: Finals) -> None:
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        finals.tell(exporter)
+        exporter.close()
+        assert exporter.num_sent == len(finals.requests)
+        assert not sink.metrics
+
+
+def test_where_they_go_follows_from_where_traces_go() -> None:
+    from inferscope_otlp.settings import read_settings
+
+    def url(**section: object) -> str:
+        return read_settings(section).metrics_url
+
+    assert url(endpoint="https://h:1/v1/traces?k=v") == "https://h:1/v1/metrics?k=v"
+    assert url(endpoint="http://h/otlp/v1/traces") == "http://h/otlp/v1/metrics"
+    assert url(metrics_endpoint="http://other/m") == "http://other/m"
