@@ -20,7 +20,8 @@ Any ASGI server is watched alike; an adapter makes an `Edge` with the front end'
 The id given to `join` must be the one that the core's ring uses in `Probe.queued`.
 
 A client may say which tokens of its prompt are whose, in `X-InferScope-Parts` (`probe.parts`): that
-goes into the record of the receipt, for engines that see none but the tokens.
+goes into the record of the receipt, for engines that see none but the tokens. So do the tenant and
+the like, from headers that the operator allows (`probe.headers`).
 
 A POST that ends with 400 or more without a join was refused: it is recorded with its status.
 Everything else that is never joined (health probes, metrics, lists of models) is no request.
@@ -29,6 +30,7 @@ Everything else that is never joined (health probes, metrics, lists of models) i
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from time import monotonic_ns
@@ -37,6 +39,7 @@ from typing import Any
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.receipt import received_ns, stamp_receipts
 from inferscope.probe import Probe
+from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels, Parts
 from inferscope.records import RequestIndex
 
@@ -58,6 +61,7 @@ class Exchange:
         external_id: as the client named it, in `X-Request-Id`.
         trace: its `traceparent`.
         parts: of its prompt, as the client says.
+        attributes: its path, and what the headers say that are allowed to.
         status: of the answer, 0 before it began.
         index_by_id: the engine's requests that belong to it.
         waiting: their tokens that are produced and not yet written.
@@ -65,6 +69,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "attributes",
         "begun",
         "external_id",
         "has_ended",
@@ -77,7 +82,7 @@ class Exchange:
         "waiting",
     )
 
-    def __init__(self, scope: Message, labels: Labels) -> None:
+    def __init__(self, scope: Message, labels: Labels, allowed: AllowedHeaders) -> None:
         self.received_ns = received_ns(scope)
         self.path: str = scope["path"]
         self.external_id: str | None = None
@@ -90,6 +95,7 @@ class Exchange:
                 self.trace = content.decode("latin-1")
             elif name == HEADER:
                 self.parts = labels.read(content)
+        self.attributes = {"endpoint": self.path, **allowed.read(scope["headers"])}
         self.status = 0
         self.index_by_id: dict[str, RequestIndex] = {}
         self.waiting: dict[RequestIndex, int] = {}
@@ -144,6 +150,7 @@ class Edge:
         self._stamps_receipts = False
         self._numbers = itertools.count(1)
         self.labels = Labels()
+        self._allowed = AllowedHeaders(os.environ)
 
     def watch(self, app_class: Any) -> bool:
         """Watch all applications of a class (Starlette, which FastAPI is one of)."""
@@ -175,7 +182,7 @@ class Edge:
             external_id=exchange.external_id or external_id,
             trace=exchange.trace,
             at_ns=exchange.received_ns,
-            attributes={"endpoint": exchange.path},
+            attributes=exchange.attributes,
             parent=parent,
             prompt_parts=exchange.parts,
         )
@@ -210,7 +217,7 @@ class Edge:
             if not self._stamps_receipts:  # not before the server has chosen its protocol
                 self._stamps_receipts = True
                 patches.run(stamp_receipts, patches)
-            exchange = patches.run(_begin, scope, self.labels)
+            exchange = patches.run(_begin, scope, self.labels, self._allowed)
             if exchange is None:
                 return await original(app, scope, receive, send)
             token = _exchange.set(exchange)
@@ -292,17 +299,17 @@ class Edge:
             external_id=exchange.external_id,
             trace=exchange.trace,
             at_ns=exchange.received_ns,
-            attributes={"endpoint": exchange.path, "status": str(exchange.status)},
+            attributes={**exchange.attributes, "status": str(exchange.status)},
         )
         self._probe.finished(index, "error" if exchange.status >= _FAILED else "rejected")
         self._probe.last_byte(index)
 
 
-def _begin(scope: Message, labels: Labels) -> Exchange | None:
+def _begin(scope: Message, labels: Labels, allowed: AllowedHeaders) -> Exchange | None:
     """Return the exchange of a request that may reach the engine: those are POSTs."""
     if scope["method"] != "POST":
         return None
-    exchange = scope[_MARK] = Exchange(scope, labels)
+    exchange = scope[_MARK] = Exchange(scope, labels, allowed)
     return exchange
 
 

@@ -6,6 +6,7 @@ import http.client
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,13 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    with watching(tmp_path, monkeypatch) as found:
+        yield found
+
+
+@contextmanager
+def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """Watch a server for as long as the context lasts."""
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "edge")
     monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
@@ -98,6 +106,16 @@ def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
     assert tokenised.prompt_tokens == 5
     assert before_ns <= received.at_ns <= tokenised.at_ns <= first.at_ns <= last.at_ns <= after_ns
     assert watched.tokens() == [(0, 2)] * 3
+
+
+def test_headers_that_the_operator_allows_become_attributes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_HEADERS", "tenant=x-tenant")
+    with watching(tmp_path, monkeypatch) as watched:
+        watched.post("/stream?n=1", **{"X-Tenant": "acme", "X-Other": "not-listed"})
+        received, *_ = watched.events()
+    assert received.attributes == {"endpoint": "/stream", "tenant": "acme"}
 
 
 def test_a_client_may_say_which_tokens_of_its_prompt_are_whose(watched: Watched) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from inferscope.engine.server.exchange import Exchange, Front, Origin
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
+from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels
 
 MOST_BODY_BYTES = 8 << 20
@@ -63,11 +65,19 @@ class Service:
 
 def build_app(service: Service) -> ASGIApp:
     """Return the application."""
-    plain, labels = _Plain(service), Labels()
+    plain, labels, allowed = _Plain(service), Labels(), AllowedHeaders(os.environ)
     app = Starlette(
         routes=[
-            Route("/v1/completions", _Generation(service, "completion", labels), methods=["POST"]),
-            Route("/v1/chat/completions", _Generation(service, "chat", labels), methods=["POST"]),
+            Route(
+                "/v1/completions",
+                _Generation(service, "completion", labels, allowed),
+                methods=["POST"],
+            ),
+            Route(
+                "/v1/chat/completions",
+                _Generation(service, "chat", labels, allowed),
+                methods=["POST"],
+            ),
             Route("/v1/models", plain.models),
             Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),
@@ -95,7 +105,10 @@ class _Edge:
 class _Generation:
     """An endpoint that generates text."""
 
-    def __init__(self, service: Service, kind: Kind, labels: Labels) -> None:
+    def __init__(
+        self, service: Service, kind: Kind, labels: Labels, allowed: AllowedHeaders
+    ) -> None:
+        self._allowed = allowed
         self._service = service
         self._kind = kind
         self._labels = labels
@@ -113,6 +126,7 @@ class _Generation:
             endpoint=scope["path"],
             line=line,
             parts=() if told is None else self._labels.read(told),
+            attributes={"response_id": answer.id, **self._allowed.read(scope["headers"])},
         )
         ask, error = None, None
         try:

@@ -8,8 +8,8 @@ parent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -73,6 +73,7 @@ class Origin:
         endpoint: its path.
         line: its connection.
         parts: of its prompt, in tokens, as the client says.
+        attributes: what else is noted of it.
     """
 
     arrived_ns: int
@@ -81,6 +82,7 @@ class Origin:
     endpoint: str
     line: Line
     parts: Parts = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Choice:
@@ -164,7 +166,11 @@ class Exchange:
                 external_id=origin.external_id,
                 trace=origin.trace,
                 at_ns=origin.arrived_ns,
-                attributes={"endpoint": origin.endpoint, "stream": str(is_stream).lower()},
+                attributes={
+                    "endpoint": origin.endpoint,
+                    "stream": str(is_stream).lower(),
+                    **origin.attributes,
+                },
             )
             talk = Conversation(
                 index,

@@ -69,7 +69,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> None:
     headers = {"X-Request-Id": "joined", "traceparent": TRACE}
     before_ns = time.monotonic_ns()
-    status, _, answered = server.post(
+    status, body, answered = server.post(
         "/v1/completions", {"prompt": "def f", "max_tokens": 4, "temperature": 0}, headers
     )
     assert status == 200
@@ -83,7 +83,11 @@ def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> No
     assert [event.kind for event in core] == [QUEUED, ADMITTED, FINISHED]
     received = front[0]
     assert received.trace == TRACE
-    assert received.attributes == {"endpoint": "/v1/completions", "stream": "false"}
+    assert received.attributes == {
+        "endpoint": "/v1/completions",
+        "stream": "false",
+        "response_id": body["id"],
+    }
     assert before_ns < received.at_ns < front[1].at_ns < core[0].at_ns < core[1].at_ns
     assert core[-1].at_ns < front[2].at_ns <= front[3].at_ns
     assert front[1].prompt_tokens == core[0].prompt_tokens

@@ -1,0 +1,48 @@
+"""What the operator's list lets through, and that without one nothing comes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscope.probe.headers import VARIABLE, AllowedHeaders
+
+SENT = [
+    (b"authorization", b"Bearer secret"),
+    (b"x-tenant-id", b"acme"),
+    (b"x-priority", b"7"),
+    (b"x-empty", b""),
+]
+
+
+def read(listed: str) -> dict[str, str]:
+    return AllowedHeaders({VARIABLE: listed}).read(SENT)
+
+
+def test_without_a_list_no_header_is_read() -> None:
+    assert AllowedHeaders({}).read(SENT) == {}
+    assert read("") == {}
+
+
+def test_the_headers_on_the_list_become_attributes_and_no_other() -> None:
+    assert read("tenant=X-Tenant-Id, priority = x-priority") == {"tenant": "acme", "priority": "7"}
+    assert read("tenant=x-empty") == {}
+    assert read("tenant=x-not-sent") == {}
+
+
+def test_what_is_hashed_tells_one_from_another_and_no_more() -> None:
+    (tenant,) = read("tenant:hash=authorization").values()
+    assert len(tenant) == 16
+    assert "secret" not in tenant
+    again = AllowedHeaders({VARIABLE: "tenant:hash=authorization"})
+    assert again.read(SENT) == {"tenant": tenant}
+    assert again.read([(b"authorization", b"Bearer another")]) != {"tenant": tenant}
+
+
+@pytest.mark.parametrize("wrong", ["tenant", "tenant=", "=x", "user=x-user", "tenant:md5=x"])
+def test_what_cannot_be_read_of_the_list_is_said_and_the_rest_holds(
+    wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(f"{wrong},tenant=x-tenant-id") == {"tenant": "acme"}
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert repr(wrong) in said
+    assert "tenant, priority" in said
