@@ -120,6 +120,31 @@ class Checkable(Protocol):
         """Find out whether `open` would succeed, and leave nothing open; raise what it would."""
 
 
+@runtime_checkable
+class Dropping(Protocol):
+    """What a live exporter may offer besides: an account of what it could not send."""
+
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        """Return how much it gave up so far, by reason."""
+
+
+@runtime_checkable
+class KeepsTraces(Protocol):
+    """What a live exporter may offer besides: it knows which requests have traces."""
+
+    def kept_trace(self, request: FinalRequest) -> str | None:
+        """Return the id of the trace that is kept of a request, None where none is; pure."""
+
+
+@runtime_checkable
+class LinksTraces(Protocol):
+    """What a live exporter may offer besides: it links what it tells to traces."""
+
+    def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
+        """Take what tells a request's trace; called once, before it is opened."""
+
+
 def exporter_names() -> list[str]:
     """Return the formats that can be exported here."""
     return _names(lambda exporter: not is_live(exporter) or _writes_a_folder(exporter))

@@ -7,25 +7,27 @@ are there: it sees all numbers of one moment, takes no lock and stops nobody.
 from __future__ import annotations
 
 import socket
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Promised, Snapshot
-from inferscope.document import near
+from inferscope.collector.snapshot import EngineView, Promised, Snapshot
 from inferscope.errors import BadInput
+from inferscope_prometheus import names
+from inferscope_prometheus.bill import Bill
 from inferscope_prometheus.numbers import Numbers
+from inferscope_prometheus.settings import read_settings, read_token
+from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from prometheus_client.core import Metric
 
+    from inferscope_prometheus.coverage import Coverage
     from inferscope_prometheus.families import Look
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 9464
+    from inferscope_prometheus.server import Server
 
 
 class PrometheusExporter:
@@ -34,40 +36,45 @@ class PrometheusExporter:
     is_live: ClassVar[bool] = True
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Take `host` and `port`.
+        """Check the settings; nothing is opened yet.
 
         Raises:
             BadInput: a setting is unknown or cannot be used.
         """
-        for key in settings:
-            if key not in ("host", "port"):
-                raise BadInput(f"{key} is no setting. {near(key, ('host', 'port'))}")
-        host, port = settings.get("host", DEFAULT_HOST), settings.get("port", DEFAULT_PORT)
-        if not isinstance(host, str) or not host:
-            raise BadInput(f"host is {host!r}. Give an address, such as {DEFAULT_HOST}.")
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise BadInput(f"port is {port!r}. Give a number up to 65535; 0 takes any free one.")
-        self._host = host
-        self._port = port
+        self._settings = read_settings(settings)
+        self._tenants = Tenants(self._settings.tenants, most=self._settings.most_tenants)
         self._by_engine: dict[str, Numbers] = {}
+        self._models: set[str] = set()
         self._published = Published()
-        self._server: tuple[WSGIServer, threading.Thread] | None = None
+        self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
+        self._server: Server | None = None
+        self._coverage: Coverage | None = None
 
     def describe(self) -> str:
-        """Say where it serves."""
-        return f"serves http://{self._host}:{self._port}/metrics"
+        """Say where it serves, and to whom."""
+        settings = self._settings
+        line = f"serves {settings.url}"
+        if settings.token_file is not None:
+            return f"{line} to who has the token"
+        if settings.tls_client_ca is not None:
+            return f"{line} to who has a certificate"
+        return line if settings.is_local else f"{line} to whoever can reach it"
 
     def check(self) -> None:
-        """Import the client library and try the address.
+        """Import the client library, read token and certificates, try the address.
 
         Raises:
-            BadInput: the address cannot be had.
+            BadInput: one of them cannot be used.
         """
-        from prometheus_client import start_http_server  # noqa: F401
+        from inferscope_prometheus.server import tls_context
 
+        settings = self._settings
+        tls_context(settings)
+        if settings.token_file is not None:
+            read_token(settings.token_file)
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM
+                settings.host, settings.port, type=socket.SOCK_STREAM
             )[0]
             with socket.socket(family, kind, protocol) as tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
@@ -79,24 +86,41 @@ class PrometheusExporter:
         """Bind and serve.
 
         Raises:
-            BadInput: the address cannot be had.
+            BadInput: the address cannot be had, or what keeps others out cannot be read.
         """
-        from prometheus_client import start_http_server
-        from prometheus_client.core import CollectorRegistry
-
+        from inferscope_prometheus.coverage import Coverage
         from inferscope_prometheus.families import Look, families
+        from inferscope_prometheus.page import page
+        from inferscope_prometheus.server import Server
         from inferscope_prometheus.slo_families import slo_families
 
         self._look_of = Look
-        self._published.families = families
-        self._published.slo_families = slo_families
-        registry = CollectorRegistry()
-        registry.register(self._published)
+        published, price = self._published, self._settings.price_per_gpu_hour
+
+        def render(is_open: bool) -> bytes:
+            now = published.now
+            told: Iterator[Metric] = families(
+                now.looks,
+                price=price,
+                dropped=now.dropped,
+                age_ns=time.monotonic_ns() - now.published_ns,
+            )
+            if now.promised is not None:
+                counts = [(look.whole, one) for look in now.looks for one in look.view.objectives]
+                told = chain(told, slo_families(counts, now.promised))
+            return page(told, is_open=is_open)
+
         try:
-            self._server = start_http_server(self._port, self._host, registry)
+            self._server = Server(self._settings, render)
         except OSError as error:
             raise self._cannot_serve(error) from error
-        self._port = self._server[0].server_port
+        self._settings = replace(self._settings, port=self._server.port)
+        if self._settings.engine_metrics:
+            self._coverage = Coverage(dict(self._settings.engine_metrics))
+
+    def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
+        """Take what tells a request's trace, if one is kept: exemplars name it."""
+        self._kept_trace = kept_trace
 
     def step(self, step: FinalStep) -> None:
         """Count a step."""
@@ -104,62 +128,91 @@ class PrometheusExporter:
 
     def request(self, request: FinalRequest) -> None:
         """Count a request."""
-        self._numbers(request.engine_id).request(request)
+        trace_id = self._kept_trace(request)
+        self._numbers(request.engine_id).request(request, trace_id=trace_id)
 
     def look(self, snapshot: Snapshot) -> None:
         """Publish the numbers as they are now; drop those of engines that are forgotten."""
-        looks = []
-        offset_ns = snapshot.real_ns - snapshot.mono_ns
-        for view in snapshot.engines:
-            numbers = self._numbers(view.engine_id)
-            for dp_rank in range(view.deployment.data_ranks):
-                numbers.replica(dp_rank)
-            copies = {rank: counts.copy() for rank, counts in numbers.by_replica.items()}
-            residual, folded_ns = numbers.residual.look(), view.through_ns + offset_ns
-            looks.append(self._look_of(view, copies, residual, folded_ns))
+        looks = tuple(self._look(view, snapshot) for view in snapshot.engines)
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
-        self._published.promised = snapshot.promised
-        self._published.looks = tuple(looks)
+        self._published.now = Page(looks, snapshot.dropped, snapshot.promised, time.monotonic_ns())
+        if self._coverage is not None:
+            self._coverage.ours = {
+                look.view.engine_id: sum(
+                    sum(counts.finishes.values()) - counts.finishes["rejected"]
+                    for counts in look.by_replica.values()
+                )
+                for look in looks
+            }
 
     def close(self) -> None:
         """Stop serving."""
-        if self._server is None:
-            return
-        server, thread = self._server
-        self._server = None
-        server.shutdown()
-        server.server_close()
-        thread.join(1.0)
+        if self._coverage is not None:
+            self._coverage.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _look(self, view: EngineView, snapshot: Snapshot) -> Look:
+        numbers = self._numbers(view.engine_id)
+        for dp_rank in range(min(view.deployment.data_ranks, names.MOST_REPLICAS)):
+            numbers.replica(dp_rank)
+        device_ns: dict[str, int] = {}
+        for device in view.devices:
+            for phase, ns in device.seconds_by_ns.items():
+                device_ns[phase] = device_ns.get(phase, 0) + ns
+        numbers.bill.settle(device_ns)
+        offset_ns = snapshot.real_ns - snapshot.mono_ns
+        return self._look_of(
+            view,
+            {rank: counts.copy() for rank, counts in numbers.by_replica.items()},
+            numbers.residual.look(),
+            offset_ns=offset_ns,
+            lag_ns=snapshot.mono_ns - view.through_ns,
+            model=self._model(view.model),
+            device_ns=numbers.bill.device_ns.copy(),
+            tenant_tokens=numbers.bill.tokens.copy(),
+            coverage=None if self._coverage is None else self._coverage.ratio(view.engine_id),
+        )
+
+    def _model(self, name: str) -> str:
+        """Return a model's label; of too many names the later ones are one."""
+        if not name or (name not in self._models and len(self._models) >= names.MOST_MODELS):
+            return names.OTHER_MODEL
+        self._models.add(name)
+        return name
 
     def _cannot_serve(self, error: OSError) -> BadInput:
         return BadInput(
-            f"the exporter prometheus cannot serve on {self._host}:{self._port}: "
+            f"the exporter prometheus cannot serve on {self._settings.host}:{self._settings.port}: "
             f"{error.strerror}. Set exporters.prometheus.port."
         )
 
     def _numbers(self, engine_id: str) -> Numbers:
         numbers = self._by_engine.get(engine_id)
         if numbers is None:
-            numbers = self._by_engine[engine_id] = Numbers()
+            numbers = self._by_engine[engine_id] = Numbers(Bill(self._tenants))
         return numbers
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that a scrape tells."""
+
+    looks: tuple[Look, ...] = ()
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    promised: Promised | None = None
+    published_ns: int = 0
 
 
 class Published:
     """What a scrape sees: replaced as a whole, never changed."""
 
     def __init__(self) -> None:
-        self.looks: tuple[Look, ...] = ()
-        self.promised: Promised | None = None
-        self.families: Callable[..., Iterator[Metric]] | None = None
-        self.slo_families: Callable[..., Iterator[Metric]] | None = None
+        self.now = Page()
 
-    def collect(self) -> Iterator[Metric]:
-        """Return the families of one moment; the registry asks for them at each scrape."""
-        if self.families is not None:
-            looks, promised = self.looks, self.promised
-            yield from self.families(looks)
-            if promised is not None and self.slo_families is not None:
-                told = [(look.whole, one) for look in looks for one in look.view.objectives]
-                yield from self.slo_families(told, promised)
+
+def _no_trace(request: FinalRequest) -> str | None:
+    """Nobody keeps traces."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from inferscope.collector.snapshot import EngineView
 from inferscope_prometheus import names
-from inferscope_prometheus.numbers import Counts, Histogram
-
-Rows = Iterable[tuple[tuple[str, ...], float]]
+from inferscope_prometheus.metric import counter as _counter
+from inferscope_prometheus.metric import gauge as _gauge
+from inferscope_prometheus.numbers import Counts
+from inferscope_prometheus.page import HistogramFamily
+from inferscope_prometheus.use_families import demand, payers
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,21 @@ class Look:
     view: EngineView
     by_replica: Mapping[int, Counts]
     residual: float | None
-    folded_real_ns: int
-    """The wall time that the view has come to."""
+    offset_ns: int = 0
+    """Wall clock less monotonic clock."""
+    lag_ns: int = 0
+    """How far the view was behind when it was taken."""
+    model: str = names.OTHER_MODEL
+    device_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """What its devices did, by payer and phase."""
+    tenant_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    coverage: float | None = None
+    """Of the requests that the engine says it finished, those that were seen."""
 
     def labels(self, dp_rank: int | str) -> tuple[str, ...]:
         """Return the values of LABELS."""
         view = self.view
-        return (view.model, view.engine, view.engine_id, str(dp_rank), view.deployment.role)
+        return (self.model, view.engine, view.engine_id, str(dp_rank), view.deployment.role)
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -48,46 +53,69 @@ class Look:
         return devices[0].device if devices else self.view.device or "unknown"
 
 
-def families(looks: Iterable[Look]) -> Iterator[Metric]:
-    """Return all families of the engines in sight."""
+def families(
+    looks: Iterable[Look],
+    *,
+    price: float | None = None,
+    dropped: Mapping[str, Mapping[str, int]] | None = None,
+    age_ns: int = 0,
+) -> Iterator[Metric]:
+    """Return all families of the engines in sight.
+
+    Args:
+        looks: one of each engine.
+        price: of an hour of a device, in dollars.
+        dropped: what other exporters gave up, by exporter and reason.
+        age_ns: of the looks.
+    """
     looks = list(looks)
     yield _gauge(
         "inferscope_folded_timestamp_seconds",
         "Wall time that these numbers have come to.",
         (),
-        ((look.whole, look.folded_real_ns / 1e9) for look in looks),
+        ((look.whole, (look.view.through_ns + look.offset_ns) / 1e9) for look in looks),
     )
+    yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
-    yield from _histograms(replicas)
     yield from _counters(replicas)
+    yield from payers([(look.whole, look.device_ns, look.tenant_tokens) for look in looks], price)
     yield from _devices(looks)
     yield from _counted(looks)
     yield from _troubles(looks)
     yield from _gauges(looks)
-    yield from _health(looks)
+    yield from demand((look.whole, look.view, look.lag_ns + age_ns) for look in looks)
+    yield from _health(looks, dropped or {})
 
 
-def _histograms(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+def _histograms(looks: list[Look]) -> Iterator[Metric]:
+    replicas = [
+        (look.labels(rank), counts, look.offset_ns)
+        for look in looks
+        for rank, counts in look.by_replica.items()
+    ]
     for name, (bounds, says) in names.HISTOGRAMS.items():
-        family = HistogramMetricFamily(f"inferscope_{name}_seconds", says, labels=names.LABELS)
-        for labels, counts in replicas:
-            _add_histogram(family, labels, bounds, counts.histograms[name])
+        full = f"inferscope_{name}_seconds"
+        family = HistogramFamily(full, says, labels=names.LABELS, bounds_s=bounds)
+        for labels, counts, offset_ns in replicas:
+            family.add(labels, counts.histograms[name], offset_ns)
         yield family
-    steps = HistogramMetricFamily(
+    steps = HistogramFamily(
         "inferscope_step_duration_seconds",
         "Steps of the engine, by the phases in them.",
         labels=(*names.LABELS, "phase"),
+        bounds_s=names.BOUNDS_B,
     )
-    shares = HistogramMetricFamily(
+    shares = HistogramFamily(
         "inferscope_request_gpu_seconds",
         "Device time that was a request's share of its steps.",
         labels=(*names.LABELS, "phase"),
+        bounds_s=names.BOUNDS_A,
     )
-    for labels, counts in replicas:
+    for labels, counts, offset_ns in replicas:
         for phase, histogram in counts.step_ns.items():
-            _add_histogram(steps, (*labels, phase), names.BOUNDS_B, histogram)
+            steps.add((*labels, phase), histogram, offset_ns)
         for phase, histogram in counts.gpu_ns.items():
-            _add_histogram(shares, (*labels, phase), names.BOUNDS_A, histogram)
+            shares.add((*labels, phase), histogram, offset_ns)
     yield steps
     yield shares
 
@@ -116,6 +144,12 @@ def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric
         "Tokens computed, and prompt tokens found in the prefix cache.",
         ("phase", "source"),
         (((*at, *which), num) for at, c in replicas for which, num in c.tokens.items()),
+    )
+    yield _counter(
+        "inferscope_spec_tokens",
+        "Draft tokens of ended requests that the model verified.",
+        ("result",),
+        (((*at, result), num) for at, c in replicas for result, num in c.spec_tokens.items()),
     )
 
 
@@ -292,7 +326,7 @@ def _gauges(looks: list[Look]) -> Iterator[Metric]:
     yield info
 
 
-def _health(looks: list[Look]) -> Iterator[Metric]:
+def _health(looks: list[Look], dropped: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
     rows = []
     for look in looks:
         view = look.view
@@ -303,6 +337,16 @@ def _health(looks: list[Look]) -> Iterator[Metric]:
         }
         rows += [((*look.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
     yield _gauge("inferscope_source_up", "Whether a source of facts is there.", ("source",), rows)
+    rows = [
+        ((*look.whole, look.device), look.coverage) for look in looks if look.coverage is not None
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_attribution_coverage_ratio",
+            "Requests seen to finish, over those that the engine says it finished.",
+            ("gpu",),
+            rows,
+        )
     rows = []
     for look in looks:
         health = look.view.health
@@ -312,36 +356,15 @@ def _health(looks: list[Look]) -> Iterator[Metric]:
             ((*look.whole, *which), float(num))
             for which, num in zip(names.DROPS, drops, strict=True)
         ]
+    nowhere = ("",) * len(names.LABELS)
+    rows += [
+        ((*nowhere, exporter, reason), float(num))
+        for exporter, reasons in dropped.items()
+        for reason, num in reasons.items()
+    ]
     yield _counter(
         "inferscope_records_dropped",
-        "What is missing in these numbers.",
+        "What is missing in these numbers, and what other exporters could not send.",
         ("stage", "reason"),
         rows,
     )
-
-
-def _add_histogram(
-    family: HistogramMetricFamily,
-    labels: tuple[str, ...],
-    bounds_s: tuple[float, ...],
-    histogram: Histogram,
-) -> None:
-    num, buckets = 0, []
-    for bound, count in zip((*map(str, bounds_s), "+Inf"), histogram.counts, strict=True):
-        num += count
-        buckets.append((bound, num))
-    family.add_metric(labels, buckets, histogram.sum_ns / 1e9)
-
-
-def _counter(name: str, says: str, labels: tuple[str, ...], rows: Rows) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, says, labels=(*names.LABELS, *labels))
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
-
-
-def _gauge(name: str, says: str, labels: tuple[str, ...], rows: Rows) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, says, labels=(*names.LABELS, *labels))
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family

@@ -37,11 +37,25 @@ STALLS = ("not_scheduled", "preempted", "recompute", "paused")
 """Causes of a stall; recomputing only makes up for one."""
 QUEUES = ("queue", "queue_idle")
 
+OTHER_MODEL = "other"
+"""Of an engine that does not name its model, or that came when there were MOST_MODELS."""
+MOST_MODELS = 100
+MOST_REPLICAS = 256
+
+DEMAND = {
+    "queued_prompt_tokens": "Prompt tokens of requests that wait, as far as they are known.",
+    "predicted_queue_seconds": "Modelled: how long a request that came now would wait.",
+    "headroom_ratio": "The least of what is left: slots, KV blocks, the steps' token budget.",
+}
+
 STEP_PHASES = ("prefill", "decode", "mixed")
 PHASES = ("prefill", "decode")
-WASTES = ("cancel", "recompute", "rejected_draft", "padding")
-"""Of the reasons those that are known; retries are seen by nobody yet."""
+WASTES = ("cancel", "recompute", "rejected_draft", "padding", "retry")
 CANCELS = ("client_cancel", "timeout")
+FAILURES = ("server_abort", "rejected", "error", "engine_lost")
+"""Ends after which a client has to ask again."""
+TENANT_TOKENS = ("input", "cached", "output")
+SPEC_RESULTS = ("accepted", "rejected")
 TOKENS = (("prefill", "computed"), ("prefill", "cached"), ("decode", "computed"))
 DROPS = (
     ("ring", "lost"),
@@ -60,15 +74,22 @@ __all__ = [
     "BOUNDS_B",
     "CANCELS",
     "CAUSES",
+    "DEMAND",
     "DROPS",
+    "FAILURES",
     "FINISHES",
     "HISTOGRAMS",
     "LABELS",
+    "MOST_MODELS",
+    "MOST_REPLICAS",
+    "OTHER_MODEL",
     "PHASES",
     "QUEUES",
     "SOURCES",
+    "SPEC_RESULTS",
     "STALLS",
     "STEP_PHASES",
+    "TENANT_TOKENS",
     "TOKENS",
     "WASTES",
     "XIDS",

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.records import PREFILL, RECOMPUTED
+from inferscope.records import PREFILL, VERIFY
 from inferscope_prometheus import names
+from inferscope_prometheus.bill import Bill
 
 _MOST_REMEMBERED = 65_536
+
+
+class Exemplar(NamedTuple):
+    """A duration that somebody can look up."""
+
+    trace_id: str
+    duration_ns: int
+    at_ns: int
+    """When its request ended."""
 
 
 class Histogram:
@@ -25,20 +36,26 @@ class Histogram:
     Attributes:
         counts: one per bound, up to and with it, and one for what is beyond the last.
         sum_ns: of all durations.
+        exemplars: the last one of each bound, by its place.
     """
 
-    __slots__ = ("_bounds_ns", "_edges_ns", "counts", "sum_ns")
+    __slots__ = ("_bounds_ns", "_edges_ns", "counts", "exemplars", "sum_ns")
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
         self._bounds_ns = [round(bound_s * 1e9) for bound_s in bounds_s]
         self._edges_ns = np.array(self._bounds_ns, dtype=np.int64)
         self.counts = [0] * (len(bounds_s) + 1)
         self.sum_ns = 0
+        self.exemplars: dict[int, Exemplar] = {}
 
     def add(self, duration_ns: int) -> None:
         """Count a duration."""
         self.counts[bisect_left(self._bounds_ns, duration_ns)] += 1
         self.sum_ns += duration_ns
+
+    def show(self, exemplar: Exemplar) -> None:
+        """Keep one of the durations to look up."""
+        self.exemplars[bisect_left(self._bounds_ns, exemplar.duration_ns)] = exemplar
 
     def add_all(self, durations_ns: NDArray[np.int64]) -> None:
         """Count many."""
@@ -51,6 +68,7 @@ class Histogram:
         other: Histogram = Histogram.__new__(Histogram)
         other._bounds_ns, other._edges_ns = self._bounds_ns, self._edges_ns
         other.counts, other.sum_ns = self.counts.copy(), self.sum_ns
+        other.exemplars = self.exemplars.copy()
         return other
 
 
@@ -68,6 +86,7 @@ class Counts:
         self.waste_ns = dict.fromkeys(names.WASTES, 0)
         self.tokens = dict.fromkeys(names.TOKENS, 0)
         self.flops = dict.fromkeys(names.PHASES, 0)
+        self.spec_tokens = dict.fromkeys(names.SPEC_RESULTS, 0)
         self.num_joined_late = 0
 
     def copy(self) -> Counts:
@@ -83,46 +102,59 @@ class Counts:
                 )
         return other
 
-    def add_request(self, request: FinalRequest, *, recomputed_ns: int) -> None:
-        """Count a request that was seen from its beginning to its end."""
-        durations = self.histograms
+    def add_request(self, request: FinalRequest, *, trace_id: str | None) -> None:
+        """Count a request that was seen from its beginning to its end.
+
+        Args:
+            request: what it was.
+            trace_id: of its trace, where one is kept.
+        """
         ledger_ns = request.ledger_ns
-        durations["request_duration"].add(request.delivered_ns - request.arrived_ns)
-        durations["request_queue"].add(sum(ledger_ns.get(c, 0) for c in names.QUEUES))
-        durations["request_stall"].add(sum(ledger_ns.get(c, 0) for c in names.STALLS))
+        spent = {
+            "request_duration": request.delivered_ns - request.arrived_ns,
+            "request_queue": sum(ledger_ns.get(c, 0) for c in names.QUEUES),
+            "request_stall": sum(ledger_ns.get(c, 0) for c in names.STALLS),
+        }
         if not request.is_in_one_piece:
-            self._add_tokens(request)
+            spent |= _of_tokens(request)
+            self._add_gaps(request, trace_id)
+        for name, duration_ns in spent.items():
+            self.histograms[name].add(duration_ns)
+            if trace_id is not None:
+                exemplar = Exemplar(trace_id, duration_ns, request.delivered_ns)
+                self.histograms[name].show(exemplar)
         self.gpu_ns["prefill"].add(request.prefill_ns)
         self.gpu_ns["decode"].add(request.decode_ns)
         self.finishes[request.finish] += 1
         for cause, spent_ns in ledger_ns.items():
             self.cause_ns[cause] += spent_ns
         self.tokens["prefill", "cached"] += request.cached_tokens
-        rejected_ns = request.rejected.ns
-        self.waste_ns["rejected_draft"] += rejected_ns
-        if request.finish in names.CANCELS:
-            spent_ns = request.prefill_ns + request.decode_ns - recomputed_ns - rejected_ns
-            self.waste_ns["cancel"] += max(0, spent_ns)
         self.flops["prefill"] += request.prefill_flops or 0
         self.flops["decode"] += request.decode_flops or 0
 
-    def _add_tokens(self, request: FinalRequest) -> None:
-        """Count when its tokens came; those of an answer in one piece came with it."""
-        durations = self.histograms
-        arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
-        if first_ns is not None:
-            durations["time_to_first_token"].add(first_ns - arrived_ns)
-            if request.admitted_ns is not None:
-                durations["request_prefill"].add(max(0, first_ns - request.admitted_ns))
-            if request.last_token_ns is not None:
-                decode_ns = request.last_token_ns - first_ns
-                durations["request_decode"].add(decode_ns)
-                if request.output_tokens > 1:
-                    per_token_ns = round(decode_ns / (request.output_tokens - 1))
-                    durations["time_per_output_token"].add(per_token_ns)
+    def _add_gaps(self, request: FinalRequest, trace_id: str | None) -> None:
         times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
-        if len(times_ns) > 1:
-            durations["time_between_tokens"].add_all(np.diff(times_ns))
+        if len(times_ns) < 2:
+            return
+        gaps_ns, histogram = np.diff(times_ns), self.histograms["time_between_tokens"]
+        histogram.add_all(gaps_ns)
+        if trace_id is not None:
+            histogram.show(Exemplar(trace_id, int(gaps_ns.max()), request.delivered_ns))
+
+
+def _of_tokens(request: FinalRequest) -> dict[str, int]:
+    """Return when its tokens came; those of an answer in one piece came with it."""
+    arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
+    if first_ns is None:
+        return {}
+    spent = {"time_to_first_token": first_ns - arrived_ns}
+    if request.admitted_ns is not None:
+        spent["request_prefill"] = max(0, first_ns - request.admitted_ns)
+    if request.last_token_ns is not None:
+        spent["request_decode"] = decode_ns = request.last_token_ns - first_ns
+        if request.output_tokens > 1:
+            spent["time_per_output_token"] = round(decode_ns / (request.output_tokens - 1))
+    return spent
 
 
 class Residual:
@@ -153,18 +185,22 @@ class Numbers:
     Attributes:
         by_replica: counters, by data-parallel rank.
         residual: of its cost model.
+        bill: who its devices' time was for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bill: Bill) -> None:
         self.by_replica = {0: Counts()}
         self.residual = Residual()
+        self.bill = bill
         self._last_step = (-1, -1)
         self._replica_of: dict[str, int] = {}
         """Of requests that are not in the first replica."""
-        self._recomputed_ns: dict[str, int] = {}
+        self._proposed: dict[str, int] = {}
+        """Draft tokens that were verified, by request."""
 
     def replica(self, dp_rank: int) -> Counts:
-        """Return the counters of a replica."""
+        """Return the counters of a replica; a number that none can have is the last one's."""
+        dp_rank = min(max(dp_rank, 0), names.MOST_REPLICAS - 1)
         counts = self.by_replica.get(dp_rank)
         if counts is None:
             counts = self.by_replica[dp_rank] = Counts()
@@ -180,8 +216,11 @@ class Numbers:
             return
         is_prefill = step.phases == PREFILL
         num_prefills = int(np.count_nonzero(is_prefill))
-        if num_prefills:
-            self._prefills(step, is_prefill, counts)
+        prefill_ns = int(step.shares_ns[is_prefill].sum()) if num_prefills else 0
+        self.bill.attributed(prefill_ns, step.busy_ns - prefill_ns)
+        if num_prefills and step.dp_rank:
+            for at in np.flatnonzero(is_prefill).tolist():
+                _remember(self._replica_of, step.request_ids[at], step.dp_rank)
         if (step.dp_rank, step.step) == self._last_step:
             return
         self._last_step = (step.dp_rank, step.step)
@@ -194,27 +233,29 @@ class Numbers:
         counts.step_ns["prefill" if num_prefills == num_rows else phase].add(
             step.end_ns - step.start_ns
         )
+        if VERIFY in step.phases:
+            self._verified(step)
 
-    def request(self, request: FinalRequest) -> None:
-        """Count a request, unless only a part of it was seen."""
+    def request(self, request: FinalRequest, *, trace_id: str | None = None) -> None:
+        """Count a request; of one of which only a part was seen, what its part cost."""
         counts = self.replica(self._replica_of.pop(request.request_id, 0))
-        recomputed_ns = self._recomputed_ns.pop(request.request_id, 0)
+        proposed = self._proposed.pop(request.request_id, 0)
+        for reason, ns in self.bill.ended(request).items():
+            counts.waste_ns[reason] += ns
         if request.joined_late:
             counts.num_joined_late += 1
-        else:
-            counts.add_request(request, recomputed_ns=recomputed_ns)
+            return
+        counts.add_request(request, trace_id=trace_id)
+        rejected = min(request.rejected.tokens, proposed)
+        counts.spec_tokens["rejected"] += rejected
+        counts.spec_tokens["accepted"] += proposed - rejected
 
-    def _prefills(self, step: FinalStep, is_prefill: NDArray[np.bool_], counts: Counts) -> None:
-        """Note of each prefill's request where it runs, and what it computes a second time."""
-        for at in np.flatnonzero(is_prefill).tolist():
+    def _verified(self, step: FinalStep) -> None:
+        """Note how many tokens were proposed to each: all that a slice verifies but the first."""
+        for at in np.flatnonzero(step.phases == VERIFY).tolist():
             request_id = step.request_ids[at]
-            if step.dp_rank:
-                _remember(self._replica_of, request_id, step.dp_rank)
-            if step.flags[at] & RECOMPUTED:
-                share_ns = int(step.shares_ns[at])
-                counts.waste_ns["recompute"] += share_ns
-                share_ns += self._recomputed_ns.get(request_id, 0)
-                _remember(self._recomputed_ns, request_id, share_ns)
+            num = int(step.tokens[at]) - 1 + self._proposed.get(request_id, 0)
+            _remember(self._proposed, request_id, num)
 
 
 def _remember(known: dict[str, int], request_id: str, value: int) -> None:

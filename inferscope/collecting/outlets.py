@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
-from inferscope.exporting import Checkable, LiveExporter, load_live_exporter, missing_extra
+from inferscope.exporting import (
+    Checkable,
+    Dropping,
+    KeepsTraces,
+    LinksTraces,
+    LiveExporter,
+    load_live_exporter,
+    missing_extra,
+)
 
 Final = TypeVar("Final")
 
@@ -63,6 +73,9 @@ class Outlets:
         self._on = dict(exporters)
         self._closing: list[_Closing] = []
         self._say = say
+        for exporter in exporters.values():
+            if isinstance(exporter, LinksTraces):
+                exporter.link_traces(self._kept_trace)
 
     def open(self) -> None:
         """Open all.
@@ -94,7 +107,11 @@ class Outlets:
             self._hand_on(name, exporter.request, request)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Hand on a view."""
+        """Hand on a view, with what the exporters could not send so far."""
+        dropped: dict[str, dict[str, int]] = {}
+        for name, exporter in tuple(self._on.items()):
+            self._hand_on(name, partial(_account, exporter, name), dropped)
+        snapshot = replace(snapshot, dropped=dropped)
         for name, exporter in tuple(self._on.items()):
             self._hand_on(name, exporter.look, snapshot)
 
@@ -111,6 +128,16 @@ class Outlets:
                 self._say(f"the exporter {one.name} did not close well: {_words(one.error)}")
         return not any(one.is_alive() for one in self._closing)
 
+    def _kept_trace(self, request: FinalRequest) -> str | None:
+        """Return the trace of a request, as whoever keeps traces tells."""
+        for name, exporter in tuple(self._on.items()):
+            if isinstance(exporter, KeepsTraces):
+                try:
+                    return exporter.kept_trace(request)
+                except Exception as error:
+                    self._switch_off(name, error)
+        return None
+
     def _hand_on(self, name: str, take: Callable[[Final], None], what: Final) -> None:
         try:
             take(what)
@@ -118,10 +145,17 @@ class Outlets:
             self._switch_off(name, error)
 
     def _switch_off(self, name: str, error: Exception) -> None:
-        exporter = self._on.pop(name)
+        exporter = self._on.pop(name, None)
+        if exporter is None:
+            return
         self._say(f"the exporter {name} is switched off, it raised {_words(error)}")
         # What it serves would be stale from now on. It may hang as well as raise.
         self._closing.append(_Closing(name, exporter))
+
+
+def _account(exporter: LiveExporter, name: str, dropped: dict[str, dict[str, int]]) -> None:
+    if isinstance(exporter, Dropping):
+        dropped[name] = exporter.num_dropped
 
 
 class _Closing(threading.Thread):

@@ -259,6 +259,8 @@ class EngineView:
     """FLOPs and bytes follow from the model's shape; if not, its steps are attributed time only."""
     objectives: tuple[Count, ...] = ()
     """What of its requests was good and bad since a collector counts; none where it has none."""
+    queued_prompt_tokens: int | None = 0
+    """Of requests that wait, held ones included; None where the length of one is not known."""
 
     @property
     def has_ended(self) -> bool:
@@ -304,6 +306,8 @@ class Snapshot:
     """What the reader must say: damage, lapping, a newer format."""
     promised: Promised | None = None
     """None where the reader has no objectives."""
+    dropped: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What a collector's exporters gave up, by exporter and reason."""
 
 
 def to_json(snapshot: Snapshot) -> bytes:

@@ -176,6 +176,7 @@ def _engine(
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
+        queued_prompt_tokens=_queued_tokens(engine, alive),
     )
 
 
@@ -211,6 +212,24 @@ def _counts(engine: EngineFold, alive: list[Request]) -> tuple[int, int, int]:
         now.count(states.RUNNING),
         now.count(states.WAITING) + now.count(states.ARRIVING),
     )
+
+
+def _queued_tokens(engine: EngineFold, alive: list[Request]) -> int | None:
+    """Return the prompt tokens that wait to be computed, as far as is known before admission.
+
+    One that lost its blocks computes its prompt again. Of a request that no engine has queued yet
+    the length may still come; of one in the queue it is known or will never be.
+    """
+    state, num_tokens = engine.lives.table.ledger.state, 0
+    for request in alive:
+        now = int(state[request.slot])
+        if now not in (states.ARRIVING, states.WAITING, states.HELD):
+            continue
+        if request.prompt_tokens is not None:
+            num_tokens += request.prompt_tokens
+        elif now != states.ARRIVING:
+            return None
+    return num_tokens
 
 
 def _rate(tokens: int, spent_ns: int) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, cast
 
 import pytest
 
@@ -84,4 +84,72 @@ def test_one_that_cannot_be_opened_closes_those_before_it() -> None:
     both = outlets.Outlets({"first": first, "second": second}, say=lambda _: None)
     with pytest.raises(BadInput, match="taken"):
         both.open()
+    assert both.close()
+
+
+class Keeping(Hanging):
+    """Keeps traces and counts what it drops, until it does not."""
+
+    is_broken = False
+    num_requests = 0
+
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        if self.is_broken:
+            raise RuntimeError("lost count")
+        return {"queue_full": 3}
+
+    def kept_trace(self, request: FinalRequest) -> str | None:
+        if self.is_broken:
+            raise RuntimeError("no trace")
+        return "a" * 32
+
+    def request(self, request: FinalRequest) -> None:
+        self.num_requests += 1
+
+
+class Linking(Hanging):
+    """Links to traces."""
+
+    def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
+        self.kept_trace_of = kept_trace
+        self.found = list[str | None]()
+        self.dropped = list[Mapping[str, Mapping[str, int]]]()
+
+    def request(self, request: FinalRequest) -> None:
+        self.found.append(self.kept_trace_of(request))
+
+    def look(self, snapshot: Snapshot) -> None:
+        self.dropped.append(snapshot.dropped)
+
+
+@pytest.mark.parametrize("order", [("keeping", "linking"), ("linking", "keeping")])
+def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str]) -> None:
+    keeping, linking = Keeping({}), Linking({})
+    keeping.may_end.set()
+    linking.may_end.set()
+    by_name = {"keeping": keeping, "linking": linking}
+    said = list[str]()
+    both = outlets.Outlets({name: by_name[name] for name in order}, say=said.append)
+    both.open()
+    request = cast(FinalRequest, None)
+    both.look(_NOTHING)
+    both.request(request)
+    keeping.is_broken = True
+    both.request(request)
+    both.look(_NOTHING)
+    assert linking.found == ["a" * 32, None]
+    assert linking.dropped == [{"keeping": {"queue_full": 3}}, {}]
+    assert sum("switched off" in line for line in said) == 1
+    assert both.close()
+
+
+def test_one_that_has_lost_count_is_switched_off_alone() -> None:
+    keeping, linking = Keeping({}), Linking({})
+    keeping.may_end.set()
+    linking.may_end.set()
+    both = outlets.Outlets({"keeping": keeping, "linking": linking}, say=lambda _: None)
+    keeping.is_broken = True
+    both.look(_NOTHING)
+    assert linking.dropped == [{}]
     assert both.close()

@@ -1,0 +1,70 @@
+"""What an autoscaler asks: how much waits, for how long, and what is left. Pure, from one view.
+
+    predicted wait = prompt tokens that wait / prompt tokens computed per second that had work
+    headroom       = 1 - the most used of: slots, KV blocks, the steps' token budget
+
+The wait is a model: it takes the queue to be worked off as prompts were over the window, decodes
+beside them. Seconds without any request say nothing of how fast that is and are left out. Headroom
+may be below 0: more requests are there than slots. A device that is never idle may still have
+headroom, for batches grow; so idle time is not what it is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferscope.collector.snapshot import EngineView
+
+STALE_NS = 5_000_000_000
+"""Numbers that are older say nothing of now."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Unknown is None."""
+
+    queued_prompt_tokens: int | None
+    predicted_queue_seconds: float | None
+    headroom_ratio: float | None
+
+
+def demand_of(view: EngineView, *, lag_ns: int) -> Demand | None:
+    """Return an engine's demand, None where nobody knows what is now.
+
+    Args:
+        view: of the engine.
+        lag_ns: how old it is.
+    """
+    is_known = view.is_alive and view.health.probe_state == "on"
+    if not is_known or lag_ns > STALE_NS:
+        return None
+    return Demand(view.queued_prompt_tokens, _wait_s(view), _headroom(view))
+
+
+def _wait_s(view: EngineView) -> float | None:
+    if not view.num_waiting and not view.num_held:
+        return 0.0
+    busy = _busy_share(view)
+    if view.queued_prompt_tokens is None or not view.prefill_tok_s or not busy:
+        return None
+    return view.queued_prompt_tokens * busy / view.prefill_tok_s
+
+
+def _busy_share(view: EngineView) -> float:
+    """Return the part of the window in which there was work."""
+    wall_ns = sum(view.device_ns.values())
+    return 1.0 - view.device_ns.get("idle_no_work", 0) / wall_ns if wall_ns else 0.0
+
+
+def _headroom(view: EngineView) -> float | None:
+    used = []
+    if view.max_running:
+        num_present = view.num_running + view.num_waiting + view.num_held
+        used.append(num_present / view.max_running)
+    if view.blocks_total:
+        used.append(view.blocks_used / view.blocks_total)
+    tok_s = (view.prefill_tok_s or 0.0) + (view.decode_tok_s or 0.0)
+    if view.token_budget and view.step.num and view.window_ns:
+        per_step = tok_s * view.window_ns / 1e9 / view.step.num
+        used.append(per_step / view.token_budget * _busy_share(view))
+    return 1.0 - max(used) if used else None

@@ -1,0 +1,152 @@
+"""The exporter's section of the configuration, checked once."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from inferscope.document import near
+from inferscope.errors import BadInput
+
+_LEAST_TOKEN = 16
+_MOST_TENANTS = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where metrics are served, to whom, and what is told of tenants."""
+
+    host: str = "127.0.0.1"
+    port: int = 9464
+    token_file: Path | None = None
+    """Holds what clients must send as a bearer token; read again when it changes."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """Clients must show a certificate that it has signed."""
+    price_per_gpu_hour: float | None = None
+    """Dollars."""
+    tenants: tuple[str, ...] = ()
+    """That have series of their own from the start."""
+    most_tenants: int = 20
+    """That have series of their own; all others are `other`."""
+    engine_metrics: tuple[tuple[str, str], ...] = ()
+    """Engines' ids and the pages on which they count their requests themselves."""
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether only this host can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def url(self) -> str:
+        """Return where it is served."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls_cert else ''}://{host}:{self.port}/metrics"
+
+
+_NAMES = [each.name for each in fields(Settings)]
+
+
+def read_settings(section: Mapping[str, object]) -> Settings:
+    """Check a section of the configuration.
+
+    Raises:
+        BadInput: a name in it is not known, or a value cannot be used.
+    """
+    for key in section:
+        if key not in _NAMES:
+            raise BadInput(f"{key} is no setting. {near(key, _NAMES)}")
+    found = Settings()
+    host, port = section.get("host", found.host), section.get("port", found.port)
+    if not isinstance(host, str) or not host:
+        raise BadInput(f"host is {host!r}. Give an address, such as {found.host}.")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise BadInput(f"port is {port!r}. Give a number up to 65535; 0 takes any free one.")
+    settings = Settings(
+        host,
+        port,
+        _path(section, "token_file"),
+        _path(section, "tls_cert"),
+        _path(section, "tls_key"),
+        _path(section, "tls_client_ca"),
+        _price(section.get("price_per_gpu_hour")),
+        _words(section.get("tenants")),
+        _most(section.get("most_tenants", found.most_tenants)),
+        _pages(section.get("engine_metrics")),
+    )
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise BadInput("tls_cert and tls_key go together. Give both, or neither.")
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
+        raise BadInput("tls_client_ca needs TLS. Give tls_cert and tls_key as well.")
+    if len(settings.tenants) > settings.most_tenants:
+        raise BadInput(
+            f"tenants are {len(settings.tenants)}, more than most_tenants, "
+            f"{settings.most_tenants}. Name fewer, or raise it."
+        )
+    return settings
+
+
+def read_token(path: Path) -> str:
+    """Return the bearer token that a file holds.
+
+    Raises:
+        BadInput: it cannot be read, everybody can read it, or nothing in it can be a token.
+    """
+    try:
+        with path.open(encoding="ascii") as file:
+            others = os.fstat(file.fileno()).st_mode & 0o007
+            token = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise BadInput(f"cannot read token_file {path}: {why}.") from error
+    if others:
+        raise BadInput(f"token_file {path} is open to all users. chmod o= {path}")
+    if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
+        raise BadInput(f"token_file {path} holds no token: {_LEAST_TOKEN} characters, no blanks.")
+    return token
+
+
+def _path(section: Mapping[str, object], key: str) -> Path | None:
+    value = section.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise BadInput(f"{key} is {value!r}. Give a file.")
+    return Path(value)
+
+
+def _price(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        raise BadInput(f"price_per_gpu_hour is {value!r}. Give dollars, such as 2.5.")
+    return float(value)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise BadInput("tenants is no list of names. Give [name, name].")
+    return tuple(dict.fromkeys(value))
+
+
+def _most(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TENANTS:
+        raise BadInput(f"most_tenants is {value!r}. Give a whole number up to {_MOST_TENANTS}.")
+    return value
+
+
+def _pages(value: object) -> tuple[tuple[str, str], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise BadInput("engine_metrics is no section. Give ENGINE_ID: http://HOST:PORT lines.")
+    return tuple((str(engine_id), url) for engine_id, url in value.items())

@@ -1,0 +1,129 @@
+"""The devices' time is given out once: to tenants, to waste, to idleness."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from inferscope_prometheus.bill import Bill
+from inferscope_prometheus.tenants import IDLE, NOBODY, WASTE, Tenants
+from msgspec.structs import replace
+
+from inferscope.collector.finals import FinalRequest, Part
+from tests.exporters.otlp.conftest import Finals
+
+FINISHES = ("stop", "length", "client_cancel", "timeout", "error", "engine_lost")
+nanoseconds = st.integers(0, 10**9)
+
+
+@st.composite
+def amounts(draw: st.DrawFn) -> tuple[int, int, int, int, str, str]:
+    """Draw prefill, decode, and of each what was in vain; how it ended; whose it was."""
+    prefill_ns, decode_ns = draw(nanoseconds), draw(nanoseconds)
+    return (
+        prefill_ns,
+        decode_ns,
+        draw(st.integers(0, prefill_ns)),
+        draw(st.integers(0, decode_ns)),
+        draw(st.sampled_from(FINISHES)),
+        draw(st.sampled_from("abc")),
+    )
+
+
+def made(like: FinalRequest, of: tuple[int, int, int, int, str, str]) -> FinalRequest:
+    prefill_ns, decode_ns, again_ns, rejected_ns, finish, tenant = of
+    return replace(
+        like,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        recomputed=Part(1, again_ns),
+        rejected=Part(1, rejected_ns),
+        finish=finish,
+        attributes={"tenant": tenant},
+    )
+
+
+@given(st.data())
+def test_all_of_it_is_given_out_once_all_have_ended(finals: Finals, data: st.DataObject) -> None:
+    requests = [made(finals.requests[0], of) for of in data.draw(st.lists(amounts(), max_size=12))]
+    bill = Bill(Tenants("ab", most=2))
+    device = {"prefill": 0, "decode": 0, "padding": 7, "idle_no_work": 11}
+    wasted_ns = 0
+    in_flight: list[FinalRequest] = []
+    for request in requests:
+        bill.attributed(request.prefill_ns, request.decode_ns)
+        device["prefill"] += request.prefill_ns
+        device["decode"] += request.decode_ns
+        in_flight.append(request)
+        while in_flight and data.draw(st.booleans()):
+            wasted_ns += sum(bill.ended(in_flight.pop()).values())
+        bill.settle(device)
+        in_flight_ns = sum(each.prefill_ns + each.decode_ns for each in in_flight)
+        given_ns = sum(bill.device_ns.values())
+        assert given_ns <= sum(device.values()) - in_flight_ns + len(requests)
+    for request in in_flight:
+        wasted_ns += sum(bill.ended(request).values())
+    bill.settle(device)
+    by_phase = {
+        phase: sum(ns for (_, of), ns in bill.device_ns.items() if of == phase) for phase in device
+    }
+    for phase, ns in device.items():
+        assert ns - 2 * len(requests) - 2 <= by_phase[phase] <= ns
+    assert bill.device_ns[IDLE, "idle_no_work"] == 11
+    assert bill.device_ns[WASTE, "padding"] == 7
+    lost_ns = bill.device_ns[WASTE, "prefill"] + bill.device_ns[WASTE, "decode"]
+    assert wasted_ns - 2 * len(requests) - 2 <= lost_ns <= wasted_ns
+
+
+@given(st.lists(amounts(), min_size=1, max_size=8), st.floats(0.1, 1.0))
+def test_where_steps_overlap_all_are_given_alike_less(
+    finals: Finals, of_all: list[tuple[int, int, int, int, str, str]], part: float
+) -> None:
+    """Their own lengths sum to more than the device worked."""
+    requests = [made(finals.requests[0], of) for of in of_all]
+    bill = Bill(Tenants("abc", most=3))
+    for request in requests:
+        bill.attributed(request.prefill_ns, request.decode_ns)
+        bill.ended(request)
+    device = {
+        "prefill": int(part * sum(request.prefill_ns for request in requests)),
+        "decode": int(part * sum(request.decode_ns for request in requests)),
+    }
+    bill.settle(device)
+    assert sum(bill.device_ns.values()) <= sum(device.values())
+    assert sum(bill.device_ns.values()) >= sum(device.values()) - 2 * 4 * len(requests)
+
+
+def test_who_is_still_served_is_not_billed_to_who_has_ended(finals: Finals) -> None:
+    request = made(finals.requests[0], (300, 100, 0, 0, "stop", "a"))
+    bill = Bill(Tenants("a", most=1))
+    bill.attributed(300, 100)
+    bill.attributed(600, 100)  # of another, in flight
+    bill.ended(request)
+    bill.settle({"prefill": 900, "decode": 200})
+    assert bill.device_ns["a", "prefill"] == 300
+    assert bill.device_ns["a", "decode"] == 100
+    bill.settle({"prefill": 900, "decode": 200})
+    assert bill.device_ns["a", "prefill"] == 300
+
+
+def test_waste_has_one_reason(finals: Finals) -> None:
+    like = finals.requests[0]
+
+    def waste(finish: str) -> dict[str, int]:
+        return Bill(Tenants(most=0)).ended(made(like, (100, 50, 30, 20, finish, "a")))
+
+    assert waste("stop") == {"recompute": 30, "rejected_draft": 20}
+    assert waste("client_cancel") == {"recompute": 30, "rejected_draft": 20, "cancel": 100}
+    assert waste("engine_lost") == {"recompute": 30, "rejected_draft": 20, "retry": 100}
+
+
+def test_a_request_of_which_a_part_was_missed_is_billed_and_its_tokens_are_not_counted(
+    finals: Finals,
+) -> None:
+    bill = Bill(Tenants(most=0))
+    bill.attributed(10, 10)
+    late = replace(finals.requests[0], joined_late=True, prefill_ns=10, decode_ns=10, attributes={})
+    bill.ended(late)
+    bill.settle({"prefill": 10, "decode": 10})
+    assert bill.device_ns[NOBODY, "prefill"] == bill.device_ns[NOBODY, "decode"] == 10
+    assert not any(bill.tokens.values())

@@ -1,0 +1,301 @@
+"""A real recording through the exporter: laws of its families, and what others' absence leaves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import urllib.request
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from inferscope_otlp import OtlpExporter
+from inferscope_prometheus import PrometheusExporter, names
+from msgspec.structs import replace as changed
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as read_open,
+)
+
+from inferscope.collecting.outlets import Outlets
+from inferscope.collector.finals import FinalRequest, FinalStep, Part
+from inferscope.collector.snapshot import Snapshot
+from inferscope.records import DECODE, VERIFY
+from tests.collecting.running import Scrape, eventually
+from tests.exporters.otlp.conftest import Finals
+from tests.exporters.otlp.sink import receiving
+
+PRICE = 3.6
+"""Dollars per hour: a tenth of a cent per second."""
+OPEN = {"Accept": "application/openmetrics-text; version=1.0.0"}
+
+
+class Exported:
+    """An exporter that was told something, and its page."""
+
+    def __init__(self, **settings: object) -> None:
+        self.exporter = PrometheusExporter({"port": 0, **settings})
+        self.exporter.open()
+
+    def tell(self, *told: FinalStep | FinalRequest, view: Snapshot | None) -> None:
+        for each in told:
+            if isinstance(each, FinalStep):
+                self.exporter.step(each)
+            else:
+                self.exporter.request(each)
+        if view is not None:
+            self.exporter.look(view)
+
+    @property
+    def url(self) -> str:
+        return self.exporter.describe().split()[1]
+
+    def scrape(self) -> Scrape:
+        with urllib.request.urlopen(self.url, timeout=30) as answer:
+            return Scrape(answer.read().decode())
+
+    def close(self) -> None:
+        self.exporter.close()
+
+
+@pytest.fixture
+def exported() -> Any:
+    """Return what makes exporters, and close them."""
+    made: list[Exported] = []
+
+    def make(**settings: object) -> Exported:
+        made.append(Exported(**settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def with_tenants(finals: Finals) -> list[FinalStep | FinalRequest]:
+    """Return what became final, every third request one of `a`, every fifth one of `b`."""
+    told: list[FinalStep | FinalRequest] = []
+    num = 0
+    for each in finals.told:
+        if isinstance(each, FinalRequest):
+            tenant = {0: "a", 1: "b"}.get(num % 3)
+            if tenant is not None:
+                each = changed(each, attributes={**each.attributes, "tenant": tenant})
+            if num % 10 == 9:
+                each = changed(each, finish="client_cancel")
+            num += 1
+        told.append(each)
+    return told
+
+
+def test_tenants_waste_and_idle_sum_to_the_devices_hours_at_their_price(
+    finals: Finals, exported: Any
+) -> None:
+    assert finals.view is not None
+    (view,) = finals.view.engines
+    it = exported(price_per_gpu_hour=PRICE, tenants=["a"])
+    it.tell(*with_tenants(finals), view=finals.view)
+    scrape = it.scrape()
+    wall_ns = sum(device.wall_ns for device in view.devices)
+    whole = wall_ns / 1e9 * PRICE / 3600
+    assert scrape.total("inferscope_cost_dollars_total") == pytest.approx(whole, rel=1e-3)
+    for phase, ns in view.device_total_ns.items():
+        by_phase = scrape.total("inferscope_cost_dollars_total", phase=phase)
+        assert by_phase == pytest.approx(ns / 1e9 * PRICE / 3600, rel=1e-3, abs=1e-9)
+    used = scrape.total("inferscope_tenant_gpu_seconds_total")
+    unused = sum(
+        scrape.total("inferscope_cost_dollars_total", tenant=each) for each in ("waste", "idle")
+    )
+    assert used * PRICE / 3600 + unused == pytest.approx(whole, rel=1e-3)
+    tenants = {said["tenant"] for said, _ in scrape.all("inferscope_tenant_gpu_seconds_total")}
+    assert tenants == {"a", "b", "none", "other"}
+    for tenant in ("a", "b", "none"):
+        assert scrape.total("inferscope_tenant_gpu_seconds_total", tenant=tenant) > 0
+
+
+def test_tokens_by_tenant_sum_to_those_of_requests(finals: Finals, exported: Any) -> None:
+    it = exported()
+    it.tell(*with_tenants(finals), view=finals.view)
+    scrape = it.scrape()
+    requests = finals.requests
+    for kind, num in (
+        ("output", sum(r.output_tokens for r in requests)),
+        ("cached", sum(r.cached_tokens for r in requests)),
+        ("input", sum((r.prompt_tokens or 0) - r.cached_tokens for r in requests)),
+    ):
+        assert scrape.total("inferscope_tenant_tokens_total", kind=kind) == num > 0
+    assert scrape.all("inferscope_cost_dollars_total") == []  # nobody has said what it costs
+
+
+def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
+    finals: Finals, exported: Any
+) -> None:
+    assert finals.view is not None
+    (view,) = finals.view.engines
+
+    def with_model(name: str) -> Snapshot:
+        assert finals.view is not None
+        return replace(finals.view, engines=(replace(view, model=name),))
+
+    it = exported()
+    nums = set()
+    for round_ in range(3):
+        for number in range(3000):
+            tenant = {"tenant": f"{round_}-{number}"}
+            it.exporter.request(changed(finals.requests[number % 90], attributes=tenant))
+        for number in range(names.MOST_MODELS):
+            it.exporter.look(with_model(f"model-{round_}-{number}"))
+        it.exporter.look(with_model("one more"))
+        scrape = it.scrape()
+        nums.add(len(scrape.text.splitlines()))
+        assert scrape.total("inferscope_requests_total", model_name="other") == 3000 * (round_ + 1)
+    assert len(nums) == 1
+
+
+def test_a_request_of_which_a_part_was_missed_is_billed(finals: Finals, exported: Any) -> None:
+    it = exported()
+    late = [
+        changed(each, joined_late=True) if isinstance(each, FinalRequest) else each
+        for each in finals.told
+    ]
+    it.tell(*late, view=finals.view)
+    scrape = it.scrape()
+    assert scrape.total("inferscope_requests_total") == 0
+    assert scrape.total("inferscope_tenant_gpu_seconds_total") > 0
+    assert scrape.one("inferscope_records_dropped_total", reason="joined_late") == len(
+        finals.requests
+    )
+
+
+def test_drafts_are_accepted_or_rejected(finals: Finals, exported: Any) -> None:
+    it = exported()
+    step = next(step for step in finals.steps if len(step.request_ids) == 1)
+    request = changed(finals.requests[0], rejected=Part(2, 10))
+    drafted = changed(
+        step,
+        step=10**6,
+        request_ids=(request.request_id,),
+        phases=step.phases * 0 + VERIFY,
+        tokens=step.tokens * 0 + 6,
+    )
+    plain = changed(drafted, step=10**6 + 1, phases=step.phases * 0 + DECODE)
+    it.tell(drafted, changed(drafted, rank=1), plain, request, view=finals.view)
+    scrape = it.scrape()
+    assert scrape.one("inferscope_spec_tokens_total", result="accepted") == 3
+    assert scrape.one("inferscope_spec_tokens_total", result="rejected") == 2
+
+
+def test_every_event_counter_is_there_before_its_first_event(finals: Finals, exported: Any) -> None:
+    assert finals.view is not None
+    it = exported(price_per_gpu_hour=1)
+    it.tell(view=finals.view)
+    scrape = it.scrape()
+    for name, label, words in (
+        ("requests", "finish_reason", names.FINISHES),
+        ("latency_seconds", "cause", names.CAUSES),
+        ("wasted_gpu_seconds", "reason", names.WASTES),
+        ("spec_tokens", "result", names.SPEC_RESULTS),
+        ("tenant_tokens", "kind", names.TENANT_TOKENS),
+    ):
+        told = scrape.all(f"inferscope_{name}_total")
+        assert {said[label] for said, _ in told} == set(words)
+        assert {value for _, value in told} == {0.0}
+
+
+def test_what_an_engine_in_sight_could_take_is_told_and_of_one_that_is_gone_nothing(
+    finals: Finals, exported: Any
+) -> None:
+    assert finals.view is not None
+    (view,) = finals.view.engines
+    it = exported()
+    it.tell(view=finals.view)
+    assert it.scrape().all("inferscope_headroom_ratio") == []
+    alive = replace(view, is_alive=True, health=replace(view.health, probe_state="on"))
+    now = replace(finals.view, engines=(alive,), mono_ns=view.through_ns)
+    it.tell(view=now)
+    scrape = it.scrape()
+    assert scrape.one("inferscope_queued_prompt_tokens") == 0
+    assert scrape.one("inferscope_predicted_queue_seconds") == 0
+    assert 0 < scrape.one("inferscope_headroom_ratio") <= 1
+
+
+def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
+    with receiving(status=400) as sink:
+        exporters = {
+            "prometheus": PrometheusExporter({"port": 0}),
+            "otlp": OtlpExporter({"endpoint": sink.url}),
+        }
+        said: list[str] = []
+        outlets = Outlets(exporters, say=said.append)
+        outlets.open()
+        try:
+            assert finals.view is not None
+            outlets.look(finals.view)
+            for request in finals.requests[:10]:
+                outlets.request(request)
+            url = exporters["prometheus"].describe().split()[1]
+
+            def dropped() -> float:
+                outlets.look(finals.view)  # type: ignore[arg-type]
+                with urllib.request.urlopen(url, timeout=30) as answer:
+                    scrape = Scrape(answer.read().decode())
+                return scrape.one(
+                    "inferscope_records_dropped_total", stage="otlp", reason="not_delivered"
+                )
+
+            eventually(lambda: dropped() == 10)
+        finally:
+            outlets.close()
+        assert len(said) == 2, said
+
+
+def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
+    with receiving() as sink:
+        exporters = {
+            "prometheus": PrometheusExporter({"port": 0}),
+            "otlp": OtlpExporter({"endpoint": sink.url, "keep_share": 0.3}),
+        }
+        outlets = Outlets(exporters, say=lambda line: None)
+        outlets.open()
+        try:
+            assert finals.view is not None
+            for request in finals.requests:
+                outlets.request(request)
+            outlets.look(finals.view)
+            url = exporters["prometheus"].describe().split()[1]
+            asked = urllib.request.Request(url, headers=OPEN)
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                families = list(read_open(answer.read().decode()))
+        finally:
+            outlets.close()
+        kept = {root.span.trace_id.hex() for root in sink.roots()}
+    assert 0 < len(kept) < len(finals.requests)
+    shown: dict[str, set[str]] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                assert sample.exemplar.value <= float(sample.labels["le"])
+                shown.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    assert {
+        "inferscope_time_to_first_token_seconds",
+        "inferscope_time_between_tokens_seconds",
+        "inferscope_request_duration_seconds",
+    } <= shown.keys()
+    assert set().union(*shown.values()) <= kept
+
+
+def test_promtool_finds_nothing_to_say(finals: Finals, exported: Any) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on PATH; Debian has it in the package prometheus")
+    assert finals.view is not None
+    (view,) = finals.view.engines
+    alive = replace(view, is_alive=True, health=replace(view.health, probe_state="on"))
+    now = replace(finals.view, engines=(alive,), mono_ns=view.through_ns)
+    it = exported(price_per_gpu_hour=PRICE, tenants=["a"])
+    it.tell(*with_tenants(finals), view=now)
+    text = it.scrape().text
+    assert "inferscope_headroom_ratio" in text
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

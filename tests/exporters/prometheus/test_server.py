@@ -1,0 +1,209 @@
+"""The page's server: who is let in, and that nobody keeps the others out."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from inferscope_prometheus.server import Server
+from inferscope_prometheus.settings import read_settings
+
+from inferscope.errors import BadInput
+from tests.collecting.running import eventually
+
+TOKEN = "a-token-of-some-length"
+
+
+@contextmanager
+def serving(**section: object) -> Iterator[int]:
+    server = Server(
+        read_settings({"port": 0, **section}), lambda is_open: b"open" if is_open else b"text"
+    )
+    try:
+        yield server.port
+    finally:
+        server.close()
+
+
+def get(
+    port: int, path: str = "/metrics", context: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        if context is None
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
+    )
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), {k.lower(): v for k, v in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def token_file(folder: Path, token: str) -> Path:
+    path = folder / "token"
+    path.write_text(token + "\n", encoding="ascii")
+    path.chmod(0o600)
+    return path
+
+
+def test_the_page_is_served_as_it_is_asked_for() -> None:
+    with serving() as port:
+        status, body, headers = get(port)
+        assert (status, body) == (200, b"text")
+        assert headers["content-type"].startswith("text/plain; version=0.0.4")
+        asked = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2"
+        status, body, headers = get(port, Accept=asked, **{"Accept-Encoding": "gzip"})
+        assert (status, gzip.decompress(body)) == (200, b"open")
+        assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert get(port, "/elsewhere")[0] == 404
+        assert "python" not in headers["server"].lower()
+
+
+def test_without_the_token_nobody_is_let_in(tmp_path: Path) -> None:
+    with serving(token_file=str(token_file(tmp_path, TOKEN))) as port:
+        status, body, headers = get(port)
+        assert status == 401
+        assert headers["www-authenticate"] == "Bearer"
+        assert b"text" not in body
+        for wrong in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer", f"Bearer {TOKEN}x"):
+            assert get(port, Authorization=wrong)[0] == 401
+        assert get(port, "/elsewhere")[0] == 401
+        assert get(port, Authorization=f"Bearer {TOKEN}")[:2] == (200, b"text")
+
+
+def test_a_token_that_changes_counts_at_once_and_a_broken_one_never(tmp_path: Path) -> None:
+    path = token_file(tmp_path, TOKEN)
+    with serving(token_file=str(path)) as port:
+        assert get(port, Authorization=f"Bearer {TOKEN}")[0] == 200
+        token_file(tmp_path, "another-token-of-length")
+        assert get(port, Authorization=f"Bearer {TOKEN}")[0] == 401
+        assert get(port, Authorization="Bearer another-token-of-length")[0] == 200
+        token_file(tmp_path, "")
+        assert get(port)[0] == 401
+        assert get(port, Authorization="Bearer another-token-of-length")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "told"),
+    [
+        ("short", 0o600, "holds no token"),
+        ("two words of a token", 0o600, "holds no token"),
+        (TOKEN, 0o644, "open to all users"),
+        (None, 0, "cannot read token_file"),
+    ],
+)
+def test_a_token_file_that_is_none_is_refused_without_being_repeated(
+    tmp_path: Path, content: str | None, mode: int, told: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content, encoding="ascii")
+        path.chmod(mode)
+    with pytest.raises(BadInput, match=told) as caught:
+        Server(read_settings({"port": 0, "token_file": str(path)}), lambda is_open: b"")
+    assert content is None or content not in str(caught.value)
+
+
+def test_who_says_nothing_keeps_nobody_out() -> None:
+    with serving() as port:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        try:
+            assert get(port)[0] == 200
+        finally:
+            for each in silent:
+                each.close()
+
+
+def test_connections_are_bounded_and_those_that_end_make_room() -> None:
+    def is_answered() -> bool:
+        try:
+            return get(port)[0] == 200
+        except (http.client.HTTPException, OSError):
+            return False
+
+    with serving() as port:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(32)]
+        try:
+            eventually(lambda: not is_answered())
+        finally:
+            for each in silent:
+                each.close()
+        eventually(is_answered)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate, and its key in the same file."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not on PATH")
+    folder = tmp_path_factory.mktemp("tls")
+    key, path = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", str(key), "-out", str(path), "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_text(path.read_text() + key.read_text(), encoding="ascii")
+    return path
+
+
+def test_tls_is_spoken_and_who_does_not_shake_hands_keeps_nobody_out(certificate: Path) -> None:
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with serving(tls_cert=str(certificate), tls_key=str(certificate)) as port:
+        with socket.create_connection(("127.0.0.1", port)):
+            assert get(port, context=trusting)[:2] == (200, b"text")
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(port)
+        with pytest.raises(ssl.SSLError):
+            get(port, context=ssl.create_default_context())
+
+
+def test_clients_may_have_to_show_a_certificate(certificate: Path) -> None:
+    path = str(certificate)
+    plain, known = (ssl.create_default_context(cafile=path) for _ in range(2))
+    known.load_cert_chain(path)
+    with serving(tls_cert=path, tls_key=path, tls_client_ca=path) as port:
+        assert get(port, context=known)[0] == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(port, context=plain)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"prot": 1}, "Did you mean port"),
+        ({"host": ""}, "host is ''"),
+        ({"port": 70000}, "port is 70000"),
+        ({"port": True}, "port is True"),
+        ({"tls_cert": "a"}, "tls_cert and tls_key"),
+        ({"tls_client_ca": "a"}, "needs TLS"),
+        ({"token_file": 3}, "token_file is 3"),
+        ({"price_per_gpu_hour": "2"}, "price_per_gpu_hour is '2'"),
+        ({"price_per_gpu_hour": 0}, "price_per_gpu_hour is 0"),
+        ({"tenants": "a"}, "no list of names"),
+        ({"tenants": ["a", "b"], "most_tenants": 1}, "more than most_tenants"),
+        ({"most_tenants": -1}, "most_tenants is -1"),
+        ({"engine_metrics": ["x"]}, "engine_metrics is no section"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(section: dict[str, object], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        read_settings(section)
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.pem")
+    with pytest.raises(BadInput, match=r"none\.pem"):
+        Server(read_settings({"port": 0, "tls_cert": path, "tls_key": path}), lambda is_open: b"")

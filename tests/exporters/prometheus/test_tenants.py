@@ -1,0 +1,56 @@
+"""Whatever clients send, the number of series is bounded and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from inferscope_prometheus.tenants import NOBODY, OTHER, RESERVED, Tenants
+
+
+def test_a_hundred_thousand_names_leave_the_number_of_labels_as_it_is() -> None:
+    tenants = Tenants(most=20)
+    labels = {tenants.label(f"{random.Random(n).random()}", 1000) for n in range(100_000)}
+    assert labels == {OTHER}
+    assert tenants.labels == []
+
+
+def test_who_comes_again_gets_a_series_and_keeps_it() -> None:
+    tenants = Tenants(most=4)
+    assert [tenants.label("a", 5) for _ in range(4)] == [OTHER, OTHER, "a", "a"]
+    for number in range(5000):
+        tenants.label(f"flood-{number}", 10**9)
+    assert tenants.label("a", 5) == "a"
+
+
+def test_the_last_half_is_for_who_uses_a_good_part() -> None:
+    tenants = Tenants(most=4)
+    for name in ("a", "b"):
+        for _ in range(3):
+            tenants.label(name, 1000)
+    assert tenants.labels == ["a", "b"]
+    for number in range(100):
+        tenants.label(f"crowd-{number}", 1000)
+    assert {tenants.label("small", 1000) for _ in range(10)} == {OTHER}
+    assert [tenants.label("large", 100_000) for _ in range(3)][-1] == "large"
+
+
+def test_there_are_never_more_than_are_wanted() -> None:
+    tenants = Tenants(["known"], most=3)
+    for _ in range(10):
+        for name in "abcdefgh":
+            tenants.label(name, 1000)
+    assert tenants.labels[0] == "known"
+    assert len(tenants.labels) <= 3
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_who_says_no_name_is_nobody(name: str | None) -> None:
+    assert Tenants(most=1).label(name, 1) == NOBODY
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_nobody_passes_for_what_is_nobodys(name: str) -> None:
+    tenants = Tenants([name], most=5)
+    assert {tenants.label(name, 1) for _ in range(9)} == {OTHER}
+    assert tenants.labels == []
