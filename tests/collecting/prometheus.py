@@ -1,0 +1,87 @@
+"""A real Prometheus over pages of metrics, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.collecting.running import eventually
+
+_CONFIG = """global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: inferscope
+    static_configs: [{{targets: {targets}}}]
+"""
+
+
+class Prometheus:
+    """One that runs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def is_ready(self) -> bool:
+        """Tell whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30):
+                return True
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> dict[Mapping[str, str], float]:
+        """Return the samples of an instant query, by their labels."""
+        asked = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=30) as answer:
+            told = json.load(answer)
+        assert told["status"] == "success", told
+        return {
+            tuple(sorted(each["metric"].items())): float(each["value"][1])  # type: ignore[misc]
+            for each in told["data"]["result"]
+        }
+
+    def one(self, expression: str) -> float | None:
+        """Return the only sample of an instant query, None where there is none."""
+        found = list(self.query(expression).values())
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def by(self, label: str, expression: str) -> dict[str, float]:
+        """Return the samples of an instant query by one of their labels."""
+        return {dict(labels)[label]: value for labels, value in self.query(expression).items()}
+
+
+@contextmanager
+def prometheus(folder: Path, urls: list[str]) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes these pages every second; skip the test where there is none."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not on PATH; Debian has it in the package prometheus")
+    targets = [urllib.parse.urlsplit(url).netloc for url in urls]
+    config = folder / "prometheus.yml"
+    config.write_text(_CONFIG.format(targets=json.dumps(targets)), encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
+             f"--web.listen-address=127.0.0.1:{port}"],
+            stderr=log, stdout=log,
+        )  # fmt: skip
+    try:
+        running = Prometheus(f"http://127.0.0.1:{port}")
+        eventually(lambda: running.is_ready() or process.poll() is not None)
+        assert process.poll() is None, (folder / "prometheus.log").read_text(encoding="utf-8")
+        yield running
+    finally:
+        process.kill()
+        process.wait()
