@@ -35,6 +35,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/attribution_speed.py
 	$(BIN)/python benchmarks/screen_cost.py
 	$(BIN)/python benchmarks/otlp_cost.py
+	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/parquet_cost.py
 
 dashboards: $(READY)

@@ -66,6 +66,8 @@ class PrometheusExporter:
         Raises:
             BadInput: one of them cannot be used.
         """
+        import prometheus_client  # noqa: F401  # that it is there
+
         from inferscope_prometheus.server import tls_context
 
         settings = self._settings

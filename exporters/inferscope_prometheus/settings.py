@@ -107,7 +107,10 @@ def read_token(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise BadInput(f"cannot read token_file {path}: {why}.") from error
     if others:
-        raise BadInput(f"token_file {path} is open to all users. chmod o= {path}")
+        raise BadInput(
+            f"token_file {path} is open to all users. chmod o= {path}, or give its volume "
+            "defaultMode 0440."
+        )
     if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
         raise BadInput(f"token_file {path} holds no token: {_LEAST_TOKEN} characters, no blanks.")
     return token
