@@ -64,9 +64,17 @@ class Scrape:
 class Collector:
     """`inferscope collect`, running."""
 
-    def __init__(self, rings: Path, folder: Path, config: str = "", **environment: str) -> None:
+    def __init__(
+        self,
+        rings: Path,
+        folder: Path,
+        config: str = "",
+        prometheus: str = "port: 0",
+        **environment: str,
+    ) -> None:
         file = folder / "collect.yaml"
-        file.write_text("exporters:\n  prometheus: {port: 0}\n" + config, encoding="utf-8")
+        exporters = f"exporters:\n  prometheus: {{{prometheus}}}\n"
+        file.write_text(exporters + config, encoding="utf-8")
         self._log = folder / "collect.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -94,9 +102,11 @@ class Collector:
 
 
 @contextmanager
-def collecting(rings: Path, folder: Path, config: str = "", **env: str) -> Iterator[Collector]:
+def collecting(
+    rings: Path, folder: Path, config: str = "", prometheus: str = "port: 0", **env: str
+) -> Iterator[Collector]:
     """Run a collector for as long as the context lasts."""
-    collector = Collector(rings, folder, config, **env)
+    collector = Collector(rings, folder, config, prometheus, **env)
     try:
         yield collector
     finally:

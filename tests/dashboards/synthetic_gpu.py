@@ -3,7 +3,9 @@
 Steps last as long as they really take; what is counted in them is invented: SMs active and bytes by
 phase, energy by phase and idle time, a throttled clock, an Xid.
 
-    python synthetic_gpu.py NAME
+    python -m tests.dashboards.synthetic_gpu NAME
+
+It prints the address of a page on which it counts its requests itself, as vLLM does.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from inferscope.records import (
 )
 from inferscope.ring.discovery import ring_directory
 from inferscope.ring.writer import RingWriter
+from tests.metrics_page.page_server import serving
 
 UUID = "5f0e7e71-c000-4000-8000-000000000001"
 GPU = f"GPU-{UUID}"
@@ -47,6 +50,10 @@ PIECE_NS = 1_000_000
 """The windows of what is sampled within steps."""
 PERIOD_NS = 100_000_000
 """Between two tellings."""
+PAGE = """\
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{model_name="made-up"} %d
+"""
 THROTTLED = 0x4
 """NVML's bit for a clock held down by the power cap."""
 
@@ -145,12 +152,12 @@ class Engine:
         self.probe._keeper.begin("synthetic")
         self._sampler = Sampler(folder, name)
         self._draws = random.Random(1)
-        self._num_steps = self._num_requests = 0
+        self._num_steps = self.num_requests = 0
 
     def serve_one(self) -> None:
         """Prefill, decode, verify drafts; be preempted or left now and then; rest."""
-        number = self._num_requests
-        self._num_requests += 1
+        number = self.num_requests
+        self.num_requests += 1
         probe = self.probe
         index = probe.queued(f"synthetic-{number}", prompt_tokens=PROMPT)
         probe.admitted(index, cached_tokens=CACHED)
@@ -209,7 +216,6 @@ class Engine:
 
 def main() -> None:
     """Serve until standard input ends."""
-    engine = Engine(ring_directory(), sys.argv[1])
     is_over = threading.Event()
 
     def listen() -> None:
@@ -217,9 +223,14 @@ def main() -> None:
         is_over.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    while not is_over.is_set():
-        engine.serve_one()
-    engine.close()
+    with serving("") as page:
+        sys.stdout.write(f"{page.url}\n")
+        sys.stdout.flush()
+        engine = Engine(ring_directory(), sys.argv[1])
+        while not is_over.is_set():
+            engine.serve_one()
+            page.content = PAGE % engine.num_requests
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -5,25 +5,21 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-import pytest
-
+from inferscope.slo.objectives import Objective, Objectives
+from inferscope.slo.rules import RuleOptions, rule_file
 from tests.dashboards.reading import dashboards, variables
-
-rules = pytest.importorskip("inferscope.slo.rules", reason="no rules are generated yet")
 
 GRAFANA = "https://grafana.example.org"
 
 
 def test_every_alert_leads_to_a_dashboard_and_sets_its_variables() -> None:
-    from inferscope.slo.objectives import Objective, Objectives
-
     promised = Objectives(
         (
             Objective("ttft", "ttft", 0.5, 0.99, 30 * 86400.0),
             Objective("goodput", "goodput", None, 0.95, 30 * 86400.0),
         )
     )
-    file = rules.rule_file(promised, rules.RuleOptions(dashboards=GRAFANA))
+    file = rule_file(promised, RuleOptions(dashboards=GRAFANA))
     alerts = [rule for group in file["groups"] for rule in group["rules"] if "alert" in rule]
     assert alerts
     for alert in alerts:
