@@ -124,14 +124,15 @@ class EngineFold:
 
     # --- the fold -----------------------------------------------------------------------------
 
-    def open_ring(self, opened: RingOpened) -> None:
+    def open_ring(self, opened: RingOpened) -> RingState:
         """Add a ring of this engine."""
         ring = self.rings[opened.ring] = RingState(opened)
         self.lives.emissions.num_front_ends += ring.is_front_end
+        return ring
 
-    def fold(self, number: int, record: Record) -> None:
+    def fold(self, ring: RingState, record: Record) -> None:
         """Take one record of one of this engine's rings."""
-        ring, t_ns = self.rings[number], record.t_ns
+        t_ns = record.t_ns
         if t_ns > self.now_ns:
             self.now_ns = t_ns
         ring.last_ns = self.now_ns
@@ -162,9 +163,8 @@ class EngineFold:
         self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
 
-    def missed(self, number: int) -> None:
+    def missed(self, ring: RingState) -> None:
         """Note that frames of a ring were lost: its requests' ledgers have holes."""
-        ring = self.rings[number]
         ring.has_lost_frames = True
         self._tell_holes(ring)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,9 @@ class Collector:
         self.num_late = 0
         self.num_unknown = 0
         self._sinks = list(sinks)
-        self._fold_of: dict[int, EngineFold | SamplerFold] = {}
+        self._takers: dict[int, Callable[[Record], None]] = {}
+        """By ring, what takes its records; likewise what hears that some are lost."""
+        self._losers: dict[int, Callable[[], None]] = {}
         self._hash = hashlib.blake2b(digest_size=16)
 
     def fold(self, ring: int, record: Record) -> None:
@@ -59,8 +62,8 @@ class Collector:
             ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
             record: what it says.
         """
-        owner = self._fold_of.get(ring)
-        if owner is not None and type(record) not in _OF_READERS:
+        take = self._takers.get(ring)
+        if take is not None and type(record) not in _OF_READERS:
             t_ns = record.t_ns
             if self.now_ns <= t_ns < _END_OF_TIME_NS:
                 self.now_ns = t_ns
@@ -70,9 +73,7 @@ class Collector:
                 self.num_unknown += 1
                 return
             self.num_records += 1
-            owner.fold(ring, record)
-            if owner is self.samplers:
-                self._hand_samples_on()
+            take(record)
         elif isinstance(record, Tick):
             if not 0 <= record.t_ns < _END_OF_TIME_NS:
                 return
@@ -86,9 +87,9 @@ class Collector:
             self._open(record)
         elif isinstance(record, Missed):
             self.num_lost += record.num_frames
-            loser = self._fold_of.get(record.ring)
-            if loser is not None:
-                loser.missed(record.ring)
+            lose = self._losers.get(record.ring)
+            if lose is not None:
+                lose()
 
     def end(self) -> None:
         """Hand the sinks what waits for counters: no more records come."""
@@ -137,22 +138,27 @@ class Collector:
             for time in engine.device_times()
         ]
 
+    def _take_of_sampler(self, ring: int, record: Record) -> None:
+        self.samplers.fold(ring, record)
+        self._hand_samples_on()
+
     def _hand_samples_on(self) -> None:
         for placed in self.samplers.take():
             for engine in self.engines.values():
                 engine.lives.counters.sample(placed)
 
     def _open(self, opened: RingOpened) -> None:
-        if opened.ring in self._fold_of:
+        if opened.ring in self._takers:
             return  # a recording says it again, in case that the first time is damaged
         if opened.role == SAMPLER_ROLE:
-            self._fold_of[opened.ring] = self.samplers
-            return
+            self._takers[opened.ring] = partial(self._take_of_sampler, opened.ring)
+            return  # samples stand for themselves: what is lost of them changes no others
         engine = self.engines.get(opened.engine_id)
         if engine is None:
             # An array is a buffer, which its type does not say.
             mix: Callable[[bytes | Ints], None] = self._hash.update  # type: ignore[assignment]
             engine = EngineFold(opened.engine_id, self._sinks, mix, self.samplers)
             self.engines[opened.engine_id] = engine
-        engine.open_ring(opened)
-        self._fold_of[opened.ring] = engine
+        state = engine.open_ring(opened)
+        self._takers[opened.ring] = partial(engine.fold, state)
+        self._losers[opened.ring] = partial(engine.missed, state)

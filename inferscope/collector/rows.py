@@ -176,7 +176,7 @@ class Rows:
             found = _column(slices.contexts, "contexts", len(self.slots))
         contexts: Ints = found.astype(np.int64)
         chunks = self.team.chunk_tokens
-        if chunks and pairs(max(chunks), int(np.maximum.reduce(contexts))) > _MOST_PAIRS:
+        if chunks and pairs(max(chunks), contexts.item(contexts.argmax())) > _MOST_PAIRS:
             raise ValueError(f"a chunk of {max(chunks)} tokens in one step")
         return contexts
 

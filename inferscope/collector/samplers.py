@@ -58,9 +58,6 @@ class SamplerFold:
         placed, self._placed = self._placed, []
         return placed
 
-    def missed(self, number: int) -> None:
-        """Note that frames of a ring were lost: samples stand for themselves."""
-
     def health_of(self, device_uuid: str, now_ns: int) -> DeviceHealth | None:
         """Return how a device or a MIG instance is; None where nobody tells."""
         return self._troubles.of(device_uuid, now_ns)

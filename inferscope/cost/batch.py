@@ -154,7 +154,7 @@ class Spread:
         self.key = key
         self.ahead = ahead
         self.total = int(np.add.reduce(ahead))
-        self.most = int(np.maximum.reduce(ahead))
+        self.most: int = ahead.item(ahead.argmax())  # a quarter of a reduction's time
         self.padded: tuple[Line, Line] | None = None
 
 
