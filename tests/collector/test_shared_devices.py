@@ -118,9 +118,8 @@ def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
         for gap, length in told:
             begin, at = at + gap, at + gap + length
             is_busy[begin:at] = True
-            none = np.zeros(0, dtype=np.int64)
-            steps.add(StepRun(ring, 0, begin, at, 0, length, None, none, NOTHING_MOVED, 1))
-    steps.read_in(None)
+            steps.add(StepRun(ring, 0, begin, at, 0, length, NOTHING_MOVED, 1))
+    steps.read_in()
     edges = np.arange(0, 2001 - period, period, dtype=np.int64)
     pairs, _ = steps.under(edges, edges + period)
     expected = [int(is_busy[at : at + period].sum()) for at in edges.tolist()]
