@@ -134,16 +134,21 @@ def scaled(rows: Ints, totals_ns: Ints) -> Ints:
     Returns:
         [members, causes]
     """
-    wholes_ns = rows.sum(axis=1)
-    exact = rows * (totals_ns / np.maximum(wholes_ns, 1))[:, None]
-    parts = np.minimum(np.floor(exact).astype(np.int64), rows)
-    order = (parts - exact).argsort(axis=1, kind="stable")
+    columns = rows.any(axis=0).nonzero()[0]  # few causes have a part in one step
+    cells = rows[:, columns]
+    wholes_ns = cells.sum(axis=1)
+    exact = cells * (totals_ns / np.maximum(wholes_ns, 1))[:, None]
+    parts = np.minimum(np.floor(exact).astype(np.int64), cells)
     missing = totals_ns - parts.sum(axis=1)
-    member = np.arange(len(rows))[:, None]
-    for _ in range(2):
-        has_room = (rows > parts)[member, order]
+    member, order = np.arange(len(rows))[:, None], (parts - exact).argsort(axis=1, kind="stable")
+    while True:
+        has_room = (cells > parts)[member, order]
         is_given = has_room & (has_room.cumsum(axis=1) <= missing[:, None])
+        if not is_given.any():
+            break
         parts[member, order] += is_given
         missing -= is_given.sum(axis=1)
-    is_less = (wholes_ns > 0) & (totals_ns < wholes_ns)
-    return np.where(is_less[:, None], parts, rows)
+    is_less = totals_ns < wholes_ns
+    found = np.zeros_like(rows)
+    found[:, columns] = np.where(is_less[:, None], parts, cells)
+    return found
