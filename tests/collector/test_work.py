@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
+from inferscope.attribution.weights import PlainShares
 from inferscope.collector.finals import FinalRequest, Saved
+from inferscope.collector.work import NUM_COLUMNS, Work
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
 from inferscope.records import (
@@ -384,3 +386,36 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
         4 * 64,
         4 * 64,
     ]
+
+
+@given(st.integers(0, 2**32), st.sampled_from([DENSE, WINDOWED, None]))
+def test_one_request_s_totals_are_its_own_among_all(seed: int, shape: Shape | None) -> None:
+    """Whoever asks, and however often, changes nothing."""
+    draw, rates = random.Random(seed), rates_of(shape)
+    asked, left_alone = Work(9), Work(9)
+    slots = np.zeros(0, dtype=np.int64)
+    for _ in range(12):
+        if not len(slots) or draw.random() < 0.4:
+            slots = np.array(sorted(draw.sample(range(1, 9), draw.randint(1, 5))))
+        num, at = len(slots), draw.randrange(len(slots))
+        shares_ns = np.array([draw.randint(0, 99) for _ in range(num)])
+        contexts = np.array([draw.randint(0, 20) for _ in range(num)])
+        weights = (
+            None if rates is None else PlainShares(draw.randint(0, 99), (), draw.randint(0, 9))
+        )
+        prefill = [draw.randint(0, 99) for _ in range(NUM_COLUMNS)]
+        has_prefill = draw.random() < 0.4
+        for work in (asked, left_alone):
+            work.decoded_together(slots, [shares_ns], contexts, rates, weights)
+            if has_prefill:
+                slot, context = slots.item(at), contexts.item(at)
+                booked = 0 if weights is None else weights.each
+                work.prefilled_instead(slot, prefill, context=context, weight_bytes=booked)
+        if draw.random() < 0.4:
+            one = draw.randint(0, 8)
+            alone = asked.totals_of(one)
+            assert (asked.totals()[:, :, one] == alone).all()
+    assert (asked.totals() == left_alone.totals()).all()
+    for slot in range(9):
+        assert asked.of(slot) == left_alone.of(slot)
+        assert (asked.totals_of(slot) == left_alone.totals()[:, :, slot]).all()
