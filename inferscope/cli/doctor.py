@@ -31,7 +31,7 @@ _EXTRAS = {
     "gpu": ("pynvml", "utilisation, power, clocks and GPM of NVIDIA GPUs"),
     "prometheus": ("prometheus_client", "what collect serves"),
     "parquet": ("pyarrow", "Parquet files, of collect and export"),
-    "otlp": ("opentelemetry.exporter.otlp.proto.http", "traces of requests, sent by collect"),
+    "grpc": ("grpc", "traces of requests over gRPC, sent by collect"),
 }
 _ENGINES = {
     "vllm": "inferscope run -- vllm serve MODEL",

@@ -24,7 +24,7 @@ def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_g
     assert "calibrate --device cpu --threads 1" in rows["CPU, 1 thread"]["fix"]
     assert rows["sampler"]["found"] == "none runs"
     assert "inferscope sampler" in rows["sampler"]["fix"]
-    assert {f"extra {name}" for name in ("reader", "load", "otlp", "gpu")} <= rows.keys()
+    assert {f"extra {name}" for name in ("reader", "load", "grpc", "gpu")} <= rows.keys()
     for name, row in rows.items():
         if name.startswith("extra") and not row["is_fine"]:
             assert row["fix"].startswith("pip install")
