@@ -79,12 +79,13 @@ def test_what_was_counted_before_a_collector_was_killed_is_not_counted_again(
         engine.kill()
         with collecting(rings, tmp_path, settings) as third:
             eventually(lambda: in_window(third, "availability") == (4, 3))
+            breaches = "inferscope_slo_breaches_total"
+            eventually(lambda: third.scrape().total(breaches, slo="goodput") == 2)
             lost = third.scrape()
             for slo in ("availability", "goodput"):
                 assert counts(lost, slo)[1] == 2
-                assert lost.total("inferscope_slo_breaches_total", slo=slo) == 2
-                told = lost.one("inferscope_slo_breaches_total", slo=slo, cause="engine_lost")
-                assert told == 2
+                assert lost.total(breaches, slo=slo) == 2
+                assert lost.one(breaches, slo=slo, cause="engine_lost") == 2
             assert third.stop() == 0
     state = rings / "slo-state.json"
     assert state.stat().st_mode & 0o077 == 0
