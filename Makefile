@@ -15,9 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
 
-# Tests that run servers wait as much as they compute: one worker more than there are cores.
 test: $(READY)
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
