@@ -147,9 +147,9 @@ class EngineFold:
     def tick(self, now_ns: int) -> None:
         """Move the fold's clock: decide on processes that went silent."""
         self.now_ns = max(self.now_ns, now_ns)
-        newest = heirs(self.rings.values())
+        newest = heirs(self.rings.values(), self.now_ns)
         for ring in self.rings.values():
-            heir = newest[ring.slots.teller]
+            heir = newest.get(ring.slots.teller, ring)
             is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
             ring.is_out = is_silent or ring.state in (OFF, FAILED)
             if is_silent and not ring.is_lost and ring.slots.known():

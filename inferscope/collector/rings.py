@@ -93,18 +93,22 @@ def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
     said of themselves is over.
     """
     rings = list(rings)
-    newest = heirs(rings)
+    newest = heirs(rings, now_ns)
     return [
         ring
         for ring in rings
-        if (heir := newest[ring.slots.teller]) is ring
+        if (heir := newest.get(ring.slots.teller, ring)) is ring
         or not (ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns)
     ]
 
 
-def heirs(rings: Iterable[RingState]) -> dict[tuple[str, int], RingState]:
-    """Return the newest ring of each role and rank."""
-    by_start = sorted(rings, key=lambda ring: ring.opened.start_ns)
+def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], RingState]:
+    """Return the newest ring of each role and rank at a time.
+
+    A reader of the past has opened all rings at once: those that come later succeed nobody yet.
+    """
+    begun = (ring for ring in rings if ring.opened.start_ns < now_ns)
+    by_start = sorted(begun, key=lambda ring: ring.opened.start_ns)
     return {ring.slots.teller: ring for ring in by_start}
 
 

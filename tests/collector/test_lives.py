@@ -306,7 +306,26 @@ def test_an_engine_started_again_under_its_name_does_not_inherit_requests() -> N
     serve(new, mine, from_ms=1001)
     new.finished(mine)
     collector, finals = script.play(until_ms=2000)
-    assert [final.finish for final in finals.requests] == ["engine_lost", "stop"]
+    assert sorted(final.finish for final in finals.requests) == ["engine_lost", "stop"]
+    assert_all_closes(collector, finals)
+
+
+def test_nobody_is_lost_to_a_process_that_has_not_been_started_yet() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("request-1")
+    script.at(300)  # a Tick after the front end has spoken, and before the core has
+    mine = core.queued("request-1")
+    serve(core, mine, from_ms=301)
+    front.emitted([asked])
+    core.finished(mine)
+    front.last_byte(asked)
+    script.at(1000)
+    for role in ("core", "frontend"):
+        script.ring(role)
+    collector, finals = script.play(until_ms=2000)
+    assert finals.only().finish == "stop"
+    assert finals.only().delivered_at == "http"
     assert_all_closes(collector, finals)
 
 
