@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
+from demo_finals import BATCH, full_step, told_of_demo
 from inferscope_otlp.exporter import OtlpExporter
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import Engine
@@ -23,29 +24,7 @@ from inferscope_otlp.spans import trace_of
 from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
-
-DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
-BATCH = 64
 ENGINE = Engine("benchmark", "engine", "1", "model", "device")
-
-
-class Told:
-    """A sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.steps: list[FinalStep] = []
-        self.requests: list[FinalRequest] = []
-
-    def step(self, step: FinalStep) -> None:
-        """Keep a step."""
-        self.steps.append(step)
-
-    def request(self, request: FinalRequest) -> None:
-        """Keep a request."""
-        self.requests.append(request)
 
 
 def us_each(work: Callable[[], object], num: int, repeats: int) -> float:
@@ -58,27 +37,6 @@ def us_each(work: Callable[[], object], num: int, repeats: int) -> float:
     return round(sorted(costs)[repeats // 2], 2)
 
 
-def busy_steps(like: FinalStep, num: int) -> list[FinalStep]:
-    """Return steps of a full batch, one member of which changes in every tenth."""
-    steps = []
-    for number in range(num):
-        ids = tuple(f"request-{number // 10 + row}" for row in range(BATCH))
-        ones = like.tokens[:1].repeat(BATCH)
-        steps.append(
-            replace(
-                like,
-                step=number,
-                request_ids=ids,
-                phases=like.phases[:1].repeat(BATCH),
-                tokens=ones,
-                contexts=ones,
-                flags=like.flags[:1].repeat(BATCH),
-                shares_ns=ones,
-            )
-        )
-    return steps
-
-
 def main() -> None:
     """Run the benchmark."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -86,10 +44,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    told = Told()
-    source = open_source(DEMO, sinks=(told,))
-    catch_up(source)
-    source.close()
+    told = told_of_demo()
     num = len(told.requests)
     # It is never told the wall clock, so it sends nothing and what it would send stays here.
     exporter = OtlpExporter({"queue_size": 1_000_000})
@@ -108,7 +63,7 @@ def main() -> None:
 
     long = array("q", range(0, 10_000 * 1000, 1000))
     longer = replace(told.requests[0], token_times_ns=long, tokens_per_event=(1,) * len(long))
-    steps = busy_steps(told.steps[-1], 2000)
+    steps = [full_step(told.steps[-1], number) for number in range(2000)]
     body = encoded()
     repeats = options.repeats
     result: dict[str, object] = {

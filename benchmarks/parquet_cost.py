@@ -15,48 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from demo_finals import BATCH, full_step, told_of_demo
 from inferscope_parquet.batches import Batch, Gatherer
 from inferscope_parquet.folder import Folder
 from inferscope_parquet.settings import Settings
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
+from inferscope.collector.finals import FinalStep
 
-DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
-BATCH = 64
 STEPS = 2000
 
 
-class Told:
-    """A sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.steps: list[FinalStep] = []
-        self.requests: list[FinalRequest] = []
-
-    def step(self, step: FinalStep) -> None:
-        """Keep a step."""
-        self.steps.append(step)
-
-    def request(self, request: FinalRequest) -> None:
-        """Keep a request."""
-        self.requests.append(request)
-
-
-def full_step(like: FinalStep, number: int) -> FinalStep:
-    """Return a step of a full batch, one member of which changes in every tenth."""
+def varied_step(like: FinalStep, number: int) -> FinalStep:
+    """Return a step of a full batch whose numbers differ, as a file's compression finds them."""
     rng = np.random.default_rng(number)
-    ones = like.tokens[:1].repeat(BATCH)
     return replace(
-        like,
-        step=number,
-        request_ids=tuple(f"request-{number // 10 + row}" for row in range(BATCH)),
-        phases=like.phases[:1].repeat(BATCH),
-        tokens=ones,
+        full_step(like, number),
         contexts=np.arange(number, number + BATCH) * 37 % 8192,
-        flags=like.flags[:1].repeat(BATCH),
         shares_ns=rng.integers(200_000, 400_000, BATCH),
     )
 
@@ -75,11 +50,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    told = Told()
-    source = open_source(DEMO, sinks=(told,))
-    catch_up(source)
-    source.close()
-    steps = [full_step(told.steps[-1], number) for number in range(STEPS)]
+    told = told_of_demo()
+    steps = [varied_step(told.steps[-1], number) for number in range(STEPS)]
     taken, written = list[float](), {"steps": list[float](), "requests": list[float]()}
     sizes = dict[str, float]()
     for _ in range(options.repeats):

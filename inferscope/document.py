@@ -196,6 +196,18 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {found[0]}?" if found else f"There are: {', '.join(known)}."
 
 
+def only(given: Iterable[object], known: Iterable[str]) -> None:
+    """Refuse names that are not known, naming the nearest.
+
+    Raises:
+        BadInput: for the first of them.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{name} is no setting. {near(str(name), known)}")
+
+
 def read_document(path: Path) -> Section:
     """Read a YAML file.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from inferscope.document import near
+from inferscope.document import only
 from inferscope.errors import BadInput
 
 TABLES = ("requests", "steps", "slices")
@@ -56,9 +56,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     Raises:
         BadInput: a name in it is not known, or a value cannot be used.
     """
-    for name in given:
-        if name not in _NAMES:
-            raise BadInput(f"{name} is no setting. {near(name, _NAMES)}")
+    only(given, _NAMES)
     folder, host = given.get("folder"), given.get("host", socket.gethostname())
     if not isinstance(folder, str) or not folder:
         raise BadInput(f"folder is {folder!r}. Give one that the files are to be written into.")

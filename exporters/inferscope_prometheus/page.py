@@ -1,7 +1,7 @@
 """Families as a page, in the text format and in OpenMetrics, which alone carries exemplars.
 
-The client library's own encoder formats each bucket of each histogram anew, 20 µs a line; here a
-series' labels are written once and its buckets take a fraction of a microsecond each.
+The client library's own encoder formats each bucket of each histogram anew; here a series' labels
+are written once for all of its buckets.
 """
 
 from __future__ import annotations

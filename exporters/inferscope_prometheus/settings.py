@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from inferscope.document import near
+from inferscope.document import only
 from inferscope.errors import BadInput
 
 _LEAST_TOKEN = 16
@@ -60,9 +60,7 @@ def read_settings(section: Mapping[str, object]) -> Settings:
     Raises:
         BadInput: a name in it is not known, or a value cannot be used.
     """
-    for key in section:
-        if key not in _NAMES:
-            raise BadInput(f"{key} is no setting. {near(key, _NAMES)}")
+    only(section, _NAMES)
     found = Settings()
     host, port = section.get("host", found.host), section.get("port", found.port)
     if not isinstance(host, str) or not host:

@@ -194,9 +194,9 @@ class Ledger:
         if not len(running):
             return
         self._scatter()
+        is_emitting = np.zeros(len(self.state), dtype=np.bool_)
+        is_emitting[running] = True
         for step in self._open:
-            is_emitting = np.zeros(len(self.state), dtype=np.bool_)
-            is_emitting[running] = True
             self._cut(step, is_emitting[step.slots].nonzero()[0], at_ns)
         if self._open:
             running = running[self._attendance.num_steps()[running] == 0]

@@ -25,7 +25,7 @@ COMMANDS = {
     "collect": "headless: export what all engines of this host do, and keep incidents",
     "slo": "objectives: what a file of them means, and Prometheus' rules for them",
     "sampler": "sample what GPUs and the host count, for all engines here",
-    "export": "turn a recording into JSON Lines or a Perfetto trace",
+    "export": "turn a recording into JSON Lines, Parquet or a Perfetto trace",
     "load": "send a server requests on a schedule, and time its answers",
     "profile": "the kernels of a running engine, by phase, for a few seconds",
     "calibrate": "measure what this device can do, for the cost model to begin with",

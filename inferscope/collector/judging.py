@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep, Sink
 from inferscope.collector.fold import Collector
-from inferscope.collector.lives import by_cause
 from inferscope.collector.rings import in_office
 from inferscope.collector.view import model_of
 from inferscope.records import FAILED, OFF, OVER_BUDGET, Record, Tick
@@ -82,14 +81,9 @@ class Judging:
 
 
 def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
-    """Return the causes of a life so far; in the queue it has waited until now."""
-    known = engine.lives.table.by_id[request.request_id]
-    ledger = engine.lives.table.ledger
-    ledger_ns = by_cause(ledger.row(known.slot))
-    waited_ns = ledger.waited_ns(known.slot)
-    if waited_ns:
-        ledger_ns["queue"] = ledger_ns.get("queue", 0) + waited_ns
-    return ledger_ns
+    """Return the causes of a life so far."""
+    lives = engine.lives
+    return lives.ledger_of(lives.table.by_id[request.request_id])
 
 
 def _is_untold(engine: EngineFold) -> bool:

@@ -281,11 +281,17 @@ class Lives:
     def blame_of(self, request: Request) -> tuple[Culprit, ...]:
         """Return whom a request has waited for so far; in the queue it has waited until now."""
         ledger, slot = self.table.ledger, request.slot
-        ledger_ns = by_cause(ledger.row(slot))
-        waited_ns = ledger.waited_ns(slot)
+        waited_ns, at_ns = ledger.waited_ns(slot), ledger.mark_of(slot)
+        return ledger.blame.of(slot, self.ledger_of(request), at_ns=at_ns, waited_ns=waited_ns)
+
+    def ledger_of(self, request: Request) -> dict[str, int]:
+        """Return the causes of a life so far; in the queue it has waited until now."""
+        ledger = self.table.ledger
+        ledger_ns = by_cause(ledger.row(request.slot))
+        waited_ns = ledger.waited_ns(request.slot)
         if waited_ns:
             ledger_ns["queue"] = ledger_ns.get("queue", 0) + waited_ns
-        return ledger.blame.of(slot, ledger_ns, at_ns=ledger.mark_of(slot), waited_ns=waited_ns)
+        return ledger_ns
 
     def _blame(self, slot: int, ledger_ns: dict[str, int], at_ns: int) -> tuple[Culprit, ...]:
         """Return whom a request has waited for; as long to work out as all else of its end."""
