@@ -320,6 +320,10 @@ class EngineFold:
                 continue
             arrived_ns = min(max(arrived_ns, 0), live.t_ns)
             request = table.by_id.get(request_id)
+            if request is None and self.lives.has_ended(request_id, arrived_ns):
+                # Lost with its core, while a front end that lives on still has its client.
+                ring.slots.highest = max(ring.slots.highest, index)
+                continue
             if request is None or request.is_told_by(ring.slots.teller):
                 state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live_state, 2)]
                 request = table.add(

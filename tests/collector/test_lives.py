@@ -310,6 +310,23 @@ def test_an_engine_started_again_under_its_name_does_not_inherit_requests() -> N
     assert_all_closes(collector, finals)
 
 
+def test_a_front_end_that_outlives_its_core_ends_nobody_twice() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    asked = front.received("a")
+    serve(core, core.queued("a"), from_ms=1)
+    front.emitted([asked])
+    for ms in range(1000, 10_000, 1000):
+        script.at(ms)
+        front.health()
+    front.keyframe()  # its client still waits, and the request is listed
+    front.emitted([asked])
+    front.last_byte(asked)
+    collector, finals = script.play(until_ms=20_000)
+    assert finals.only().finish == "engine_lost"
+    assert_all_closes(collector, finals)
+
+
 def test_nobody_is_lost_to_a_process_that_has_not_been_started_yet() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
