@@ -6,12 +6,15 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,21 @@ scrape_configs:
   - job_name: inferscope
     static_configs: [{{targets: {targets}}}]
 """
+
+
+@dataclass(frozen=True)
+class Exemplar:
+    """One of a series' samples, and what it leads to; its time is s since 1970."""
+
+    series: dict[str, str]
+    labels: dict[str, str]
+    value: float
+    at_s: float
+
+    @property
+    def name(self) -> str:
+        """Return the name of its series."""
+        return self.series["__name__"]
 
 
 class Prometheus:
@@ -40,13 +58,10 @@ class Prometheus:
 
     def query(self, expression: str) -> dict[Mapping[str, str], float]:
         """Return the samples of an instant query, by their labels."""
-        asked = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=30) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
+        told = self._asked("query", query=expression)
         return {
             tuple(sorted(each["metric"].items())): float(each["value"][1])  # type: ignore[misc]
-            for each in told["data"]["result"]
+            for each in told["result"]
         }
 
     def one(self, expression: str) -> float | None:
@@ -58,6 +73,34 @@ class Prometheus:
     def by(self, label: str, expression: str) -> dict[str, float]:
         """Return the samples of an instant query by one of their labels."""
         return {dict(labels)[label]: value for labels, value in self.query(expression).items()}
+
+    def exemplars(self, expression: str) -> list[Exemplar]:
+        """Return all exemplars that it has of an expression's series."""
+        now_s = time.time()
+        told = self._asked(
+            "query_exemplars", query=expression, start=now_s - 3600, end=now_s + 3600
+        )
+        return [
+            Exemplar(
+                each["seriesLabels"], one["labels"], float(one["value"]), float(one["timestamp"])
+            )
+            for each in told
+            for one in each["exemplars"]
+        ]
+
+    def own(self, name: str) -> float:
+        """Return a metric of its own, one without labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        (value,) = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+        return float(value)
+
+    def _asked(self, what: str, **how: object) -> Any:
+        url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(how)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            told = json.load(answer)
+        assert told["status"] == "success", told
+        return told["data"]
 
 
 @contextmanager
@@ -74,7 +117,7 @@ def prometheus(folder: Path, urls: list[str]) -> Iterator[Prometheus]:
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
-             f"--web.listen-address=127.0.0.1:{port}"],
+             f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"],
             stderr=log, stdout=log,
         )  # fmt: skip
     try:
