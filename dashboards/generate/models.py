@@ -101,7 +101,7 @@ def models() -> model.Dashboard:
 
 _HOW = (
     "model_name, engine, engine_version, model_revision, quantization, "
-    "tp, pp, dp, ep, gpu, role, config_hash"
+    "tp, pp, dp, ep, gpu, role, config_hash, synthetic"
 )
 
 

@@ -24,7 +24,7 @@ from inferscope.collector.finals import (
     RunTotals,
 )
 from inferscope.cost.shape import TIME_ONLY
-from inferscope.records import PHASES, RECOMPUTED
+from inferscope.records import PHASES, RECOMPUTED, Record, RingOpened
 
 
 class JsonlExporter:
@@ -34,19 +34,27 @@ class JsonlExporter:
         """Take the file to write to."""
         self._out = out
         self._encode = msgspec.json.Encoder().encode
+        self._origins: dict[str, bool] = {}
+        """By engine, samplers too: its records say that they are made up."""
+
+    def listen(self, ring: int, record: Record) -> None:
+        """Note which rings say that they are made up."""
+        if isinstance(record, RingOpened):
+            engine_id = record.engine_id
+            self._origins[engine_id] = self._origins.get(engine_id, False) or record.synthetic
 
     def step(self, step: FinalStep) -> None:
         """Write a step."""
-        self._write(step_row(step))
+        self._write(step_row(step) | self._origin(step.engine_id))
 
     def request(self, request: FinalRequest) -> None:
         """Write a request."""
-        self._write(request_row(request))
+        self._write(request_row(request) | self._origin(request.engine_id))
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
         """Write the devices and the run."""
         for device in devices:
-            self._write(device_row(device))
+            self._write(device_row(device) | self._origin(device.engine_id))
         self._write(
             {
                 "kind": "run",
@@ -56,8 +64,12 @@ class JsonlExporter:
                 "unjoined": totals.num_unjoined,
                 "probe_cost_ns": totals.probe_cost_ns,
                 "digest": totals.digest,
+                "synthetic": any(self._origins.values()) if self._origins else None,
             }
         )
+
+    def _origin(self, engine_id: str) -> dict[str, bool | None]:
+        return {"synthetic": self._origins.get(engine_id)}
 
     def _write(self, row: dict[str, Any]) -> None:
         self._out.write(self._encode(row))

@@ -134,6 +134,7 @@ SLICES = pa.schema(
         ("context", _INT),
         ("recomputed", _BOOL),
         ("ns", _INT),
+        ("synthetic", _BOOL),
     ]
 )
 SCHEMAS = {"requests": REQUESTS, "steps": STEPS, "slices": SLICES}
@@ -228,6 +229,7 @@ def _slices(batch: Batch, host: str | None) -> pa.Table:
     step_of_row = np.repeat(np.arange(len(steps)), [len(step.request_ids) for step in steps])
     phases = _joined([step.phases for step in steps])
     words = [*PHASES, *map(str, range(len(PHASES), 1 + int(phases.max())))]
+    made_up = [batch.engines.get(step.engine_id, Engine()).is_synthetic for step in steps]
     recomputed = (_joined([step.flags for step in steps]) & RECOMPUTED) > 0
     columns = [
         *(column.take(pa.array(step_of_row)) for column in _of_step(steps, batch, host)),
@@ -237,6 +239,7 @@ def _slices(batch: Batch, host: str | None) -> pa.Table:
         pa.array(_joined([step.contexts for step in steps]), _INT),
         pa.array(recomputed, _BOOL),
         pa.array(_joined([step.shares_ns for step in steps]), _INT),
+        pa.array(made_up, _BOOL).take(pa.array(step_of_row)),
     ]
     return pa.Table.from_arrays(columns, schema=SLICES)
 

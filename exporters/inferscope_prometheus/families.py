@@ -315,14 +315,16 @@ def _gauges(looks: list[Look]) -> Iterator[Metric]:
         labels=(
             *names.LABELS,
             *("engine_version", "model_revision", "quantization"),
-            *("tp", "pp", "dp", "ep", "gpu", "config_hash"),
+            *("tp", "pp", "dp", "ep", "gpu", "config_hash", "synthetic"),
         ),
     )
     for look in looks:
         view, how = look.view, look.view.deployment
         sizes = (how.tensor_ranks, how.pipeline_ranks, how.data_ranks, how.expert_ranks)
         what = (view.version, how.revision, how.quantization)
-        info.add_metric([*look.whole, *what, *map(str, sizes), look.device, how.options_hash], 1)
+        origin = "true" if view.is_synthetic else "false"
+        told = (*map(str, sizes), look.device, how.options_hash, origin)
+        info.add_metric([*look.whole, *what, *told], 1)
     yield info
 
 

@@ -30,6 +30,8 @@ class _Engine(msgspec.Struct, frozen=True):
     engine_id: str
     model: str
     counts: tuple[Count, ...]
+    is_synthetic: bool
+    """Its records say that they are made up."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sys.stdout.write("".join(f"{line}\n" for line in objective_lines(objectives)))
     for row in rows:
-        sys.stdout.write(f"\n{row.engine_id}  {row.model}\n")
+        made_up = "  synthetic" if row.is_synthetic else ""
+        sys.stdout.write(f"\n{row.engine_id}  {row.model}{made_up}\n")
         sys.stdout.write("".join(f"  {line}\n" for line in map(_outcome, row.counts)))
     return 0
 
@@ -74,11 +77,13 @@ def _judged(target: str, objectives: Objectives) -> list[_Engine]:
     )
     if not counting:
         raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
-    models = {name: model_of(source.collector.engines[name]) for name in counting}
-    return [
-        _Engine(name, models[name], counts.of(objectives.of_model(models[name])))
-        for name, counts in counting.items()
-    ]
+    rows = []
+    for name, counts in counting.items():
+        engine = source.collector.engines[name]
+        model = model_of(engine)
+        told = counts.of(objectives.of_model(model))
+        rows.append(_Engine(name, model, told, engine.is_synthetic))
+    return rows
 
 
 def _spend_nothing(objective: Objective, is_good: bool) -> None:

@@ -52,6 +52,7 @@ from inferscope.records import (
     StepPlan,
     StepSlices,
     StepSpan,
+    plain_uuid,
 )
 from inferscope.slo.judge import InFlight
 
@@ -183,6 +184,15 @@ class EngineFold:
         """Tell whether a device was seen working."""
         return any(ring.has_spans for ring in self.rings.values())
 
+    @property
+    def is_synthetic(self) -> bool:
+        """Tell whether its records, or those of a device of its, say that they are made up."""
+        made_up = self._samplers.made_up
+        return any(
+            ring.opened.synthetic or (made_up and _uuid_of(ring.info) in made_up)
+            for ring in self.rings.values()
+        )
+
     def is_spoken_of(self, request: InFlight, until_ns: int) -> bool:
         """Tell whether a token of a request, or its end, up to a time, waits for an open step."""
         lives = self.lives
@@ -219,7 +229,7 @@ class EngineFold:
             spent = rank.seconds_by_ns(
                 wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns
             )
-            uuid = (info.mig_uuid or info.device_uuid) if info else ""
+            uuid = _uuid_of(info)
             health = self._samplers.health_of(uuid, self.now_ns) if uuid else None
             times.append(DeviceTime(self.engine_id, name, wall_ns, spent, health))
         return by_name(times)
@@ -459,6 +469,11 @@ class EngineFold:
         gauges["waiting"] = plan.waiting
         gauges["blocks_used"] = plan.blocks_used
         gauges["blocks_total"] = plan.blocks_total
+
+
+def _uuid_of(info: EngineInfo | None) -> str:
+    """Return whose device it is, as samples have it; empty where nobody says."""
+    return "" if info is None else plain_uuid(info.mig_uuid or info.device_uuid)
 
 
 def _calculable(info: EngineInfo) -> tuple[object, ...]:

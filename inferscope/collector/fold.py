@@ -151,6 +151,7 @@ class Collector:
         if opened.ring in self._takers:
             return  # a recording says it again, in case that the first time is damaged
         if opened.role == SAMPLER_ROLE:
+            self.samplers.open(opened)
             self._takers[opened.ring] = partial(self._take_of_sampler, opened.ring)
             return  # samples stand for themselves: what is lost of them changes no others
         engine = self.engines.get(opened.engine_id)

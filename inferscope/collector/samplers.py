@@ -8,7 +8,7 @@ from __future__ import annotations
 from inferscope.collector.finals import DeviceHealth
 from inferscope.collector.stamps import Placed, Stamps
 from inferscope.collector.troubles import Troubles
-from inferscope.records import Clock, CounterSample, Record
+from inferscope.records import Clock, CounterSample, Record, RingOpened, plain_uuid
 
 
 class SamplerFold:
@@ -18,16 +18,25 @@ class SamplerFold:
         num_samples: with values, folded so far.
         silent: by source and device, why it has nothing to tell.
         facts: by source and device, what it said of the device when it opened.
+        made_up: devices told of by a ring whose header says `synthetic`, by plain uuid.
     """
 
     def __init__(self) -> None:
         self.num_samples = 0
         self.silent: dict[tuple[str, str], str] = {}
         self.facts: dict[tuple[str, str], CounterSample] = {}
+        self.made_up: set[str] = set()
+        self._synthetic: set[int] = set()
+        """Rings."""
         self._stamps: dict[int, Stamps] = {}
         """By ring."""
         self._placed: list[Placed] = []
         self._troubles = Troubles()
+
+    def open(self, opened: RingOpened) -> None:
+        """Add a sampler's ring."""
+        if opened.synthetic:
+            self._synthetic.add(opened.ring)
 
     def fold(self, number: int, record: Record) -> None:
         """Take one record of one of the rings."""
@@ -35,6 +44,8 @@ class SamplerFold:
             self._placed += self._stamps_of(number).anchor(record)
         if not isinstance(record, CounterSample):
             return
+        if number in self._synthetic and record.device_uuid:
+            self.made_up.add(plain_uuid(record.device_uuid))
         key = (record.source, record.device_uuid)
         if record.reason:
             self.silent[key] = record.reason

@@ -128,7 +128,7 @@ def _engine(
         device=info.device,
         pids=pids,
         is_alive=not all(ring.is_gone(engine.now_ns) for ring in rings),
-        is_synthetic=any(ring.opened.synthetic for ring in rings),
+        is_synthetic=engine.is_synthetic,
         clock=engine.lives.clock,
         window_ns=len(buckets) * SECOND_NS,
         device_ns=device_ns,

@@ -56,6 +56,8 @@ class EngineFindings(msgspec.Struct, frozen=True):
     """What took most of the answers' time first; None where there were too few requests."""
     disaggregation: Disaggregation | None
     """None likewise, and where no answer had several tokens."""
+    is_synthetic: bool = False
+    """The records say that they are made up."""
 
 
 def findings(watch: Watch) -> tuple[EngineFindings, ...]:
@@ -76,4 +78,5 @@ def _of(run: Run) -> EngineFindings:
         run.requests.num_joined_late,
         found,
         disaggregation(run) if found is not None else None,
+        run.is_synthetic,
     )

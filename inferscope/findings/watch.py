@@ -14,11 +14,13 @@ class Run:
 
     Attributes:
         info: what it said of itself, None before it has.
+        is_synthetic: its records say that they are made up.
     """
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
         self.info: EngineInfo | None = None
+        self.is_synthetic = False
         self.requests = Requests()
         self.steps = Steps()
         self.plans = Plans()
@@ -48,11 +50,13 @@ class Watch:
     def listen(self, ring: int, record: Record) -> None:
         """Take a record of the fold."""
         if isinstance(record, RingOpened):
-            self._run_of_ring[record.ring] = self._run(record.engine_id)
+            run = self._run_of_ring[record.ring] = self._run(record.engine_id)
+            run.is_synthetic |= record.synthetic
             return
-        run = self._run_of_ring.get(ring)
-        if run is None:
+        known = self._run_of_ring.get(ring)
+        if known is None:
             return
+        run = known
         if isinstance(record, StepPlan):
             run.plans.add(record)
         elif isinstance(record, StepSlices):

@@ -139,5 +139,7 @@ class Facts:
     breaches: tuple[Breach, ...] = ()
     saved_ns: int | None = None
     """What its cached prompt tokens would have taken, by the cost model; None where unknown."""
+    is_synthetic: bool = False
+    """The records say that they are made up."""
     is_counted: bool = True
     """Its FLOPs and bytes follow from the model's shape."""

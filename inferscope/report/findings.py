@@ -12,6 +12,7 @@ from inferscope.findings.finding import Counterfactual
 from inferscope.findings.rules import FEWEST_REQUESTS
 from inferscope.report.evidence import many
 from inferscope.tui.plots import milliseconds, plain, share, to_ascii
+from inferscope.tui.words import SYNTHETIC
 
 _MARGIN = "    "
 _METRIC, _COLUMN = 34, 10
@@ -58,6 +59,8 @@ def _engine(engine: EngineFindings, width: int) -> list[str]:
     late = f"; {engine.num_joined_late} not seen whole" if engine.num_joined_late else ""
     head = f"{engine.engine_id}{model}: {many(engine.num_requests, 'finished request')}{late}"
     lines = textwrap.wrap(plain(head), width)
+    if engine.is_synthetic:
+        lines += textwrap.wrap(SYNTHETIC, width)
     if engine.findings is None:
         few = f"Not judged: fewer than {FEWEST_REQUESTS} requests are no run to judge."
         return [*lines, "", *textwrap.wrap(few, width)]

@@ -106,6 +106,8 @@ class Shares:
     """Of the time, by where the cost model's coefficients came from."""
     residuals: tuple[float, float, float] | None
     """Measured over modelled time, less one: 10th percentile, median, 90th; None without steps."""
+    synthetic: tuple[str, ...] = ()
+    """Engines whose records say that they are made up."""
 
 
 class Tally:
@@ -208,6 +210,9 @@ class Tally:
             clocks=tuple(sorted(self._clocks)),
             source_shares=_normalised(self._by_source),
             residuals=_spread(self._residuals),
+            synthetic=tuple(
+                name for name, engine in collector.engines.items() if engine.is_synthetic
+            ),
         )
 
     def _rows(self, by: By, engines: Mapping[str, EngineFold]) -> list[ShareRow]:

@@ -17,7 +17,7 @@ from inferscope.tui.plots import (
     share,
     to_ascii,
 )
-from inferscope.tui.words import more_or_less
+from inferscope.tui.words import SYNTHETIC, more_or_less
 
 _NAME, _MS = 26, 12
 _NS_PER_TENTH_MS = 100_000
@@ -87,6 +87,7 @@ def to_json(shares: Shares) -> bytes:
             "alone_ns": shares.alone_ns,
             "steps": shares.num_steps,
             "unjoined": shares.num_unjoined,
+            "synthetic": shares.synthetic,
             "model": {
                 "source_shares": shares.source_shares,
                 "residual_p10_p50_p90": shares.residuals,
@@ -192,7 +193,8 @@ def _caveats(shares: Shares, num_columns: int) -> list[str]:
     clock = " and ".join(shares.clocks) or "no"
     rows_ns = sum(row.whole.share_ns for row in shares.rows)
     alone = share(shares.alone_ns / rows_ns if rows_ns else None)
-    said = [
+    said = [SYNTHETIC] if shares.synthetic else []
+    said += [
         f"Measured: the time of {shares.num_steps:,} steps ({clock} clock). Apportioned: prefill,"
         f" decode and total, but for {alone} of it, which is of requests alone in their step."
         " In whole nanoseconds the rows sum to what was measured.",

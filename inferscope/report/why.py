@@ -15,7 +15,7 @@ from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens,
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
 from inferscope.tui.plots import closed, count, duration, share
-from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS, more_or_less
+from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS, SYNTHETIC, more_or_less
 
 NS_PER_TENTH_MS = 100_000
 _ENOUGH = 0.8
@@ -227,7 +227,8 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
         "where the client's bytes are written" if facts.delivered_at == "http" else "at the engine"
     )
     clock = "the device's clock" if facts.clock == "device" else "the host's clock"
-    said = [f"Measured: when it came, ran and was delivered ({edge}; steps by {clock})."]
+    said = [SYNTHETIC] if facts.is_synthetic else []
+    said.append(f"Measured: when it came, ran and was delivered ({edge}; steps by {clock}).")
     if facts.fit_ids and facts.residual is not None:
         fits = ", ".join(fit for fit in facts.fit_ids[-2:] if fit)
         said.append(

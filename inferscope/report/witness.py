@@ -220,6 +220,7 @@ class Witness:
             parts=self._parts(engine),
             blame=self._blame(engine),
             saved_ns=final.saved.ns if final is not None else None,
+            is_synthetic=engine.is_synthetic,
             is_counted=engine.lives.rates is not None,
         )
 

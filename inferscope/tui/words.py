@@ -5,6 +5,8 @@ from __future__ import annotations
 from inferscope.collector.snapshot import EngineView
 from inferscope.tui.lines import DIAMOND, DOT, TRIANGLE, Role
 
+SYNTHETIC = "Synthetic: its records say of themselves that they were made up, not measured."
+
 CAUSE_MEANINGS: dict[str, str] = {
     "upstream": "before it reached this server",
     "frontend": "parse, template, tokenise",

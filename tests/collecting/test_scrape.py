@@ -60,7 +60,7 @@ def exported(path: Path, out: Path) -> list[dict[str, Any]]:
     """Return a recording or a folder of rings as JSON Lines."""
     with private_file(out) as file:
         exporter = load_exporter("jsonl")(file)
-        source = open_source(path, sinks=(exporter,))
+        source = open_source(path, sinks=(exporter,), listen=exporter.listen)
         catch_up(source)
         source.close()
         exporter.close(source.collector.devices(), source.collector.totals())

@@ -13,7 +13,6 @@ _MAPS = ("ledger_ns", "ttft_ledger_ns", "provenance")
 _ADDED = (
     "host",
     "model",
-    "synthetic",
     "trace_id",
     "tenant",
     "priority",

@@ -248,6 +248,19 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
         assert len(said) == 2, said
 
 
+def test_engines_whose_records_are_made_up_are_marked(finals: Finals, exported: Any) -> None:
+    assert finals.view is not None
+    (engine,) = finals.view.engines
+    made_up = replace(engine, engine_id="pretender", is_synthetic=True)
+    it = exported()
+    it.tell(view=replace(finals.view, engines=(engine, made_up)))
+    scrape = it.scrape()
+    (labels, _) = scrape.of_engine("pretender").all("inferscope_engine_info")[0]
+    assert labels["synthetic"] == "true"
+    (labels, _) = scrape.of_engine(engine.engine_id).all("inferscope_engine_info")[0]
+    assert labels["synthetic"] == "false"
+
+
 def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
     with receiving() as sink:
         exporters = {
