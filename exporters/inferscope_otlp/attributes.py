@@ -5,6 +5,7 @@ A total of a request of which part was not seen (`joined_late`) is not known.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TypeAlias
 
@@ -25,6 +26,20 @@ _COUNTED = {
     "energy_uj": (names.ENERGY, 1e6),
 }
 """The attribute of each, and what to divide by; counts stay whole."""
+_WHOLE_NUMBERS = {
+    "max_tokens": names.REQUEST_MAX_TOKENS,
+    "seed": names.REQUEST_SEED,
+    "n": names.REQUEST_CHOICE_COUNT,
+}
+_NUMBERS = {
+    "temperature": names.REQUEST_TEMPERATURE,
+    "top_p": names.REQUEST_TOP_P,
+    "top_k": names.REQUEST_TOP_K,
+    "frequency_penalty": names.REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": names.REQUEST_PRESENCE_PENALTY,
+}
+"""What a front end notes of a request; the conventions have a double for each, top_k as well."""
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MOST_BLAMED = 3
 _PORT = re.compile(r"[0-9]{1,5}")
 
@@ -85,6 +100,7 @@ def root_attributes(
             names.SLO_CAUSE: finished.cause,
         }
     )
+    attributes |= _asked(given)
     attributes |= _latencies(request)
     for name, is_good in finished.verdicts.items():
         attributes[names.SLO + name] = "good" if is_good else "bad"
@@ -100,6 +116,33 @@ def root_attributes(
             if spent_ns:
                 attributes[names.LEDGER + cause] = spent_ns / _NS_PER_S
     return attributes
+
+
+def _asked(given: dict[str, str]) -> Attributes:
+    """Return the numbers that the client gave; a text that is none is not passed on.
+
+    One answer is what a request without a number of them gets: the conventions leave it out.
+    """
+    found: Attributes = {
+        name: int(given[word])
+        for word, name in _WHOLE_NUMBERS.items()
+        if _WHOLE.fullmatch(given.get(word, ""))
+    }
+    if found.get(names.REQUEST_CHOICE_COUNT) == 1:
+        del found[names.REQUEST_CHOICE_COUNT]
+    for word, name in _NUMBERS.items():
+        number = _number(given.get(word))
+        if number is not None:
+            found[name] = number
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:

@@ -18,7 +18,7 @@ def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
         server.wait()
         status, answer, _ = server.post(
             "/v1/completions",
-            {"prompt": "def f", "max_tokens": 9, "ignore_eos": True},
+            {"prompt": "def f", "max_tokens": 9, "ignore_eos": True, "top_k": 5, "stop": "nobody says"},
             {"traceparent": f"00-{_TRACE}-{_PARENT}-01", "X-Request-Id": "of-the-client"},
         )
         assert status == 200
@@ -38,6 +38,16 @@ def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
     assert root.attributes["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
     assert root.attributes["gen_ai.request.stream"] is False
     assert "of-the-client" in root.attributes.values()
+    asked = {k: v for k, v in root.attributes.items() if k.startswith("gen_ai.request.")}
+    assert asked == {
+        "gen_ai.request.id": asked["gen_ai.request.id"],
+        "gen_ai.request.model": "builtin",
+        "gen_ai.request.stream": False,
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.top_k": 5.0,
+    }
+    assert root.attributes["server.address"] == "127.0.0.1"
+    assert root.attributes["server.port"] == server.port
     for name in ("inferscope.queue", "inferscope.prefill", "inferscope.decode"):
         child = spans[name].span
         assert child.trace_id.hex() == _TRACE

@@ -126,7 +126,11 @@ class _Generation:
             endpoint=scope["path"],
             line=line,
             parts=() if told is None else self._labels.read(told),
-            attributes={"response_id": answer.id, **self._allowed.read(scope["headers"])},
+            attributes={
+                "response_id": answer.id,
+                **_place(scope),
+                **self._allowed.read(scope["headers"]),
+            },
         )
         ask, error = None, None
         try:
@@ -302,6 +306,12 @@ def _headers(error: ApiError) -> Headers:
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
     return next((bytes(value) for key, value in scope["headers"] if key == name), None)
+
+
+def _place(scope: Scope) -> dict[str, str]:
+    """Return where the server is, as the connection has it."""
+    host, port = scope.get("server") or (None, None)
+    return {} if port is None else {"server.address": str(host), "server.port": str(port)}
 
 
 def _text(value: bytes) -> str:

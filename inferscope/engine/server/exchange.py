@@ -170,6 +170,7 @@ class Exchange:
                     "endpoint": origin.endpoint,
                     "stream": str(is_stream).lower(),
                     **origin.attributes,
+                    **({} if ask is None else ask.given),
                 },
             )
             talk = Conversation(

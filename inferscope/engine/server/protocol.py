@@ -16,6 +16,8 @@ from inferscope.engine.request import BadRequest, Sampling
 from inferscope.engine.server.errors import ApiError, bad_field
 from inferscope.engine.tokenizer import Sections
 
+_RECORDED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n")
+"""Of a request's fields those that are noted of it: numbers, and no text of the client's."""
 MOST_CHOICES = 256
 """Texts that one HTTP request may ask for."""
 _MOST_STOPS = 64
@@ -143,6 +145,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         has_usage: a stream ends with the numbers of tokens.
         has_running_usage: each of its chunks has them.
         sections: of the one prompt of a chat, names and characters; they cover it.
+        given: for the records, the numbers that the client gave; what it left out is not there.
     """
 
     prompts: list[str | list[int]]
@@ -153,6 +156,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     has_usage: bool
     has_running_usage: bool
     sections: Sections = ()
+    given: Mapping[str, str] = {}
 
 
 _Body = TypeVar("_Body")
@@ -262,7 +266,16 @@ def _ask(
         has_usage=bool(options.include_usage),
         has_running_usage=has_running_usage and bool(options.include_usage),
         sections=sections,
+        given=_given(request),
     )
+
+
+def _given(request: _Generation) -> dict[str, str]:
+    """Return the numbers that a client gave, under the names that the exporters know."""
+    numbers: dict[str, int | float | None] = {name: getattr(request, name) for name in _RECORDED}
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        numbers["max_tokens"] = request.max_completion_tokens
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def _sampling(request: _Generation, max_tokens: int) -> Sampling:

@@ -87,6 +87,10 @@ def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> No
         "endpoint": "/v1/completions",
         "stream": "false",
         "response_id": body["id"],
+        "server.address": "127.0.0.1",
+        "server.port": str(server.port),
+        "max_tokens": "4",
+        "temperature": "0.0",
     }
     assert before_ns < received.at_ns < front[1].at_ns < core[0].at_ns < core[1].at_ns
     assert core[-1].at_ns < front[2].at_ns <= front[3].at_ns

@@ -403,6 +403,31 @@ def test_the_endpoint_names_the_operation(finals: Finals, endpoint: str, operati
     assert found["server.port"] == 8000
 
 
+def test_what_a_client_asked_for_is_told_in_the_conventions_types(finals: Finals) -> None:
+    given = {
+        *(("max_tokens", "64"), ("temperature", "0.5"), ("top_p", "1"), ("top_k", "20")),
+        *(("seed", "-3"), ("n", "2"), ("frequency_penalty", "0.1"), ("presence_penalty", "0")),
+    }
+    root = export(finals, [replace(finals.requests[0], attributes=dict(given))])[0]
+    told = {k: v for k, v in root.attributes.items() if k.startswith("gen_ai.request.")}
+    told = {k.removeprefix("gen_ai.request."): v for k, v in told.items()}
+    assert {k: v for k, v in told.items() if isinstance(v, float)} == {
+        **{"temperature": 0.5, "top_p": 1.0, "top_k": 20.0},
+        **{"frequency_penalty": 0.1, "presence_penalty": 0.0},
+    }
+    whole = {k: v for k, v in told.items() if isinstance(v, int)}
+    assert whole == {"max_tokens": 64, "seed": -3, "choice.count": 2}
+
+
+def test_what_is_no_number_is_no_setting(finals: Finals) -> None:
+    secret = "a prompt, by mistake"
+    given = {"max_tokens": secret, "seed": "9" * 30, "temperature": "nan", "top_p": "", "n": "1"}
+    root = export(finals, [replace(finals.requests[0], attributes=given)])[0]
+    told = {k for k in root.attributes if k.startswith("gen_ai.request.")}
+    assert told == {"gen_ai.request.id", "gen_ai.request.model"}
+    assert secret not in root.attributes.values()
+
+
 def test_a_failure_is_an_error_and_a_clients_leaving_is_none(finals: Finals) -> None:
     failed = replace(finals.requests[0], finish="engine_lost")
     left = replace(finals.requests[1], finish="client_cancel")
