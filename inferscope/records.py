@@ -505,7 +505,7 @@ class CounterSample(Record, frozen=True, gc=False, array_like=True):
 
 
 class Transfer(Record, frozen=True, gc=False, array_like=True):
-    """KV blocks moved between workers."""
+    """KV blocks of a request moved between workers; told by the one that waited for them."""
 
     CODE: ClassVar[int] = 12
 
@@ -514,6 +514,9 @@ class Transfer(Record, frozen=True, gc=False, array_like=True):
     start_ns: int
     end_ns: int
     peer: str
+    """The other worker: its engine's id where that is known, else its address."""
+    peer_request_id: str = ""
+    """What that engine calls the request; then `peer` is its engine's id."""
 
 
 CALIBRATION = "calibration"

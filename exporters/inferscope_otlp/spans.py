@@ -4,7 +4,8 @@
     ├─ inferscope.queue                queued → admitted
     ├─ inferscope.prefill              admitted → first token     an event per chunk
     ├─ inferscope.decode               first token → last token   sums only, nothing per token
-    └─ inferscope.preempted    0..n    preempted → resumed
+    ├─ inferscope.preempted    0..n    preempted → resumed
+    └─ inferscope.kv_transfer  0..n    KV blocks asked for → all there   linked to who sent them
 
 A phase that was cut short ends where the request did. Children never leave their root. What is not
 known is left out: no zero stands for it. Of requests that were under way before the records began,
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
+from inferscope.collector.finals import KvTransfer
 from inferscope_otlp import names
 from inferscope_otlp.attributes import (
     Attributes,
@@ -32,6 +34,7 @@ from inferscope_otlp.keeping import FAILURES
 _NS_PER_S = 1e9
 _MOST_PREEMPTED = 64
 """Spans of them; `inferscope.preemptions` counts all."""
+_ROOT = "root"
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -40,6 +43,13 @@ class Event(msgspec.Struct, frozen=True):
     name: str
     at_ns: int
     attributes: Attributes
+
+
+class Link(msgspec.Struct, frozen=True):
+    """Another span that has to do with it."""
+
+    trace_id: int
+    span_id: int
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -51,6 +61,7 @@ class Span(msgspec.Struct, frozen=True):
     end_ns: int
     attributes: Attributes
     events: tuple[Event, ...] = ()
+    link: Link | None = None
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -102,7 +113,7 @@ class _Builder:
     def root(self, name: str, attributes: Attributes) -> Span:
         """Return the request's own span. A model's late introduction does not change its id."""
         since_ns, until_ns = self._finished.request.arrived_ns, self._end_ns
-        return self._span(name, since_ns, until_ns, attributes, key="root")
+        return self._span(name, since_ns, until_ns, attributes, key=_ROOT)
 
     def children(self) -> list[Span]:
         """Return the phases in their order, then the preemptions."""
@@ -132,7 +143,27 @@ class _Builder:
             key = f"{names.SPAN_PREEMPTED} {number}"
             since_ns, until_ns = self._within(since_ns, until_ns, request.arrived_ns)
             found.append(self._span(names.SPAN_PREEMPTED, since_ns, until_ns, {}, key=key))
-        return found
+        return found + [self._transfer(*each) for each in enumerate(request.transfers)]
+
+    def _transfer(self, number: int, transfer: KvTransfer) -> Span:
+        """Make a transfer's span, linked to the request's own on the worker that sent the blocks.
+
+        Where a router gave both workers the client's traceparent, that span is in the same trace.
+        """
+        request, sender = self._finished.request, (transfer.peer, transfer.peer_request_id)
+        since_ns, until_ns = self._within(transfer.start_ns, transfer.end_ns, request.arrived_ns)
+        attributes: Attributes = {names.TRANSFER_BYTES: transfer.num_bytes}
+        if transfer.peer:
+            attributes[names.TRANSFER_PEER] = transfer.peer
+        link = None
+        if transfer.peer_request_id:
+            parent = self._finished.parent
+            trace_id = parent.trace_id if parent else trace_id_of(*sender)
+            link = Link(trace_id, span_id_of(*sender, _ROOT))
+        key = f"{names.SPAN_KV_TRANSFER} {number}"
+        return self._span(
+            names.SPAN_KV_TRANSFER, since_ns, until_ns, attributes, key=key, link=link
+        )
 
     def _phase(
         self,
@@ -162,10 +193,12 @@ class _Builder:
         *,
         events: tuple[Event, ...] = (),
         key: str = "",
+        link: Link | None = None,
     ) -> Span:
         request, offset_ns = self._finished.request, self._offset_ns
         span_id = span_id_of(request.engine_id, request.request_id, key or name)
-        return Span(name, span_id, since_ns + offset_ns, until_ns + offset_ns, attributes, events)
+        times_ns = since_ns + offset_ns, until_ns + offset_ns
+        return Span(name, span_id, *times_ns, attributes, events, link)
 
     def _event(self, chunk: Chunk, since_ns: int, until_ns: int) -> Event:
         at_ns = min(max(chunk.start_ns, since_ns), until_ns)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from inferscope_otlp.attributes import Attributes, Value
-from inferscope_otlp.spans import Event, Span, Trace
+from inferscope_otlp.spans import Event, Link, Span, Trace
 
 _double = struct.Struct("<d").pack
 _fixed64 = struct.Struct("<Q").pack
@@ -140,7 +140,17 @@ def _span(span: Span, place: bytes) -> bytes:
             _times(0x39, max(0, span.start_ns), 0x41, max(0, span.end_ns)),
             pairs(9, span.attributes),
             *[field(11, _event(event)) for event in span.events],
+            b"" if span.link is None else field(13, _link(span.link)),
         )
+    )
+
+
+def _link(link: Link) -> bytes:
+    return (
+        b"\x0a\x10"
+        + link.trace_id.to_bytes(16, "big")
+        + b"\x12\x08"
+        + (link.span_id.to_bytes(8, "big"))
     )
 
 

@@ -152,6 +152,14 @@ class Ledger:
             self._book(slot, at_ns, _CPU_GAP)
             self._change(slot, at_ns, HELD)
 
+    def transferred(self, slot: int, start_ns: int, end_ns: int) -> None:
+        """Book what a request in the queue waited for KV blocks that another worker sent."""
+        if self.state[slot] != WAITING or end_ns <= self.mark_of(slot):
+            return
+        self._book_wait(slot, start_ns)
+        self._book(slot, end_ns, _C["kv_transfer"])
+        self._busy_mark_ns[slot] = self._busy_until(end_ns)
+
     def finished(self, slot: int, at_ns: int, *, emitted_ns: int) -> None:
         """End a request in the engine; after its last token it was only being written out."""
         state = self.state[slot]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime, by_name, successions
-from inferscope.collector.finals import DeviceTime, Sink
+from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
 from inferscope.collector.joins import Joins
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
@@ -52,6 +52,7 @@ from inferscope.records import (
     StepPlan,
     StepSlices,
     StepSpan,
+    Transfer,
     plain_uuid,
 )
 from inferscope.slo.judge import InFlight
@@ -121,6 +122,7 @@ class EngineFold:
             StepSpan: self.joins.span,
             Emitted: self._on_emitted,
             RequestEvent: self._on_event,
+            Transfer: self._on_transfer,
         }
 
     # --- the fold -----------------------------------------------------------------------------
@@ -413,6 +415,15 @@ class EngineFold:
         action = _TRANSITIONS.get(event.kind)
         if action is not None:
             self._timeline.push(event.at_ns, self.lives.change, action, request, event, ring.slots)
+
+    def _on_transfer(self, ring: RingState, told: Transfer) -> None:
+        request = self.lives.table.by_slot[ring.slots.get(told.index)]
+        if request is None or not 0 <= told.start_ns <= told.end_ns <= told.t_ns:
+            return
+        moved = KvTransfer(
+            told.start_ns, told.end_ns, told.num_bytes, told.peer, told.peer_request_id
+        )
+        self._timeline.push(told.end_ns, self.lives.transferred, request, moved)
 
     def _enter(self, ring: RingState, event: RequestEvent) -> Request | None:
         """Find the request an event names, by the engine's own id, or add it."""

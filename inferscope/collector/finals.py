@@ -24,6 +24,10 @@ from inferscope.slo.verdicts import Judged
 Ints = NDArray[np.int64]
 
 
+MOST_TRANSFERS = 64
+"""Kept of one request; all are in its ledger."""
+
+
 class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """One step on one rank, split. Arrays have one entry per row (a phase of a request)."""
 
@@ -86,6 +90,18 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
     fit_id: str = ""
 
 
+class KvTransfer(msgspec.Struct, frozen=True, gc=False):
+    """KV blocks that came from another worker. Times are host nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+    num_bytes: int
+    peer: str
+    """The other worker: its engine's id where that is known, else its address."""
+    peer_request_id: str = ""
+    """What that engine calls the request; then `peer` is its engine's id."""
+
+
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, explained. Times are host nanoseconds."""
 
@@ -144,6 +160,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """What samples of its devices say."""
     judged: Judged | None = None
     """By a reader's objectives; None where it has none."""
+    transfers: tuple[KvTransfer, ...] = ()
+    """Of its KV blocks from another worker; the first MOST_TRANSFERS."""
 
     @property
     def is_in_one_piece(self) -> bool:

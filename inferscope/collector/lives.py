@@ -20,7 +20,7 @@ from inferscope.collector.accounts import Left
 from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
-from inferscope.collector.finals import FinalRequest, Part, Sink
+from inferscope.collector.finals import MOST_TRANSFERS, FinalRequest, KvTransfer, Part, Sink
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.rings import RingState
@@ -208,6 +208,14 @@ class Lives:
             request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
         self.table.ledger.admitted(request.slot, event.at_ns)
 
+    def transferred(self, request: Request, transfer: KvTransfer) -> None:
+        """Its KV blocks have come from another worker."""
+        if not self.table.holds(request):
+            return
+        if len(request.transfers) < MOST_TRANSFERS:
+            request.transfers.append(transfer)
+        self.table.ledger.transferred(request.slot, transfer.start_ns, transfer.end_ns)
+
     def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """The engine is through with it; where a front end is seen, that has the last word."""
         if request.finished_ns is not None:
@@ -360,6 +368,7 @@ class Lives:
             rejected=Part(decode[WASTED_TOKENS], decode[WASTED_NS]),
             drafted=Part(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
             saved=saved_by_cache(request, self.rates, model),
+            transfers=tuple(request.transfers),
         )
         self.num_finished += 1
         self.finished.append(final)

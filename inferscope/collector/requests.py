@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.ledger import NOBODY, Ledger
 from inferscope.attribution.parts import PromptCost
 from inferscope.collector.accounts import Accounts
+from inferscope.collector.finals import KvTransfer
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.tokens import Tokens
 from inferscope.collector.work import Work
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, eq=False):
     num_preemptions: int = 0
     preempted_ns: list[tuple[int, int | None]] = []
     """From when until when; the last one's end is None until it is resumed."""
+    transfers: list[KvTransfer] = []
     reasoning_tokens: int | None = None
     joined_late: bool = False
     """Part of its life was not seen: its ledger has holes."""

@@ -15,7 +15,7 @@ from inferscope.probe.log import Log
 from inferscope.probe.parts import Parts
 from inferscope.probe.parts import bounded as bounded_parts
 from inferscope.probe.prefixes import PrefixDigests
-from inferscope.records import WAITING, RequestEvent, RequestIndex
+from inferscope.records import WAITING, RequestEvent, RequestIndex, Transfer
 
 NO_REQUEST = RequestIndex(0xFFFFFFFF)
 """What `queued` and `received` return when nothing is being recorded; every call accepts it."""
@@ -76,6 +76,30 @@ class RequestEvents:
             self._life.fail(error)
             return NO_REQUEST
         return index
+
+    def transferred(
+        self,
+        index: RequestIndex,
+        num_bytes: int,
+        *,
+        start_ns: int,
+        end_ns: int,
+        peer: str,
+        peer_request_id: str,
+    ) -> None:
+        """Write that KV blocks came from another worker."""
+        if index == NO_REQUEST or not self._life.on:
+            return
+        try:
+            t_ns, log = self._now(), self._log
+            sender = name(peer_request_id) if peer_request_id else ""
+            times = int(start_ns), int(end_ns)
+            record = Transfer(t_ns, index, int(num_bytes), *times, name(peer), sender)
+            with log.lock:
+                log.write(record)
+            log.cost_ns += self._now() - t_ns
+        except Exception as error:
+            self._life.fail(error)
 
     def note(
         self,

@@ -218,6 +218,35 @@ class Probe:
         """Note that a preempted request is scheduled again."""
         self._events.note(index, RESUMED, at_ns, state=RUNNING, cached_tokens=cached_tokens)
 
+    def transferred(
+        self,
+        index: RequestIndex,
+        num_bytes: int,
+        *,
+        start_ns: int,
+        end_ns: int,
+        peer: str,
+        peer_request_id: str = "",
+    ) -> None:
+        """Note that a request's KV blocks came from another worker, once they are there.
+
+        Args:
+            index: whose they are; it waited for them in the queue.
+            num_bytes: moved.
+            start_ns: by the monotonic clock, when the first of them was asked for.
+            end_ns: when the last one was there.
+            peer: the other worker: its engine's id where that is known, else its address.
+            peer_request_id: what that engine calls the request, so that their traces are linked.
+        """
+        self._events.transferred(
+            index,
+            num_bytes,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            peer=peer,
+            peer_request_id=peer_request_id,
+        )
+
     def first_byte(self, index: RequestIndex, *, at_ns: int | None = None) -> None:
         """Note that a front end has written the first token to the client."""
         self._events.note(index, FIRST_BYTE, at_ns)

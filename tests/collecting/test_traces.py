@@ -18,7 +18,13 @@ def test_a_requests_spans_join_the_trace_of_its_client(tmp_path: Path) -> None:
         server.wait()
         status, answer, _ = server.post(
             "/v1/completions",
-            {"prompt": "def f", "max_tokens": 9, "ignore_eos": True, "top_k": 5, "stop": "nobody says"},
+            {
+                "prompt": "def f",
+                "max_tokens": 9,
+                "ignore_eos": True,
+                "top_k": 5,
+                "stop": "nobody says",
+            },
             {"traceparent": f"00-{_TRACE}-{_PARENT}-01", "X-Request-Id": "of-the-client"},
         )
         assert status == 200

@@ -39,6 +39,7 @@ from inferscope.records import (
     StepPlan,
     StepSlices,
     StepSpan,
+    Transfer,
     encode,
 )
 
@@ -211,6 +212,10 @@ class Ring:
 
     def resumed(self, index: int) -> None:
         self.event(index, RESUMED, cached_tokens=0)
+
+    def transferred(self, index: int, start_ms: float, end_ms: float, *peer: str) -> None:
+        start, end = (START_NS + round(ms * MS) for ms in (start_ms, end_ms))
+        self.tell(Transfer(self.now_ns, index, 4096, start, end, *peer))
 
     def finished(self, index: int, reason: str = "stop") -> None:
         self.forget(index)

@@ -23,6 +23,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "admitted": lambda probe, index: probe.admitted(index),
     "preempted": lambda probe, index: probe.preempted(index),
     "resumed": lambda probe, index: probe.resumed(index),
+    "transferred": lambda probe, index: probe.transferred(index, 9, start_ns=0, end_ns=1, peer="p"),
     "first_byte": lambda probe, index: probe.first_byte(index),
     "last_byte": lambda probe, index: probe.last_byte(index),
     "finished": lambda probe, index: probe.finished(index, "stop"),

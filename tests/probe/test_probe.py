@@ -26,6 +26,7 @@ from inferscope.records import (
     StepPlan,
     StepSlices,
     StepSpan,
+    Transfer,
 )
 from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, control_path, open_control, switch
 from inferscope.ring.layout import MIN_CAPACITY
@@ -88,12 +89,27 @@ def test_no_request_is_accepted_everywhere(tmp_path: Path) -> None:
     probe.admitted(NO_REQUEST)
     probe.preempted(NO_REQUEST)
     probe.resumed(NO_REQUEST)
+    probe.transferred(NO_REQUEST, 9, start_ns=0, end_ns=1, peer="p")
     probe.first_byte(NO_REQUEST)
     probe.last_byte(NO_REQUEST)
     probe.finished(NO_REQUEST, "stop")
     do_step(probe, 1, [NO_REQUEST])
     assert probe.on
     assert not of(RequestEvent, path_of(probe))
+    assert not of(Transfer, path_of(probe))
+
+
+def test_a_transfer_names_both_ends(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    index, long = probe.queued("mine", prompt_tokens=1), "theirs" * 100
+    probe.transferred(index, 4096, start_ns=5, end_ns=9, peer="x" * 1000, peer_request_id=long)
+    probe.queued(long, prompt_tokens=1)
+    probe.close()
+    (told,) = of(Transfer, path_of(probe))
+    assert (told.index, told.num_bytes, told.start_ns, told.end_ns) == (index, 4096, 5, 9)
+    assert len(told.peer) == 128
+    # What is cut is cut as that engine's own probe cuts it: the two still are the same.
+    assert told.peer_request_id == of(RequestEvent, path_of(probe))[-1].request_id
 
 
 def test_a_disabled_probe_accepts_every_call() -> None:

@@ -13,7 +13,7 @@ from inferscope_otlp.spans import trace_of
 from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes, varint
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.collector.finals import FinalRequest, KvTransfer
 from inferscope.records import FINISHES
 from tests.exporters.otlp.sink import attributes
 
@@ -21,6 +21,8 @@ _OFFSET_NS = 1_700_000_000_000_000_000
 times = st.integers(0, 100)
 maybe = st.none() | times
 counts = st.integers(0, 5)
+names = st.text(max_size=3)
+transfers = st.builds(KvTransfer, times, times, counts, names, names)
 
 
 @st.composite
@@ -58,6 +60,7 @@ def finished(draw: st.DrawFn) -> Finished:
         fit_id="",
         clock="host",
         preempted_ns=tuple(draw(st.lists(st.tuples(times, times), max_size=3))),
+        transfers=tuple(draw(st.lists(transfers, max_size=2))),
     )
     chunks = [
         Chunk(at_ns, at_ns + 5, 1, 0, 1, False) for at_ns in draw(st.lists(times, max_size=4))
@@ -77,7 +80,7 @@ def test_children_lie_within_the_root_and_phases_follow_each_other(given_: Finis
     through_ns = root.start_ns
     for child in trace.children:
         assert root.start_ns <= child.start_ns <= child.end_ns <= root.end_ns
-        if child.name != "inferscope.preempted":
+        if child.name not in ("inferscope.preempted", "inferscope.kv_transfer"):
             assert through_ns <= child.start_ns
             through_ns = child.end_ns
         for event in child.events:
@@ -137,6 +140,11 @@ def test_on_the_wire_it_is_what_protobuf_reads(given_: Finished) -> None:
         assert [event.time_unix_nano for event in span.events] == [e.at_ns for e in sent.events]
         for event, noted in zip(span.events, sent.events, strict=True):
             assert attributes(event.attributes) == noted.attributes
+        links = [
+            (int.from_bytes(x.trace_id, "big"), int.from_bytes(x.span_id, "big"))
+            for x in span.links
+        ]
+        assert links == ([] if sent.link is None else [(sent.link.trace_id, sent.link.span_id)])
     assert scope.spans[0].status.message == (trace.failure or "")
 
 

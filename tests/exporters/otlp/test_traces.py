@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import catch_up, open_source
-from inferscope.records import PREFILL
+from inferscope.records import PREFILL, QUEUED
 from tests.collector.scripts import Script
 from tests.exporters.otlp.conftest import DEMO, Finals
 from tests.exporters.otlp.sink import INTERNAL, Received, Sink, receiving
@@ -373,6 +373,44 @@ def test_a_traceparent_that_an_engine_was_told_comes_through_the_fold(finals: Fi
     assert root.span.parent_span_id.hex() == _PARENT[36:52]
     # One token needs no decoding: there is no such span.
     assert [each.name for each in spans[1:]] == ["inferscope.queue", "inferscope.prefill"]
+
+
+@pytest.mark.parametrize("trace", ["", _PARENT])
+def test_a_transfer_is_linked_to_the_request_on_the_worker_that_sent_it(
+    finals: Finals, trace: str
+) -> None:
+    script = Script()
+    prefill, decode = (script.ring(engine_id=name) for name in ("prefill-0", "decode-0"))
+    theirs = prefill.enter(QUEUED, "theirs", prompt_tokens=8, trace=trace)
+    prefill.admitted(theirs)
+    prefill.step(0, [(theirs, 8, 0)], start_ms=1, end_ms=9)
+    prefill.finished(theirs, "length")
+    mine = decode.enter(QUEUED, "mine", prompt_tokens=8, trace=trace)
+    script.at(12)
+    decode.transferred(mine, 9, 12, "prefill-0", "theirs")
+    decode.admitted(mine)
+    for number, end_ms in enumerate((14, 16)):
+        decode.step(number, [(mine, 1, 8 + number)], start_ms=end_ms - 1, end_ms=end_ms)
+    decode.finished(mine)
+    _, folded = script.play(until_ms=300)
+    spans = export(finals, folded.requests)
+    (moved,) = [each for each in spans if each.name == "inferscope.kv_transfer"]
+    (sent_by,) = [
+        each for each in spans if each.attributes.get("inferscope.request.id") == "theirs"
+    ]
+    (link,) = moved.span.links
+    assert (link.trace_id, link.span_id) == (sent_by.span.trace_id, sent_by.span.span_id)
+    assert (moved.span.trace_id == sent_by.span.trace_id) is bool(trace)
+    assert moved.span.end_time_unix_nano - moved.span.start_time_unix_nano == 3_000_000
+    assert moved.attributes == {
+        "inferscope.transfer.bytes": 4096,
+        "inferscope.transfer.peer": "prefill-0",
+    }
+    (mine_root,) = [
+        each for each in spans if each.attributes.get("inferscope.request.id") == "mine"
+    ]
+    assert moved.span.parent_span_id == mine_root.span.span_id
+    assert mine_root.attributes["inferscope.ledger.kv_transfer"] == 0.003
 
 
 def test_two_requests_of_one_client_span_are_two_roots_in_one_trace(finals: Finals) -> None:
