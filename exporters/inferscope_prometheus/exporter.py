@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from inferscope_prometheus.server import Server
 
 
+_WAS_SET_NS = 50_000_000
+"""A wall clock that is so far off has been set. Following it to the microsecond would give the same
+exemplar another time in each scrape, and Prometheus would take it for another one."""
+
+
 class PrometheusExporter:
     """Serves /metrics."""
 
@@ -46,6 +51,8 @@ class PrometheusExporter:
         self._by_engine: dict[str, Numbers] = {}
         self._models: set[str] = set()
         self._published = Published()
+        self._offset_ns = 0
+        """Wall clock less monotonic clock, as the page has it."""
         self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
         self._server: Server | None = None
         self._coverage: Coverage | None = None
@@ -135,6 +142,9 @@ class PrometheusExporter:
 
     def look(self, snapshot: Snapshot) -> None:
         """Publish the numbers as they are now; drop those of engines that are forgotten."""
+        offset_ns = snapshot.real_ns - snapshot.mono_ns
+        if abs(offset_ns - self._offset_ns) > _WAS_SET_NS:
+            self._offset_ns = offset_ns
         looks = tuple(self._look(view, snapshot) for view in snapshot.engines)
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
@@ -166,12 +176,11 @@ class PrometheusExporter:
             for phase, ns in device.seconds_by_ns.items():
                 device_ns[phase] = device_ns.get(phase, 0) + ns
         numbers.bill.settle(device_ns)
-        offset_ns = snapshot.real_ns - snapshot.mono_ns
         return self._look_of(
             view,
             {rank: counts.copy() for rank, counts in numbers.by_replica.items()},
             numbers.residual.look(),
-            offset_ns=offset_ns,
+            offset_ns=self._offset_ns,
             lag_ns=snapshot.mono_ns - view.through_ns,
             model=self._model(view.model),
             device_ns=numbers.bill.device_ns.copy(),

@@ -36,7 +36,7 @@ class Histogram:
     Attributes:
         counts: one per bound, up to and with it, and one for what is beyond the last.
         sum_ns: of all durations.
-        exemplars: the last one of each bound, by its place.
+        exemplars: the newest one of each bound, by its place.
     """
 
     __slots__ = ("_bounds_ns", "_edges_ns", "counts", "exemplars", "sum_ns")
@@ -54,8 +54,11 @@ class Histogram:
         self.sum_ns += duration_ns
 
     def show(self, exemplar: Exemplar) -> None:
-        """Keep one of the durations to look up."""
-        self.exemplars[bisect_left(self._bounds_ns, exemplar.duration_ns)] = exemplar
+        """Keep one of the durations to look up; Prometheus takes none older than it has."""
+        at = bisect_left(self._bounds_ns, exemplar.duration_ns)
+        known = self.exemplars.get(at)
+        if known is None or exemplar.at_ns >= known.at_ns:
+            self.exemplars[at] = exemplar
 
     def add_all(self, durations_ns: NDArray[np.int64]) -> None:
         """Count many."""

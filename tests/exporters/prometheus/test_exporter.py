@@ -296,6 +296,33 @@ def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
     assert set().union(*shown.values()) <= kept
 
 
+def test_an_exemplar_keeps_its_time_until_the_wall_clock_is_set(finals: Finals) -> None:
+    assert finals.view is not None
+    exporter = PrometheusExporter({"port": 0})
+    exporter.link_traces(lambda request: "4bf92f3577b34da6a3ce929d0e0e4736")
+    exporter.open()
+    try:
+        for request in finals.requests:
+            exporter.request(request)
+        asked = urllib.request.Request(exporter.describe().split()[1], headers=OPEN)
+
+        def times(set_by_ns: int) -> list[float]:
+            view = replace(finals.view, real_ns=finals.view.real_ns + set_by_ns)
+            exporter.look(view)
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                families = read_open(answer.read().decode())
+            samples = [sample for family in families for sample in family.samples]
+            return [float(each.exemplar.timestamp) for each in samples if each.exemplar]
+
+        told = times(0)
+        assert len(told) > 10
+        assert times(700_000) == times(-700_000) == told
+        later = times(10**9)
+        assert [round(at_s - 1, 3) for at_s in later] == told
+    finally:
+        exporter.close()
+
+
 def test_promtool_finds_nothing_to_say(finals: Finals, exported: Any) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

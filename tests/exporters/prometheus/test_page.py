@@ -52,6 +52,13 @@ def test_a_histogram_is_read_as_it_was_counted(is_open: bool, durations: list[in
     assert all({"a", "b"} <= sample.labels.keys() for sample in family.samples)
 
 
+def test_the_newest_exemplar_stands_whoever_came_last() -> None:
+    histogram = Histogram(BOUNDS)
+    for at_ns, trace in ((5, "first"), (9, "newest"), (7, "late"), (9, "as new")):
+        histogram.show(Exemplar(trace, 50_000_000, at_ns))
+    assert [each.trace_id for each in histogram.exemplars.values()] == ["as new"]
+
+
 def test_exemplars_stand_at_their_bucket_and_in_open_metrics_only() -> None:
     histogram = Histogram(BOUNDS)
     histogram.add(50_000_000)
