@@ -22,6 +22,7 @@ from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
 from inferscope_otlp import names
 from inferscope_otlp.courier import Courier
+from inferscope_otlp.device_metrics import device_metrics
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import Engine, Finished, Ints, gaps_of, tbt_ns_of
 from inferscope_otlp.identity import parent_of, trace_id_of
@@ -77,6 +78,9 @@ class OtlpExporter:
         self._traces: tuple[Post, Courier[Finished]] | None = None
         self._metrics: tuple[Post, Courier[Metrics]] | None = None
         self._counted: dict[str, EngineMetrics] = {}
+        self._views: Sequence[EngineView] = ()
+        self._since_ns = 0
+        """By the wall clock, of the first look."""
         self._metrics_due_ns = 0
 
     def describe(self) -> str:
@@ -155,10 +159,12 @@ class OtlpExporter:
     def look(self, snapshot: Snapshot) -> None:
         """Take the engines' names and the wall clock; send metrics when they are due."""
         assert self._traces is not None, "open() comes first"
-        self._engines = {view.engine_id: _engine(view) for view in snapshot.engines}
+        self._views = snapshot.engines
+        self._engines = {view.engine_id: _engine(view) for view in self._views}
         if not snapshot.real_ns:
             return
         self._real_ns = snapshot.real_ns
+        self._since_ns = self._since_ns or snapshot.real_ns
         self._offset_ns = snapshot.real_ns - snapshot.mono_ns
         self._residuals = {view.engine_id: view.model_residual for view in snapshot.engines}
         self._traces[1].start()
@@ -212,11 +218,18 @@ class OtlpExporter:
     def _send_metrics(self, now_ns: int) -> None:
         assert self._metrics is not None
         told = self._metrics[1]
+        encoded_of = {
+            view.engine_id: device_metrics(
+                view, self._engines[view.engine_id], start_ns=self._since_ns, end_ns=now_ns
+            )
+            for view in self._views
+        }
         for engine_id, counted in self._counted.items():
             engine = self._engines.get(engine_id) or Engine(engine_id)
-            encoded = counted.encoded(engine, now_ns)
+            encoded_of.setdefault(engine_id, []).extend(counted.encoded(engine, now_ns))
+        for engine_id, encoded in encoded_of.items():
             if encoded:
-                told.put(Metrics(engine, encoded))
+                told.put(Metrics(self._engines.get(engine_id) or Engine(engine_id), encoded))
         told.start()
 
     def _deliver(self, batch: Sequence[Finished]) -> None:

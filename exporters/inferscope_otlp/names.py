@@ -24,6 +24,7 @@ SERVICE_INSTANCE_ID = "service.instance.id"
 HOST_NAME = "host.name"
 HW_ID = "hw.id"
 HW_NAME = "hw.name"
+HW_TYPE = "hw.type"
 ENGINE_VERSION = "inferscope.engine.version"
 SYNTHETIC = "inferscope.synthetic"
 
@@ -55,6 +56,14 @@ ERROR_TYPE = "error.type"
 METRIC_DURATION = "gen_ai.server.request.duration"
 METRIC_TTFT = "gen_ai.server.time_to_first_token"
 METRIC_TPOT = "gen_ai.server.time_per_output_token"
+
+METRIC_GPU_UTILIZATION = "hw.gpu.utilization"
+"""Without `hw.gpu.task`, whose encoder and decoder are those of video."""
+METRIC_GPU_MEMORY_USAGE = "hw.gpu.memory.usage"
+METRIC_GPU_MEMORY_LIMIT = "hw.gpu.memory.limit"
+METRIC_GPU_MEMORY_UTILIZATION = "hw.gpu.memory.utilization"
+METRIC_HW_POWER = "hw.power"
+METRIC_HW_ERRORS = "hw.errors"
 
 OPERATION_OF_ENDPOINT = {
     "chat/completions": "chat",

@@ -215,6 +215,27 @@ def histogram_metric(name: str, says: str, unit: str, points: Iterable[bytes]) -
     return field(2, text(1, name) + text(2, says) + text(3, unit) + field(9, histogram))
 
 
+def number_point(attributes: Attributes, value: float, *, start_ns: int, end_ns: int) -> bytes:
+    """Return one series of a gauge or a sum, as a field of either; whole numbers stay whole."""
+    number = b"\x31" + _fixed64(value) if isinstance(value, int) else b"\x21" + _double(value)
+    return field(1, _times(0x11, start_ns, 0x19, end_ns) + number + pairs(7, attributes))
+
+
+def gauge_metric(name: str, says: str, unit: str, points: Iterable[bytes]) -> bytes:
+    """Return a metric, as a field of a message ScopeMetrics."""
+    return field(2, text(1, name) + text(2, says) + text(3, unit) + field(5, b"".join(points)))
+
+
+def sum_metric(
+    name: str, says: str, unit: str, points: Iterable[bytes], *, is_monotonic: bool
+) -> bytes:
+    """Return a counter, or what may fall again, as a field of a message ScopeMetrics."""
+    how = b"\x10" + varint(_CUMULATIVE) + (b"\x18\x01" if is_monotonic else b"")
+    return field(
+        2, text(1, name) + text(2, says) + text(3, unit) + field(7, b"".join(points) + how)
+    )
+
+
 def resource_metrics(resource: bytes, scope: bytes, metrics: Iterable[bytes]) -> bytes:
     """Return the metrics of one resource, as a field of an export request."""
     return field(1, field(1, resource) + field(2, field(1, scope) + b"".join(metrics)))

@@ -10,6 +10,8 @@ from inferscope_otlp import OtlpExporter
 from inferscope_otlp.metrics import BOUNDS
 from msgspec.structs import replace
 
+from inferscope.collector.finals import DeviceHealth
+from inferscope.collector.snapshot import Snapshot
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import Sink, attributes, receiving
 
@@ -81,6 +83,86 @@ def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> No
         None: 1,
         "engine_lost": 1,
     }
+
+
+def on_a_gpu(view: Snapshot, **gauges: float) -> Snapshot:
+    """Return a look at the engine as if it ran on a GPU of which samplers told this."""
+    (engine,) = view.engines
+    device = changed(engine.devices[0], device="GPU-1b2c", health=DeviceHealth(xids={"xid_79": 2}))
+    counters = changed(engine.counters, gauges=gauges)
+    return changed(
+        view,
+        engines=(
+            changed(engine, device="H200", devices=(device,), counters=counters, is_alive=True),
+        ),
+    )
+
+
+def told_of_devices(*looks: Snapshot) -> dict[str, Any]:
+    """Return what arrives of their hardware, by name."""
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
+        exporter.open()
+        for look in looks:
+            exporter.look(look)
+        exporter.close()
+        groups = [group for post in sink.metrics for group in post.resource_metrics]
+    found = [each for group in groups for each in group.scope_metrics[0].metrics]
+    return {each.name: each for each in found if each.name.startswith("hw.")}
+
+
+def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(finals: Finals) -> None:
+    assert finals.view is not None
+    found = told_of_devices(
+        on_a_gpu(
+            finals.view,
+            **{"busy_share": 0.75, "memory_used_bytes": 60e9, "memory_total_bytes": 80e9},
+            **{"power_w": 412.5, "sm_active_share": 0.5},
+        )
+    )
+    assert {(each.name, each.unit, each.WhichOneof("data")) for each in found.values()} == {
+        ("hw.gpu.utilization", "1", "gauge"),
+        ("hw.gpu.memory.usage", "By", "sum"),
+        ("hw.gpu.memory.limit", "By", "sum"),
+        ("hw.gpu.memory.utilization", "1", "gauge"),
+        ("hw.power", "W", "gauge"),
+        ("hw.errors", "{error}", "sum"),
+    }
+    values: dict[str, float] = {}
+    for name, metric in found.items():
+        assert metric.description
+        (point,) = getattr(metric, metric.WhichOneof("data")).data_points
+        said = attributes(point.attributes)
+        assert (said["hw.id"], said["hw.name"]) == ("GPU-1b2c", "H200")
+        assert (said.get("hw.type") == "gpu") is (not name.startswith("hw.gpu."))
+        assert 0 < point.start_time_unix_nano <= point.time_unix_nano
+        values[name] = getattr(point, point.WhichOneof("value"))
+    assert values == {
+        "hw.gpu.utilization": 0.75,
+        "hw.gpu.memory.usage": 60_000_000_000,
+        "hw.gpu.memory.limit": 80_000_000_000,
+        "hw.gpu.memory.utilization": 0.75,
+        "hw.power": 412.5,
+        "hw.errors": 2,
+    }
+    (error,) = found["hw.errors"].sum.data_points
+    assert attributes(error.attributes)["error.type"] == "xid_79"
+    for name, is_monotonic in (("hw.errors", True), ("hw.gpu.memory.usage", False)):
+        assert found[name].sum.is_monotonic is is_monotonic
+        assert found[name].sum.aggregation_temporality == 2  # cumulative
+
+
+def test_of_devices_nothing_is_told_that_nobody_counts_or_that_is_of_several(
+    finals: Finals,
+) -> None:
+    assert finals.view is not None
+    assert told_of_devices(finals.view) == {}
+    look = on_a_gpu(finals.view, power_w=400.0)
+    (engine,) = look.engines
+    two = changed(engine, devices=(*engine.devices, changed(engine.devices[0], device="GPU-2")))
+    gone = changed(engine, is_alive=False)
+    for each in (two, gone):
+        assert told_of_devices(changed(look, engines=(each,))) == {}
 
 
 def test_no_metrics_are_sent_unless_wanted(finals: Finals) -> None:
