@@ -225,6 +225,15 @@ def plain_uuid(device_uuid: str) -> str:
     return device_uuid.removeprefix("GPU-").lower()
 
 
+_UUID_CHARS, _UUID_DASHES = 36, 4
+
+
+def driver_uuid(device_uuid: str) -> str:
+    """Return a GPU's id as its driver writes it, and with it dcgm-exporter."""
+    is_bare = len(device_uuid) == _UUID_CHARS and device_uuid.count("-") == _UUID_DASHES
+    return f"GPU-{device_uuid.lower()}" if is_bare else device_uuid
+
+
 # --- columns ----------------------------------------------------------------------------------
 
 COLUMNS: dict[str, str] = {

@@ -53,6 +53,7 @@ from inferscope.records import (
     StepSlices,
     StepSpan,
     Transfer,
+    driver_uuid,
     plain_uuid,
 )
 from inferscope.slo.judge import InFlight
@@ -221,12 +222,15 @@ class EngineFold:
         lines = successions(told) or [(None, RankTime(first_ns))]
         until_ns = max(rank.until_ns for _, rank in lines)
         wall_ns = max(until_ns, device.mark_ns or 0) - first_ns
+        infos = [self.info if ring is None else ring.info for ring, _ in lines]
+        names = [
+            (driver_uuid(info.device_uuid) or info.device if info else "") or "unknown"
+            for info in infos
+        ]
         times = []
-        for ring, rank in lines:
-            info = ring.info if ring is not None else self.info
-            name = (info.device_uuid or info.device if info else "") or "unknown"
-            if ring is not None and len(lines) > 1:
-                name += f"#{ring.opened.rank}"
+        for (ring, rank), info, name in zip(lines, infos, names, strict=True):
+            if ring is not None and names.count(name) > 1:
+                name += f"#{ring.opened.rank}"  # what tells itself apart keeps its driver's name
             foreign_ns = self.lives.counters.foreign_ns.get(ring.opened.ring) if ring else None
             spent = rank.seconds_by_ns(
                 wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns

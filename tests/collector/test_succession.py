@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferscope.collector.view import snapshot
+from inferscope.records import EngineInfo
 from tests.collector.scripts import MS, Ring, Script, assert_all_closes
 
 
@@ -42,6 +43,23 @@ def test_a_rank_that_is_started_again_is_one_device(num_lives: int, num_ranks: i
     assert engine.num_replaced == (num_lives - 1) * num_ranks
     assert len(finals.requests) == num_lives * num_ranks
     assert_all_closes(collector, finals)
+
+
+@pytest.mark.parametrize("prefix", ["", "GPU-"])
+def test_devices_that_have_ids_are_called_as_their_driver_calls_them(prefix: str) -> None:
+    script = Script()
+    ids = [f"6f2a1c3e-58d4-4b7a-9c1e-2f0d3b5a7e9{n}" for n in (0, 1, 1)]
+    cores = [script.ring(rank=rank) for rank in range(3)]
+    for core, uuid in zip(cores, ids, strict=True):
+        own = (0, 0, core.rank, 0)
+        core.tell(
+            EngineInfo(script.now_ns, "made-up", ranks=own, device="gpu", device_uuid=prefix + uuid)
+        )
+    for core in cores:
+        serve(core, f"r{core.rank}", from_ms=10, num_steps=2)
+    collector, _ = script.play(until_ms=1000)
+    names = [device.device for device in collector.devices()]
+    assert names == [f"GPU-{ids[0]}", f"GPU-{ids[1]}#1", f"GPU-{ids[2]}#2"]
 
 
 def test_two_at_once_under_one_name_are_told_as_one() -> None:
