@@ -88,6 +88,7 @@ def root_attributes(
             names.EXTERNAL_ID: request.external_id,
             names.TENANT: given.get("tenant"),
             names.PRIORITY: given.get("priority"),
+            names.ADAPTER: request.adapter or None,
             names.ENDPOINT: given.get("endpoint"),
             names.FINISH: request.finish,
             names.ARRIVED_AT: request.arrived_at,

@@ -15,24 +15,42 @@ Nobody is given more than his steps took, and all that is given out is the devic
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from inferscope.collector.finals import FinalRequest
 from inferscope_prometheus import names
 from inferscope_prometheus.tenants import IDLE, NOBODY, OTHER, WASTE, Tenants
 
 
+def tenant_of(request: FinalRequest) -> str | None:
+    """Return who asked."""
+    return request.attributes.get("tenant")
+
+
+def adapter_of(request: FinalRequest) -> str | None:
+    """Return which LoRA adapter was asked for."""
+    return request.adapter
+
+
 class Bill:
-    """The bill of one engine.
+    """The bill of one engine: by tenant, or by whatever else a request may be of.
 
     Attributes:
         device_ns: of its devices' time what was given out, by label of the payer and phase.
         tokens: of requests that were seen whole, by label and kind.
     """
 
-    def __init__(self, tenants: Tenants) -> None:
-        """Start with nothing; the tenants are all engines'."""
+    def __init__(
+        self, tenants: Tenants, payer_of: Callable[[FinalRequest], str | None] = tenant_of
+    ) -> None:
+        """Start with nothing.
+
+        Args:
+            tenants: all engines'.
+            payer_of: tells whose a request was, None or nothing where nobody says.
+        """
         self._tenants = tenants
+        self._payer_of = payer_of
         self.device_ns: dict[tuple[str, str], int] = {}
         self.tokens: dict[tuple[str, str], int] = {}
         self._attributed_ns = dict.fromkeys(names.PHASES, 0)
@@ -50,7 +68,7 @@ class Bill:
     def ended(self, request: FinalRequest) -> dict[str, int]:
         """Take what a request took; return how much of it was in vain, by reason."""
         took_ns = request.prefill_ns + request.decode_ns
-        payer = self._tenants.label(request.attributes.get("tenant"), took_ns)
+        payer = self._tenants.label(self._payer_of(request), took_ns)
         wasted = _waste(request)
         lost_ns = {
             "prefill": wasted["recompute"],

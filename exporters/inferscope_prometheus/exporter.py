@@ -17,7 +17,7 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import EngineView, Promised, Snapshot
 from inferscope.errors import BadInput
 from inferscope_prometheus import names
-from inferscope_prometheus.bill import Bill
+from inferscope_prometheus.bill import Bill, adapter_of
 from inferscope_prometheus.numbers import Numbers
 from inferscope_prometheus.settings import read_settings, read_token
 from inferscope_prometheus.tenants import Tenants
@@ -48,6 +48,7 @@ class PrometheusExporter:
         """
         self._settings = read_settings(settings)
         self._tenants = Tenants(self._settings.tenants, most=self._settings.most_tenants)
+        self._adapters = Tenants(most=self._settings.most_tenants)
         self._by_engine: dict[str, Numbers] = {}
         self._models: set[str] = set()
         self._published = Published()
@@ -175,7 +176,9 @@ class PrometheusExporter:
         for device in view.devices:
             for phase, ns in device.seconds_by_ns.items():
                 device_ns[phase] = device_ns.get(phase, 0) + ns
-        numbers.bill.settle(device_ns)
+        for bill in numbers.bills:
+            bill.settle(device_ns)
+        by_tenant, by_adapter = numbers.bills
         return self._look_of(
             view,
             {rank: counts.copy() for rank, counts in numbers.by_replica.items()},
@@ -183,8 +186,10 @@ class PrometheusExporter:
             offset_ns=self._offset_ns,
             lag_ns=snapshot.mono_ns - view.through_ns,
             model=self._model(view.model),
-            device_ns=numbers.bill.device_ns.copy(),
-            tenant_tokens=numbers.bill.tokens.copy(),
+            device_ns=by_tenant.device_ns.copy(),
+            tenant_tokens=by_tenant.tokens.copy(),
+            adapter_ns=by_adapter.device_ns.copy(),
+            adapter_tokens=by_adapter.tokens.copy(),
             coverage=None if self._coverage is None else self._coverage.ratio(view.engine_id),
         )
 
@@ -204,7 +209,9 @@ class PrometheusExporter:
     def _numbers(self, engine_id: str) -> Numbers:
         numbers = self._by_engine.get(engine_id)
         if numbers is None:
-            numbers = self._by_engine[engine_id] = Numbers(Bill(self._tenants))
+            numbers = self._by_engine[engine_id] = Numbers(
+                Bill(self._tenants), Bill(self._adapters, adapter_of)
+            )
         return numbers
 
 

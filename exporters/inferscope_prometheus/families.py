@@ -13,7 +13,7 @@ from inferscope_prometheus.metric import counter as _counter
 from inferscope_prometheus.metric import gauge as _gauge
 from inferscope_prometheus.numbers import Counts
 from inferscope_prometheus.page import HistogramFamily
-from inferscope_prometheus.use_families import demand, payers
+from inferscope_prometheus.use_families import adapters, demand, payers
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Look:
     device_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What its devices did, by payer and phase."""
     tenant_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    adapter_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """What its devices did, by LoRA adapter and phase."""
+    adapter_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
     coverage: float | None = None
     """Of the requests that the engine says it finished, those that were seen."""
 
@@ -79,6 +82,7 @@ def families(
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
     yield from payers([(look.whole, look.device_ns, look.tenant_tokens) for look in looks], price)
+    yield from adapters([(look.whole, look.adapter_ns, look.adapter_tokens) for look in looks])
     yield from _devices(looks)
     yield from _counted(looks)
     yield from _troubles(looks)

@@ -188,13 +188,13 @@ class Numbers:
     Attributes:
         by_replica: counters, by data-parallel rank.
         residual: of its cost model.
-        bill: who its devices' time was for.
+        bills: for whom its devices' time was, by tenant and by adapter.
     """
 
-    def __init__(self, bill: Bill) -> None:
+    def __init__(self, *bills: Bill) -> None:
         self.by_replica = {0: Counts()}
         self.residual = Residual()
-        self.bill = bill
+        self.bills = bills
         self._last_step = (-1, -1)
         self._replica_of: dict[str, int] = {}
         """Of requests that are not in the first replica."""
@@ -220,7 +220,8 @@ class Numbers:
         is_prefill = step.phases == PREFILL
         num_prefills = int(np.count_nonzero(is_prefill))
         prefill_ns = int(step.shares_ns[is_prefill].sum()) if num_prefills else 0
-        self.bill.attributed(prefill_ns, step.busy_ns - prefill_ns)
+        for bill in self.bills:
+            bill.attributed(prefill_ns, step.busy_ns - prefill_ns)
         if num_prefills and step.dp_rank:
             for at in np.flatnonzero(is_prefill).tolist():
                 _remember(self._replica_of, step.request_ids[at], step.dp_rank)
@@ -243,7 +244,10 @@ class Numbers:
         """Count a request; of one of which only a part was seen, what its part cost."""
         counts = self.replica(self._replica_of.pop(request.request_id, 0))
         proposed = self._proposed.pop(request.request_id, 0)
-        for reason, ns in self.bill.ended(request).items():
+        wasted: dict[str, int] = {}
+        for bill in self.bills:
+            wasted = bill.ended(request)  # whoever pays, the waste is the same
+        for reason, ns in wasted.items():
             counts.waste_ns[reason] += ns
         if request.joined_late:
             counts.num_joined_late += 1

@@ -10,7 +10,7 @@ from inferscope.collector.snapshot import EngineView
 from inferscope_prometheus import names
 from inferscope_prometheus.demand import demand_of
 from inferscope_prometheus.metric import counter, gauge
-from inferscope_prometheus.tenants import IDLE, WASTE
+from inferscope_prometheus.tenants import IDLE, NOBODY, WASTE
 
 Labels = tuple[str, ...]
 ByPayer = Mapping[tuple[str, str], int]
@@ -54,6 +54,39 @@ def payers(
                 for payer, ns in device_ns.items()
             ),
         )
+
+
+def adapters(looks: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metric]:
+    """Return which LoRA adapters the devices worked for, of engines of which one was asked for.
+
+    Args:
+        looks: of each engine its labels, its devices' nanoseconds by adapter and phase, and tokens
+            by adapter and kind.
+    """
+    told = [
+        (at, device_ns, tokens)
+        for at, device_ns, tokens in looks
+        if any(num for (adapter, _), num in tokens.items() if adapter != NOBODY)
+    ]
+    if not told:
+        return
+    yield counter(
+        "inferscope_adapter_gpu_seconds",
+        "Device time of ended requests that was not in vain, by LoRA adapter.",
+        ("adapter", "phase"),
+        (
+            ((*at, *which), ns / 1e9)
+            for at, device_ns, _ in told
+            for which, ns in device_ns.items()
+            if which[0] not in (WASTE, IDLE)
+        ),
+    )
+    yield counter(
+        "inferscope_adapter_tokens",
+        "Tokens of ended requests, by LoRA adapter.",
+        ("adapter", "kind"),
+        (((*at, *which), float(num)) for at, _, tokens in told for which, num in tokens.items()),
+    )
 
 
 def demand(looks: Iterable[tuple[Labels, EngineView, int]]) -> Iterator[Metric]:

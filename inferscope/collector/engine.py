@@ -414,6 +414,7 @@ class EngineFold:
         if event.reasoning_tokens is not None:
             request.reasoning_tokens = event.reasoning_tokens
         request.trace = event.trace or request.trace
+        request.adapter = event.adapter or request.adapter
         if event.prompt_parts:
             self.lives.table.label(request, event.prompt_parts)
         action = _TRANSITIONS.get(event.kind)

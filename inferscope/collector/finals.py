@@ -162,6 +162,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """By a reader's objectives; None where it has none."""
     transfers: tuple[KvTransfer, ...] = ()
     """Of its KV blocks from another worker; the first MOST_TRANSFERS."""
+    adapter: str = ""
+    """LoRA, as the engine says, else an allowed header; empty for the base model."""
 
     @property
     def is_in_one_piece(self) -> bool:

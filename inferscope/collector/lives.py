@@ -369,6 +369,7 @@ class Lives:
             drafted=Part(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
             saved=saved_by_cache(request, self.rates, model),
             transfers=tuple(request.transfers),
+            adapter=request.adapter or request.attributes.get("adapter", ""),
         )
         self.num_finished += 1
         self.finished.append(final)

@@ -50,6 +50,7 @@ class Request(msgspec.Struct, eq=False):
     preempted_ns: list[tuple[int, int | None]] = []
     """From when until when; the last one's end is None until it is resumed."""
     transfers: list[KvTransfer] = []
+    adapter: str = ""
     reasoning_tokens: int | None = None
     joined_late: bool = False
     """Part of its life was not seen: its ledger has holes."""

@@ -43,6 +43,7 @@ class RequestEvents:
         attributes: dict[str, str] | None = None,
         prompt_parts: Parts = (),
         prompt: Sequence[int] = (),
+        adapter: str = "",
     ) -> RequestIndex:
         """Write the first event of a request's life in this ring, and give it its index."""
         if not self._life.on:
@@ -68,6 +69,7 @@ class RequestEvents:
                         text(trace),
                         bounded(attributes),
                         bounded_parts(prompt_parts) if prompt_parts else (),
+                        adapter=name(adapter) if adapter else "",
                         prefix_digests=self._prefixes.of(prompt) if prompt else (),
                     )
                 )

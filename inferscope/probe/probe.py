@@ -143,11 +143,12 @@ class Probe:
         attributes: dict[str, str] | None = None,
         parent: str = "",
         prompt_parts: Parts = (),
+        adapter: str = "",
     ) -> RequestIndex:
         """Note that a front end received a request; the first event of its life.
 
         `prompt_parts` are names and numbers of tokens in the order of the prompt, where the client
-        says so (`probe.parts`).
+        says so (`probe.parts`); `adapter` is the LoRA adapter that the request asks for.
         """
         return self._events.enter(
             RECEIVED,
@@ -158,6 +159,7 @@ class Probe:
             attributes=attributes,
             parent=parent,
             prompt_parts=prompt_parts,
+            adapter=adapter,
         )
 
     def tokenised(
@@ -183,8 +185,9 @@ class Probe:
         parent: str = "",
         trace: str = "",
         prompt: Sequence[int] = (),
+        adapter: str = "",
     ) -> RequestIndex:
-        """Note that a request enters the engine's queue.
+        """Note that a request enters the engine's queue, for the base model or a LoRA adapter.
 
         Of `prompt`, the tokens themselves, only digests of its beginning are written, so that a
         reader sees which prompts begin alike (`probe.prefixes`).
@@ -198,6 +201,7 @@ class Probe:
             parent=parent,
             trace=trace,
             prompt=prompt,
+            adapter=adapter,
         )
 
     def admitted(

@@ -50,6 +50,21 @@ def test_a_request_seen_from_both_edges_closes_at_the_front_end() -> None:
     assert_all_closes(collector, finals)
 
 
+def test_the_adapter_is_the_engines_word_before_a_headers() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    for name, header, said in (("a", "asked", "loaded"), ("b", "asked", ""), ("c", "", "")):
+        attributes = {"adapter": header} if header else None
+        asked = front.received(name, attributes=attributes)
+        mine = core.queued(name, adapter=said)
+        serve(core, mine, from_ms=100 * len(script.told))
+        core.finished(mine)
+        front.last_byte(asked)
+    _, finals = script.play(until_ms=10_000_000)
+    told = {request.request_id: request.adapter for request in finals.requests}
+    assert told == {"a": "loaded", "b": "asked", "c": ""}
+
+
 def test_preemptions_keep_their_times_and_the_last_may_never_end() -> None:
     script = Script()
     core = script.ring()

@@ -99,6 +99,16 @@ def test_no_request_is_accepted_everywhere(tmp_path: Path) -> None:
     assert not of(Transfer, path_of(probe))
 
 
+def test_an_adapter_is_told_by_either_side(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    probe.received("a", adapter="sql")
+    probe.queued("a", prompt_tokens=1, adapter="legal" * 100)
+    probe.close()
+    first, second = (event.adapter for event in of(RequestEvent, path_of(probe)))
+    assert first == "sql"
+    assert len(second) == 128
+
+
 def test_a_transfer_names_both_ends(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock())
     index, long = probe.queued("mine", prompt_tokens=1), "theirs" * 100

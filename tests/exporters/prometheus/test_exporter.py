@@ -248,6 +248,33 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
         assert len(said) == 2, said
 
 
+def test_adapters_sum_to_what_tenants_do_and_are_absent_where_nobody_asks_for_one(
+    finals: Finals, exported: Any
+) -> None:
+    it = exported()
+    it.tell(*finals.told, view=finals.view)
+    assert "inferscope_adapter" not in it.scrape().text
+    it = exported(most_tenants=2)
+    told, num = list[FinalStep | FinalRequest](), 0
+    for each in finals.told:
+        if isinstance(each, FinalRequest):
+            each = changed(each, adapter=("", "sql", "legal")[num % 3])
+            num += 1
+        told.append(each)
+    it.tell(*told, view=finals.view)
+    scrape = it.scrape()
+    said = {said["adapter"] for said, _ in scrape.all("inferscope_adapter_gpu_seconds_total")}
+    assert {"none", "other", "sql"} <= said
+    for phase in ("prefill", "decode"):
+        whole = scrape.total("inferscope_tenant_gpu_seconds_total", phase=phase)
+        by_adapter = scrape.total("inferscope_adapter_gpu_seconds_total", phase=phase)
+        assert by_adapter == pytest.approx(whole, rel=1e-6)
+    for kind in names.TENANT_TOKENS:
+        whole = scrape.total("inferscope_tenant_tokens_total", kind=kind)
+        assert scrape.total("inferscope_adapter_tokens_total", kind=kind) == whole
+    assert scrape.one("inferscope_adapter_tokens_total", adapter="sql", kind="output") > 0
+
+
 def test_engines_whose_records_are_made_up_are_marked(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     (engine,) = finals.view.engines
