@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/otlp_cost.py
 	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/parquet_cost.py
+	$(BIN)/python benchmarks/fleet_speed.py
 
 dashboards: $(READY)
 	$(BIN)/python -m dashboards.generate

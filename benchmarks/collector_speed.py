@@ -60,6 +60,7 @@ def busy_engine(
     num_parts: int = 0,
     step_ns: int = STEP_NS,
     gap_ns: int = GAP_NS,
+    start_ns: int = 1_000_000_000,
 ) -> Iterator[Record]:
     """Yield the records of an engine's ring, in the order in which it would write them.
 
@@ -70,11 +71,12 @@ def busy_engine(
         num_parts: with which each prompt is labelled.
         step_ns: what a step takes.
         gap_ns: between two steps.
+        start_ns: when the first begins.
     """
     draw = random.Random(seed)
     parts = tuple((f"part_{'x' * at}", PROMPT_TOKENS // num_parts) for at in range(num_parts))
     yield EngineInfo(1, "made-up", shape=LLAMA_8B, device="NVIDIA H200", token_budget=2048)
-    now_ns = 1_000_000_000
+    now_ns = start_ns
     next_index = 0
     running: list[list[int]] = []  # index, context, tokens left
     for step in range(num_steps):

@@ -1,0 +1,378 @@
+"""What a collector takes for a hundred engines, with all exporters on.
+
+Engines that `fleet.py` makes up write real rings in real time. Beside them `inferscope collect`
+runs as anybody would start it: Prometheus's page, scraped every five seconds; OTLP traces and
+metrics, to a receiver that counts them; Parquet, all tables; objectives; pins. Its processor time
+and memory are the kernel's numbers, after a warm-up. What the engines finished is compared with
+what came out at each exporter, and every counter of drops is read. JSON Lines and Perfetto are
+formats of `inferscope export` and `record`: no collector writes them.
+
+    python benchmarks/fleet_speed.py --out benchmarks/results/fleet_speed.json
+    python benchmarks/fleet_speed.py --engines 10 --seconds 60 --only prometheus
+    python benchmarks/fleet_speed.py --engines 10 --profile fleet.pstats
+
+The engines and the receiver run here, at a lower priority than the collector; what they take is
+told beside it. A machine on which they do not fit beside it measures nothing: `engines_late_ms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from fleet import Fleet
+from probe_cost import machine
+
+TARGET_CORES, TARGET_RSS_MB = 1.5, 500.0
+SCRAPE_S = 5.0
+SETTLE_S = 4.0
+"""After the last record, until all that is due is exported."""
+EXPORTERS = ("prometheus", "otlp", "parquet", "slo", "pins")
+_TICKS_HZ = os.sysconf("SC_CLK_TCK")
+_ONE_A_TRACE = b"gen_ai.operation.name"
+_SLO = """slos:
+  - {metric: ttft, threshold: 500ms, objective: 99%, window: 30d}
+  - {metric: tbt, threshold: 200ms, objective: 99%, window: 30d}
+  - {metric: tpot, threshold: 100ms, objective: 99%, window: 30d}
+  - {metric: e2e, threshold: 60s, objective: 99%, window: 30d}
+  - {metric: availability, objective: 99.9%, window: 30d}
+  - {metric: goodput, objective: 95%, window: 30d}
+"""
+
+
+# --- a receiver of OTLP, in a process of its own ------------------------------------------------
+
+
+def receive() -> None:
+    """Count traces, and posts of metrics, until stdin ends; then print the numbers."""
+    told = {"traces": 0, "posts": 0, "metrics_posts": 0, "bytes": 0}
+
+    class Receiver(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            told["bytes"] += len(body)
+            if self.path.endswith("/traces"):
+                told["posts"] += 1
+                told["traces"] += gzip.decompress(body).count(_ONE_A_TRACE)
+            else:
+                told["metrics_posts"] += 1
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(server.server_port, flush=True)
+        sys.stdin.read()
+        server.shutdown()
+    print(json.dumps(told | {"cpu_s": round(time.process_time(), 1)}), flush=True)
+
+
+# --- the collector --------------------------------------------------------------------------------
+
+
+def configuration(folder: Path, only: tuple[str, ...], otlp_port: int, port: int) -> Path:
+    """Write the collector's configuration; JSON is YAML."""
+    (folder / "slo.yaml").write_text(_SLO, encoding="utf-8")
+    exporters: dict[str, Any] = {
+        "prometheus": {"port": port, "price_per_gpu_hour": 2.0},
+        "otlp": {
+            "endpoint": f"http://127.0.0.1:{otlp_port}/v1/traces",
+            "metrics_interval_s": 15,
+        },
+        "parquet": {"folder": str(folder / "parquet"), "rotate_s": 60, "host": "benchmark"},
+    }
+    told: dict[str, Any] = {
+        "rings": str(folder / "rings"),
+        "exporters": {name: exporters[name] for name in exporters if name in only},
+    }
+    if "slo" in only:
+        told["slo"] = "slo.yaml"
+    if "pins" not in only:
+        told["pins"] = "off"
+    path = folder / "collect.yaml"
+    path.write_text(json.dumps(told, indent=1).replace('"off"', "off"), encoding="utf-8")
+    return path
+
+
+class Watch(threading.Thread):
+    """Looks at a process once a second: processor time by thread, and memory."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._is_over = threading.Event()
+        self.rows: list[tuple[float, float, float, float]] = []
+        """Time, s of all threads, s of the first one, resident MB."""
+
+    def run(self) -> None:
+        """Look until it is over."""
+        with suppress(OSError, StopIteration):  # it has ended
+            while not self._is_over.wait(1.0):
+                all_s = cpu_s(f"/proc/{self._pid}/stat")
+                main_s = cpu_s(f"/proc/{self._pid}/task/{self._pid}/stat")
+                self.rows.append((time.monotonic(), all_s, main_s, rss_mb(self._pid, "VmRSS")))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._is_over.set()
+        self.join()
+
+    def found(self, since_s: float, until_s: float) -> dict[str, float]:
+        """Return what it took within a window."""
+        rows = [row for row in self.rows if since_s <= row[0] <= until_s]
+        if len(rows) < 3:
+            raise SystemExit("nothing was measured: give more --seconds than --warm-up, by some.")
+        passed_s = rows[-1][0] - rows[0][0]
+        late = rows[len(rows) // 2 :]
+        at_s = [row[0] for row in late]
+        middle_s, middle_mb = sum(at_s) / len(late), sum(row[3] for row in late) / len(late)
+        square = sum((each - middle_s) ** 2 for each in at_s)
+        slope = sum((row[0] - middle_s) * (row[3] - middle_mb) for row in late) / square
+        return {
+            "window_s": round(passed_s, 1),
+            "cores": round((rows[-1][1] - rows[0][1]) / passed_s, 3),
+            "cores_of_first_thread": round((rows[-1][2] - rows[0][2]) / passed_s, 3),
+            "rss_mb": round(rows[-1][3], 1),
+            "rss_mb_per_minute_second_half": round(slope * 60, 2),
+        }
+
+
+def cpu_s(path: str) -> float:
+    """Return the processor time in a `stat` of /proc."""
+    fields = Path(path).read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_HZ
+
+
+def rss_mb(pid: int, name: str) -> float:
+    """Return a line of a process's memory: VmRSS now, VmHWM the most."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def scrape(url: str) -> tuple[float, str]:
+    """Return how long a scrape took, in ms, and its page."""
+    asked = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+    began_s = time.perf_counter()
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        body = answer.read()
+    took_ms = (time.perf_counter() - began_s) * 1e3
+    return took_ms, gzip.decompress(body).decode()
+
+
+def total(page: str, name: str) -> float:
+    """Return the sum of a family's samples."""
+    found = re.findall(rf"^{name}(?:\{{[^\n]*\}})? (\S+)", page, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def dropped(page: str) -> dict[str, float]:
+    """Return what is missing, by stage and reason, where anything is."""
+    found: dict[str, float] = {}
+    for labels, num in re.findall(
+        r"^inferscope_records_dropped_total\{([^\n]*)\} (\S+)", page, re.MULTILINE
+    ):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        key = f"{named['stage']} {named['reason']}"
+        found[key] = found.get(key, 0) + float(num)
+    return found
+
+
+class Scraper(threading.Thread):
+    """Scrapes as Prometheus does, and notes how far the page is behind the engines."""
+
+    def __init__(self, url: str, fleet: Fleet) -> None:
+        super().__init__(daemon=True)
+        self._url, self._fleet = url, fleet
+        self._is_over = threading.Event()
+        self.took_ms: list[float] = []
+        self.behind: list[float] = []
+        """Requests that engines had finished and the page did not tell."""
+        self.page = ""
+
+    def run(self) -> None:
+        """Scrape until it is over."""
+        while not self._is_over.wait(SCRAPE_S):
+            self.once()
+
+    def once(self) -> None:
+        """Scrape."""
+        finished = self._fleet.counts()["requests"]
+        try:
+            took_ms, self.page = scrape(self._url)
+        except OSError as error:
+            sys.stderr.write(f"a scrape failed: {error}\n")
+            self.took_ms.append(30_000.0)
+            return
+        self.took_ms.append(took_ms)
+        self.behind.append(finished - total(self.page, "inferscope_requests_total"))
+
+    def stop(self) -> None:
+        """Scrape no more."""
+        self._is_over.set()
+        self.join()
+
+
+def written(folder: Path) -> dict[str, int]:
+    """Return the rows of each table of Parquet."""
+    from pyarrow import parquet
+
+    return {
+        table.name: sum(parquet.read_metadata(p).num_rows for p in table.rglob("*.parquet"))
+        for table in sorted(folder.iterdir())
+    }
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run fleet, receiver and collector; return what was seen."""
+    (folder / "rings").mkdir(mode=0o700)
+    receiver = subprocess.Popen(
+        [sys.executable, __file__, "--receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert receiver.stdout is not None
+    otlp_port = int(receiver.stdout.readline())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = configuration(folder, options.only, otlp_port, port)
+    words = ["-m", "inferscope", "collect", "--config", str(config), "--counters", "off"]
+    if options.profile:
+        words = ["-m", "cProfile", "-o", str(options.profile), *words]
+    collector = subprocess.Popen([sys.executable, *words])
+    # The collector is what is measured: engines and receiver wait for it, not it for them.
+    for pid in (os.getpid(), receiver.pid):
+        os.setpriority(os.PRIO_PROCESS, pid, options.nice)
+    watch = Watch(collector.pid)
+    try:
+        time.sleep(3.0)
+        empty_mb = rss_mb(collector.pid, "VmRSS")
+        fleet = Fleet(
+            folder / "rings", options.engines, num_scores=options.scores, batch=options.batch,
+            rate_hz=options.rate, ring_bytes=options.ring_mb << 20,
+        )  # fmt: skip
+        watch.start()
+        scraper = Scraper(f"http://127.0.0.1:{port}/metrics", fleet)
+        if "prometheus" in options.only:
+            scraper.start()
+        began_s, spent_s = time.monotonic(), time.thread_time()
+        fleet.play(time.monotonic_ns() + round(options.seconds * 1e9))
+        ended_s, spent_s = time.monotonic(), time.thread_time() - spent_s
+        seen = watch.found(began_s + options.warm_up, ended_s)
+        told = fleet.counts()
+        fleet.live_on(SETTLE_S)
+        if "prometheus" in options.only:
+            scraper.stop()
+            scraper.once()
+        watch.stop()
+        peak_mb = rss_mb(collector.pid, "VmHWM")
+        fleet.close()
+        collector.send_signal(signal.SIGTERM)
+        if collector.wait(60):
+            raise SystemExit("the collector failed.")
+    finally:
+        if collector.poll() is None:
+            collector.kill()
+            collector.wait()
+        got, _ = receiver.communicate(b"")
+    rate_hz = told["steps"] / (ended_s - began_s)
+    exported: dict[str, Any] = {}
+    if "otlp" in options.only:
+        exported["otlp"] = json.loads(got)
+    if "parquet" in options.only:
+        exported["parquet"] = written(folder / "parquet")
+    if "prometheus" in options.only:
+        page = scraper.page
+        exported["prometheus"] = {
+            "requests": total(page, "inferscope_requests_total"),
+            "steps": total(page, "inferscope_step_duration_seconds_count"),
+        }
+    finished_hz = told["requests"] / (ended_s - began_s)
+    took_ms, late_ns = sorted(scraper.took_ms), sorted(fleet.late_ns)
+    return {
+        "engines": options.engines,
+        "steps_s": round(rate_hz, 1),
+        "batch": options.batch,
+        "requests_s": round(finished_hz, 1),
+        "seconds": options.seconds,
+        "exporters": list(options.only),
+        "collector": seen
+        | {
+            "us_per_step": round(seen["cores"] / rate_hz * 1e6, 1),
+            "rss_peak_mb": round(peak_mb, 1),
+            "rss_without_engines_mb": round(empty_mb, 1),
+        },
+        "behind_s": [round(num / finished_hz, 2) for num in scraper.behind[:-1]],
+        "written": told,
+        "exported": exported,
+        "dropped": dropped(scraper.page) if scraper.page else None,
+        "scrape_ms": {"median": round(took_ms[len(took_ms) // 2]), "max": round(took_ms[-1])}
+        if took_ms
+        else None,
+        "engines_cores": round(spent_s / (ended_s - began_s), 3),
+        "engines_late_ms": {
+            "p99": round(late_ns[int(0.99 * len(late_ns))] / 1e6, 1),
+            "max": round(late_ns[-1] / 1e6, 1),
+        },
+    }
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engines", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=50.0, help="steps per second of each")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds that do not count")
+    parser.add_argument("--scores", type=int, default=10, help="different ones; engines share them")
+    parser.add_argument("--ring-mb", type=int, default=16)
+    parser.add_argument("--nice", type=int, default=5, help="of engines and receiver")
+    parser.add_argument("--only", default=",".join(EXPORTERS), help=f"some of {EXPORTERS}")
+    parser.add_argument("--profile", type=Path, help="the collector's first thread, by cProfile")
+    parser.add_argument("--folder", type=Path, help="for rings and files; a temporary one")
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.receive:
+        receive()
+        return
+    options.only = tuple(options.only.split(","))
+    about = machine()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        found = measure(options, Path(folder))
+    took = found["collector"]
+    is_met = took["cores"] <= TARGET_CORES and took["rss_peak_mb"] < TARGET_RSS_MB
+    is_met &= not any((found["dropped"] or {}).values())
+    result = {"machine": about} | found
+    result["target"] = f"{TARGET_CORES} cores, {TARGET_RSS_MB:g} MB, no drops: " + (
+        "met" if is_met else "missed"
+    )
+    print(json.dumps(result, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
