@@ -25,7 +25,7 @@ from inferscope_otlp.courier import Courier
 from inferscope_otlp.device_metrics import device_metrics
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import Engine, Finished, Ints, gaps_of, tbt_ns_of
-from inferscope_otlp.identity import parent_of, trace_id_of
+from inferscope_otlp.identity import Parent, parent_of, trace_id_of
 from inferscope_otlp.keeping import is_kept, verdicts
 from inferscope_otlp.metrics import EngineMetrics
 from inferscope_otlp.post import HttpPost, Post
@@ -52,6 +52,17 @@ class Metrics(NamedTuple):
     encoded: list[bytes]
 
 
+class _Decided(NamedTuple):
+    """What becomes of a request."""
+
+    request: FinalRequest
+    parent: Parent | None
+    trace_id: int
+    tbt_ns: Ints | None
+    verdicts: dict[str, bool]
+    is_kept: bool
+
+
 class OtlpExporter:
     """Sends traces, and metrics if wanted, to an OTLP receiver.
 
@@ -71,6 +82,8 @@ class OtlpExporter:
         self._objectives = _objectives(self._settings)
         self.num_left_out = 0
         self._facts = FactTable()
+        self._decided: _Decided | None = None
+        """On the last request."""
         self._engines: dict[str, Engine] = {}
         self._residuals: dict[str, float | None] = {}
         self._offset_ns = self._real_ns = 0
@@ -133,14 +146,12 @@ class OtlpExporter:
         facts = self._facts.pop(engine_id, request_id, since_ns=request.admitted_ns)
         if self._metrics is not None:
             self._metrics_of(engine_id).request(request)
-        parent = parent_of(request.trace)
-        trace_id = parent.trace_id if parent else trace_id_of(engine_id, request_id)
-        tbt_ns = tbt_ns_of(request)
-        found = self._verdicts(request, tbt_ns)
-        if not is_kept(request, found, parent, trace_id, self._settings.keep_share):
+        of, self._decided = self._decided_on(request), None
+        if not of.is_kept:
             self.num_left_out += 1
             return
-        gaps = None if tbt_ns is None else gaps_of(tbt_ns)
+        parent, found = of.parent, of.verdicts
+        gaps = None if of.tbt_ns is None else gaps_of(of.tbt_ns)
         cause = None if request.judged is None else request.judged.cause
         if cause is None and not all(found.values()):
             cause = top_cause(request, self._objectives)
@@ -150,11 +161,8 @@ class OtlpExporter:
 
     def kept_trace(self, request: FinalRequest) -> str | None:
         """Return the id of a request's trace, None where it is not kept."""
-        parent = parent_of(request.trace)
-        trace_id = parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id)
-        found = self._verdicts(request, tbt_ns_of(request))
-        is_ours = is_kept(request, found, parent, trace_id, self._settings.keep_share)
-        return f"{trace_id:032x}" if is_ours else None
+        of = self._decided_on(request)
+        return f"{of.trace_id:032x}" if of.is_kept else None
 
     def look(self, snapshot: Snapshot) -> None:
         """Take the engines' names and the wall clock; send metrics when they are due."""
@@ -168,6 +176,7 @@ class OtlpExporter:
         self._offset_ns = snapshot.real_ns - snapshot.mono_ns
         self._residuals = {view.engine_id: view.model_residual for view in snapshot.engines}
         self._traces[1].start()
+        self._facts.keep(self._engines)
         for engine_id in self._counted.keys() - self._engines.keys():
             del self._counted[engine_id]
         if self._metrics is None or snapshot.mono_ns < self._metrics_due_ns:
@@ -203,10 +212,23 @@ class OtlpExporter:
         """Return how many traces were given up: queue_full, not_delivered, closed."""
         return dict(self._traces[1].num_dropped) if self._traces else {}
 
-    def _verdicts(self, request: FinalRequest, tbt_ns: Ints | None) -> dict[str, bool]:
-        """Return what a request kept to: our thresholds, and a collector's objectives."""
+    def _decided_on(self, request: FinalRequest) -> _Decided:
+        """Return what a request kept to: our thresholds, and a collector's objectives.
+
+        Whoever links to traces asks for it, and then it comes itself.
+        """
+        last = self._decided
+        if last is not None and last.request is request:
+            return last
+        parent = parent_of(request.trace)
+        trace_id = parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id)
+        tbt_ns = tbt_ns_of(request)
         found = verdicts(request, tbt_ns, self._settings)
-        return found if request.judged is None else found | request.judged.results
+        if request.judged is not None:
+            found |= request.judged.results
+        kept = is_kept(request, found, parent, trace_id, self._settings.keep_share)
+        self._decided = decided = _Decided(request, parent, trace_id, tbt_ns, found, kept)
+        return decided
 
     def _metrics_of(self, engine_id: str) -> EngineMetrics:
         found = self._counted.get(engine_id)

@@ -142,3 +142,12 @@ def test_a_request_without_steps_has_no_facts() -> None:
     assert table.pop("x", "a", since_ns=0) is None
     table.take(step(1, [("a", DECODE, 1)]))
     assert table.pop("x", "a", since_ns=None) is None
+
+
+def test_an_engine_that_is_gone_leaves_nothing_behind() -> None:
+    table = FactTable()
+    for engine_id in ("x", "y"):
+        table.take(step(0, [("a", DECODE, 1)], engine_id=engine_id))
+    table.keep({"y"})
+    assert table.pop("x", "a", since_ns=0) is None
+    assert table.pop("y", "a", since_ns=0) is not None
