@@ -70,7 +70,8 @@ class Outlets:
         self, exporters: Mapping[str, LiveExporter], *, say: Callable[[str], None]
     ) -> None:
         """Take exporters that are not open, and what prints a line."""
-        self._on = dict(exporters)
+        self._on: dict[str, LiveExporter] = {}
+        self._switch_on(exporters)
         self._closing: list[_Closing] = []
         self._say = say
         for exporter in exporters.values():
@@ -88,7 +89,7 @@ class Outlets:
             try:
                 exporter.open()
             except Exception as error:
-                self._on = opened
+                self._switch_on(opened)
                 self.close()
                 if isinstance(error, ImportError):
                     raise missing_extra(name, error) from error
@@ -98,13 +99,19 @@ class Outlets:
 
     def step(self, step: FinalStep) -> None:
         """Hand on a step."""
-        for name, exporter in tuple(self._on.items()):
-            self._hand_on(name, exporter.step, step)
+        for name, take in self._steps:
+            try:
+                take(step)
+            except Exception as error:  # noqa: PERF203  # one's end is not the others'
+                self._switch_off(name, error)
 
     def request(self, request: FinalRequest) -> None:
         """Hand on a request."""
-        for name, exporter in tuple(self._on.items()):
-            self._hand_on(name, exporter.request, request)
+        for name, take in self._requests:
+            try:
+                take(request)
+            except Exception as error:  # noqa: PERF203  # one's end is not the others'
+                self._switch_off(name, error)
 
     def look(self, snapshot: Snapshot) -> None:
         """Hand on a view, with what the exporters could not send so far."""
@@ -118,7 +125,7 @@ class Outlets:
     def close(self) -> bool:
         """Close all, within a bounded time; tell whether all of them came to an end."""
         self._closing += [_Closing(name, exporter) for name, exporter in self._on.items()]
-        self._on = {}
+        self._switch_on({})
         end_s = time.monotonic() + FLUSH_S
         for one in self._closing:
             one.join(max(0.0, end_s - time.monotonic()))
@@ -128,14 +135,24 @@ class Outlets:
                 self._say(f"the exporter {one.name} did not close well: {_words(one.error)}")
         return not any(one.is_alive() for one in self._closing)
 
+    def _switch_on(self, exporters: Mapping[str, LiveExporter]) -> None:
+        """Feed these from now on. What is called thousands of times a second is looked up here."""
+        self._on = dict(exporters)
+        self._steps = [(name, exporter.step) for name, exporter in exporters.items()]
+        self._requests = [(name, exporter.request) for name, exporter in exporters.items()]
+        self._keepers = [
+            (name, exporter.kept_trace)
+            for name, exporter in exporters.items()
+            if isinstance(exporter, KeepsTraces)
+        ]
+
     def _kept_trace(self, request: FinalRequest) -> str | None:
         """Return the trace of a request, as whoever keeps traces tells."""
-        for name, exporter in tuple(self._on.items()):
-            if isinstance(exporter, KeepsTraces):
-                try:
-                    return exporter.kept_trace(request)
-                except Exception as error:
-                    self._switch_off(name, error)
+        for name, tell in self._keepers:
+            try:
+                return tell(request)
+            except Exception as error:  # noqa: PERF203  # likewise
+                self._switch_off(name, error)
         return None
 
     def _hand_on(self, name: str, take: Callable[[Final], None], what: Final) -> None:
@@ -145,9 +162,10 @@ class Outlets:
             self._switch_off(name, error)
 
     def _switch_off(self, name: str, error: Exception) -> None:
-        exporter = self._on.pop(name, None)
+        exporter = self._on.get(name)
         if exporter is None:
             return
+        self._switch_on({other: one for other, one in self._on.items() if other != name})
         self._say(f"the exporter {name} is switched off, it raised {_words(error)}")
         # What it serves would be stale from now on. It may hang as well as raise.
         self._closing.append(_Closing(name, exporter))
