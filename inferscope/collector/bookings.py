@@ -56,6 +56,8 @@ class Bookings:
         self.ranks: dict[int, RankTime] = {}
         self.first_ns = 0
         self._last_rows: Rows | None = None
+        self._last_ids: tuple[Ints | None, int, tuple[str, ...]] = (None, 0, ())
+        """Slots, when that was, and whose they were."""
         self._mixed_slots = b""
         """Whose shares the digest takes now."""
 
@@ -260,10 +262,7 @@ class Bookings:
         dp_rank: int,
     ) -> None:
         """Give the sinks a step, once for each rank."""
-        by_slot = self._lives.table.by_slot
-        requests = (by_slot[slot] for slot in rows.slots.tolist())
-        ids = tuple("?" if request is None else request.request_id for request in requests)
-        span = run.span
+        ids, span = self._ids_of(rows.slots), run.span
         for at, rank in enumerate(run.ranks):
             final = FinalStep(
                 engine_id=self._engine_id,
@@ -292,6 +291,15 @@ class Bookings:
             )
             for sink in self._sinks:
                 sink.step(final)
+
+    def _ids_of(self, slots: Ints) -> tuple[str, ...]:
+        """Return the engine's own ids of some requests; the same tuple for the same ones."""
+        table = self._lives.table
+        of_slots, num_changes, ids = self._last_ids
+        if slots is not of_slots or table.num_changes != num_changes:
+            ids = tuple(map(table.ids.__getitem__, slots.tolist()))
+            self._last_ids = (slots, table.num_changes, ids)
+        return ids
 
 
 def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:

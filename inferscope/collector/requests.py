@@ -96,6 +96,8 @@ class RequestTable:
         accounts: what counters say of it, by slot.
         by_id: the engine's own id → request.
         by_slot: slot → request, None for free slots.
+        ids: slot → the engine's own id, "?" for free slots.
+        num_changes: of `ids`.
         has_front_end: [slots], a front end is seen, so its times count.
         in_prefill: [slots], its last step computed prompt tokens.
         is_shared: [slots], it shared a step with another request.
@@ -109,6 +111,8 @@ class RequestTable:
         self.accounts = Accounts(self.work)
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
+        self.ids = ["?"] * num_slots
+        self.num_changes = 0
         self.has_front_end: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.in_prefill: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
@@ -139,6 +143,8 @@ class RequestTable:
         request = Request(request_id, slot, arrived_ns, "http" if is_front_end else "engine")
         self.by_id[request_id] = request
         self.by_slot[slot] = request
+        self.ids[slot] = request_id
+        self.num_changes += 1
         self.has_front_end[slot] = is_front_end
         self.in_prefill[slot] = True
         self.is_shared[slot] = False
@@ -160,6 +166,8 @@ class RequestTable:
         self.accounts.free(slot)
         self.ledger.free(slot)
         self.by_slot[slot] = None
+        self.ids[slot] = "?"
+        self.num_changes += 1
         if self.by_id.get(request.request_id) is request:
             del self.by_id[request.request_id]
         self._free.append(slot)
@@ -189,6 +197,7 @@ class RequestTable:
         self.tokens.grow(2 * was)
         self.work.grow(2 * was)
         self.by_slot += [None] * was
+        self.ids += ["?"] * was
         no = np.zeros(was, dtype=np.bool_)
         self.has_front_end = np.concatenate([self.has_front_end, no])
         self.in_prefill = np.concatenate([self.in_prefill, no])
