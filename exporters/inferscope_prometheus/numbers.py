@@ -217,9 +217,12 @@ class Numbers:
         num_rows = len(step.request_ids)
         if not num_rows:
             return
-        is_prefill = step.phases == PREFILL
-        num_prefills = int(np.count_nonzero(is_prefill))
-        prefill_ns = int(step.shares_ns[is_prefill].sum()) if num_prefills else 0
+        phases = step.phases.tobytes()
+        num_prefills, prefill_ns, prefill_tokens = phases.count(PREFILL), 0, 0
+        if num_prefills:
+            is_prefill = step.phases == PREFILL
+            prefill_ns = int(step.shares_ns[is_prefill].sum())
+            prefill_tokens = int(step.tokens[is_prefill].sum())
         for bill in self.bills:
             bill.attributed(prefill_ns, step.busy_ns - prefill_ns)
         if num_prefills and step.dp_rank:
@@ -229,15 +232,14 @@ class Numbers:
             return
         self._last_step = (step.dp_rank, step.step)
         self.residual.add(step)
-        num_tokens = int(step.tokens.sum())
-        prefill_tokens = int(step.tokens[is_prefill].sum()) if num_prefills else 0
+        num_tokens = int(np.add.reduce(step.tokens))
         counts.tokens["prefill", "computed"] += prefill_tokens
         counts.tokens["decode", "computed"] += num_tokens - prefill_tokens
         phase = "decode" if not num_prefills else "mixed"
         counts.step_ns["prefill" if num_prefills == num_rows else phase].add(
             step.end_ns - step.start_ns
         )
-        if VERIFY in step.phases:
+        if VERIFY in phases:
             self._verified(step)
 
     def request(self, request: FinalRequest, *, trace_id: str | None = None) -> None:

@@ -66,9 +66,9 @@ class Found(msgspec.Struct):
 
     def told(self, cause: str, row_ns: int) -> list[Culprit]:
         """Scale it to the ledger's row, in whole nanoseconds that sum to it, and name the most."""
-        most = sorted(self.by_name.items(), key=_by_ns)[:NUM_NAMED]
+        most = sorted([(-part, name) for name, part in self.by_name.items()])[:NUM_NAMED]
         scale = row_ns / self.total_ns if self.total_ns > 0 else 0.0
-        exact = [part * scale for _, part in most]
+        exact = [-part * scale for part, _ in most]
         exact.append(max(0.0, row_ns - sum(exact)))
         whole = [int(part) for part in exact]
         missing = row_ns - sum(whole)
@@ -76,7 +76,7 @@ class Found(msgspec.Struct):
         for at in order[: max(0, missing)]:
             whole[at] += 1
         whole[order[0]] += row_ns - sum(whole)  # a float is not exact beyond a hundred days
-        names = [*(name for name, _ in most), None]
+        names = [*(name for _, name in most), None]
         return [Culprit(cause, name, ns) for name, ns in zip(names, whole, strict=True) if ns > 0]
 
 

@@ -5,9 +5,9 @@ Sinks (exporters) receive these, once each, in the order of the fold.
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from dataclasses import dataclass
+from operator import sub
 from typing import Protocol
 
 import msgspec
@@ -177,7 +177,7 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     def tbt_ns(self) -> list[int]:
         """Gaps between emission events."""
         times = self.token_times_ns
-        return [late - early for early, late in itertools.pairwise(times)]
+        return list(map(sub, times[1:], times))
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _whole(request: Explained, limit_ns: int) -> bool | None:
 
 def _gaps(request: Explained, limit_ns: int) -> bool | None:
     gaps_ns = request.tbt_ns
-    if any(gap_ns > limit_ns for gap_ns in gaps_ns):
+    if gaps_ns and max(gaps_ns) > limit_ns:
         return False
     if request.finish in ANSWERS:
         return True if gaps_ns else None
