@@ -27,6 +27,7 @@ from inferscope.collector.judging import Judging
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
+from inferscope.collector.windows import SECOND_NS
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import SAMPLER_ROLE
@@ -41,6 +42,8 @@ FORGET_NS = 900_000_000_000
 """An engine stays in sight for this long after its last process: fifteen minutes."""
 _SETTLE_NS = 1_000_000_000
 """From an engine's first ring to following it: its other processes have made theirs by then."""
+_DISCOVER_NS = 500_000_000
+"""Between two looks for rings: one takes 2 ms where there are a hundred engines."""
 _WINDOW_NS = 10_000_000_000
 _JUST_NOW_NS = 30_000_000_000
 """What becomes of an engine's requests is decided by then after its end."""
@@ -72,6 +75,7 @@ class Engines:
         self._began_ns = clock.monotonic_ns()
         self._known: set[tuple[Path, int]] | None = None
         """Ring files, by path and inode; None before the first look."""
+        self._discover_ns = 0
         self._settling: dict[str, tuple[int, list[Path]]] = {}
         self._followed: dict[str, _Followed] = {}
         self._samplers: list[Path] = []
@@ -83,8 +87,11 @@ class Engines:
 
     def advance(self) -> None:
         """Look for new rings and fold what has become due."""
-        now_ns = self._clock.monotonic_ns()
-        self._discover(now_ns)
+        now_ns, is_start = self._clock.monotonic_ns(), self._known is None
+        if now_ns >= self._discover_ns:
+            self._discover_ns = now_ns + _DISCOVER_NS
+            self._discover(now_ns)
+        self._settle(now_ns, is_start=is_start)
         for engine_id, engine in list(self._followed.items()):
             engine.advance(now_ns)
             if engine.is_forgotten(now_ns):
@@ -158,6 +165,9 @@ class Engines:
             else:
                 since_ns = now_ns - _SETTLE_NS if is_start else now_ns
                 self._settling.setdefault(engine_id, (since_ns, []))[1].append(present[file])
+
+    def _settle(self, now_ns: int, *, is_start: bool) -> None:
+        """Begin to follow the engines whose processes have made their rings by now."""
         for engine_id, (since_ns, paths) in list(self._settling.items()):
             if now_ns - since_ns >= _SETTLE_NS:
                 del self._settling[engine_id]
@@ -240,6 +250,7 @@ class _Followed:
             clock=clock,
             since_ns=None if since_ns is None else since_ns - HISTORY_NS,
             stays=True,
+            kept_s=2 * _WINDOW_NS // SECOND_NS,
         )
         if judging is not None:
             judging.watch(self._source.collector)

@@ -78,6 +78,8 @@ class EngineFold:
         sinks: list[Sink],
         mix: Callable[[bytes | Ints], None],
         samplers: SamplerFold,
+        *,
+        kept_s: int,
     ) -> None:
         """Start empty.
 
@@ -86,6 +88,7 @@ class EngineFold:
             sinks: receive final steps and requests.
             mix: takes bytes into the fold's digest.
             samplers: know how its devices are.
+            kept_s: seconds that its windows reach back, at most.
         """
         self.engine_id = engine_id
         self._samplers = samplers
@@ -93,7 +96,7 @@ class EngineFold:
         self._mix = mix
         self.book = CostBook()
         self.rings: dict[int, RingState] = {}
-        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings)
+        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, kept_s)
         self.info: EngineInfo | None = None
         self._told_by = 0
         """The authority of who said so."""

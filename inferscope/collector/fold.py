@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.samplers import SamplerFold
+from inferscope.collector.windows import KEPT_SECONDS
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
 Ints = NDArray[np.int64]
@@ -39,8 +40,13 @@ class Collector:
         real_offset_ns: wall clock less monotonic clock, by the newest Tick.
     """
 
-    def __init__(self, *sinks: Sink) -> None:
-        """Take the sinks that receive what is final."""
+    def __init__(self, *sinks: Sink, kept_s: int = KEPT_SECONDS) -> None:
+        """Take the sinks that receive what is final.
+
+        Args:
+            sinks: are told in this order.
+            kept_s: seconds that windows reach back, at most: a few kilobytes each.
+        """
         self.engines: dict[str, EngineFold] = {}
         self.samplers = SamplerFold()
         self.now_ns = 0
@@ -50,6 +56,7 @@ class Collector:
         self.num_late = 0
         self.num_unknown = 0
         self._sinks = list(sinks)
+        self._kept_s = kept_s
         self._takers: dict[int, Callable[[Record], None]] = {}
         """By ring, what takes its records; likewise what hears that some are lost."""
         self._losers: dict[int, Callable[[], None]] = {}
@@ -158,7 +165,9 @@ class Collector:
         if engine is None:
             # An array is a buffer, which its type does not say.
             mix: Callable[[bytes | Ints], None] = self._hash.update  # type: ignore[assignment]
-            engine = EngineFold(opened.engine_id, self._sinks, mix, self.samplers)
+            engine = EngineFold(
+                opened.engine_id, self._sinks, mix, self.samplers, kept_s=self._kept_s
+            )
             self.engines[opened.engine_id] = engine
         state = engine.open_ring(opened)
         self._takers[opened.ring] = partial(engine.fold, state)

@@ -74,13 +74,14 @@ class Lives:
         mix: Callable[[bytes], None],
         book: CostBook,
         rings: dict[int, RingState],
+        kept_s: int,
     ) -> None:
         self._engine_id = engine_id
         self._sinks = sinks
         self._mix = mix
         self._book = book
         self.table = RequestTable()
-        self.windows = Windows()
+        self.windows = Windows(kept_s)
         self.emissions = Emissions(self.table, self.windows)
         self.finished: deque[FinalRequest] = deque(maxlen=KEPT_FINISHED)
         self.num_finished = 0

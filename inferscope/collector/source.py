@@ -12,6 +12,7 @@ from inferscope.collector.follow import RingFollower
 from inferscope.collector.merge import Item
 from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
+from inferscope.collector.windows import KEPT_SECONDS
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.records import (
@@ -54,15 +55,16 @@ class RingSource:
         clock: Clock | None = None,
         since_ns: int | None = None,
         stays: bool = False,
+        kept_s: int = KEPT_SECONDS,
     ) -> None:
         """Follow the rings that `find` returns; `name` is for the header of screens.
 
-        `since_ns` and `stays` are a RingFollower's.
+        `since_ns` and `stays` are a RingFollower's, `kept_s` is a Collector's.
         """
         self.title = name
         self.focus: str | None = None
         self._listen = listen
-        self.collector = Collector(*sinks)
+        self.collector = Collector(*sinks, kept_s=kept_s)
         self._follower = RingFollower(find, clock or SystemClock(), since_ns=since_ns, stays=stays)
         self._recording = recording
 

@@ -8,6 +8,7 @@ in. Its own times are written when it leaves, or when somebody asks.
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,4 +215,11 @@ class Tokens:
         if slot in self._since:
             self._tell(slot)
         times_ns, counts = self._times_ns[slot], tuple(self._counts.get(slot, ()))
-        return times_ns, counts + (1,) * (len(times_ns) - len(counts))
+        num_more = len(times_ns) - len(counts)
+        return times_ns, counts + _ones(num_more) if counts else _ones(num_more)
+
+
+@lru_cache(1024)
+def _ones(num: int) -> tuple[int, ...]:
+    """Return what each of so many events brought, mostly: the same tuple for many requests."""
+    return (1,) * num

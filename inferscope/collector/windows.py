@@ -131,7 +131,8 @@ class Bucket:
 class Windows:
     """Per-second buckets of one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_s: int = KEPT_SECONDS) -> None:
+        self._kept_s = kept_s
         self._buckets: dict[int, Bucket] = {}
         self._now = Bucket(-1, dict.fromkeys(GAUGES, 0))
         self._now_ns, self._next_ns = -SECOND_NS, 0
@@ -155,10 +156,10 @@ class Windows:
             return
         last.settle()
         first = last.second + 1 if last.second >= 0 else second
-        for missing in range(max(first, second - KEPT_SECONDS + 1), second + 1):
+        for missing in range(max(first, second - self._kept_s + 1), second + 1):
             self._now = self._buckets[missing] = Bucket(missing, last.gauges)
         self._now_ns, self._next_ns = second * SECOND_NS, (second + 1) * SECOND_NS
-        while len(self._buckets) > KEPT_SECONDS:
+        while len(self._buckets) > self._kept_s:
             del self._buckets[next(iter(self._buckets))]
 
     def observe(self, name: str, durations_ns: Ints, at_ns: int) -> None:
@@ -186,7 +187,7 @@ class Windows:
 
     def last(self, window_ns: int) -> list[Bucket]:
         """Return the buckets of a window up to now, oldest first."""
-        num = max(1, min(KEPT_SECONDS, window_ns // SECOND_NS))
+        num = max(1, min(self._kept_s, window_ns // SECOND_NS))
         return list(self._buckets.values())[-num:]
 
 

@@ -8,6 +8,7 @@ N with its prefix sums beside it, which is what makes the fair split of a step O
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,13 +116,14 @@ def look_up(table: Floats, numbers: Ints) -> Floats:
     return found
 
 
+@lru_cache(8)
 def roofline(
     shape: Shape | None, peaks: Peaks, *, fit_id: str = "roofline", source: str = "roofline"
 ) -> StepModel:
     """Model a step by what the device can do at best; with no shape, by tokens alone.
 
-    The result is the first guess of a run: its scale is corrected by the measured steps at once,
-    its proportions by the online fit.
+    The result, which engines of one shape on one device share, is the first guess of a run: its
+    scale is corrected by the measured steps at once, its proportions by the online fit.
     """
     n = np.arange(MAX_TOKENS + 1, dtype=np.float64)
     if shape is None or not is_counted(shape):
