@@ -223,12 +223,11 @@ class RingFollower:
         except OSError:  # the folder is being taken away
             return []
 
-    def _is_from_the_future(self, reader: RingReader, t_ns: int) -> bool:
-        """Tell whether a record cannot be right: it would hold up its ring until then."""
-        if not 0 <= t_ns < _END_OF_TIME_NS:
-            return True
-        is_this_boot = reader.identity.boot_id == boot_id()
-        return is_this_boot and t_ns > self._clock.monotonic_ns() + LONGEST_WAIT_NS
+    def _future_ns(self, reader: RingReader) -> int:
+        """Return from when on a record cannot be right: it would hold up its ring until then."""
+        if reader.identity.boot_id != boot_id():
+            return _END_OF_TIME_NS
+        return self._clock.monotonic_ns() + LONGEST_WAIT_NS + 1
 
     def _is_alive(self, reader: RingReader, now_ns: int) -> bool:
         is_this_boot = reader.identity.boot_id == boot_id()
@@ -240,20 +239,26 @@ class RingFollower:
             frames = reader.read()
             if not frames:
                 return False
+            future_ns, last_ns = self._future_ns(reader), self._last_ns[number]
+            add = self._merger.add
             for frame in frames:
                 if isinstance(frame, Loss):
                     self._merger.miss(number, frame.num_frames, frame.reason)
                     continue
+                sequence, code, payload = frame
                 try:
-                    record: Record = decode(frame.code, frame.payload)
+                    record: Record = decode(code, payload)
                 except UnknownRecord:
                     self.num_unknown += 1
                     continue
-                if self._is_from_the_future(reader, record.t_ns):
+                t_ns = record.t_ns
+                if not 0 <= t_ns < future_ns:
                     self.num_unknown += 1
                     continue
-                self._last_ns[number] = max(self._last_ns[number], record.t_ns)
-                self._merger.add(number, frame.sequence, record, frame.payload)
+                if t_ns > last_ns:
+                    last_ns = t_ns
+                add(number, sequence, record, payload)
+            self._last_ns[number] = last_ns
         return True
 
 
