@@ -135,35 +135,11 @@ def device_row(device: DeviceTime) -> dict[str, Any]:
 
 def request_row(request: FinalRequest) -> dict[str, Any]:
     """Return a request as the contract lays it out."""
-    clock = "device events" if request.clock == "device" else "host clock"
-    compute = {
-        "method": "measured" if request.is_alone else "apportioned",
-        "source": clock if request.is_alone else f"{clock}, fair split",
-        "fit": request.fit_id,
-        "error": None,
-    }
+    return request_facts(request) | {"provenance": request_provenance(request)}
 
-    by_tokens = compute | {"method": "apportioned", "source": "share, by tokens"}
 
-    def counted(source: str) -> dict[str, Any]:
-        is_counted = request.prefill_flops is not None
-        method, source = ("modelled", source) if is_counted else (None, TIME_ONLY)
-        return {"method": method, "source": source, "fit": "", "error": None}
-
-    times = {"method": "measured", "source": "probe clock", "fit": "", "error": None}
-    ledger = {
-        "method": "apportioned",
-        "source": f"{clock}, counterfactuals within steps",
-        "fit": request.fit_id,
-        "error": None,
-    }
-    parts = {
-        "method": "modelled",
-        "source": "compute_ns and prefill_own, by the modelled cost of each position",
-        "fit": request.fit_id,
-        "error": None,
-    }
-    blame = ledger | {"source": "the scheduler's constraints, and counterfactuals within steps"}
+def request_facts(request: FinalRequest) -> dict[str, Any]:
+    """Return the same without where its numbers come from."""
     return {
         "kind": "request",
         "engine": request.engine_id,
@@ -210,26 +186,59 @@ def request_row(request: FinalRequest) -> dict[str, Any]:
             "flops": request.saved.flops,
             "ns": request.saved.ns,
         },
-        "provenance": {
-            "compute_ns": compute,
-            "flops": counted("shape"),
-            "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
-            **_provenance(request.counters.provenance),
-            "recomputed_ns": compute,
-            "rejected_ns": by_tokens,
-            "draft_ns": by_tokens,
-            "saved_by_cache": {
-                "method": None if request.saved.ns is None else "modelled",
-                "source": "cost model, alone in one step; FLOPs by shape",
-                "fit": request.saved.fit_id,
-                "error": None,
-            },
-            "ledger_ns": ledger,
-            "ttft_ledger_ns": ledger,
-            "prompt_parts": parts,
-            "blame": blame,
-            "tbt_ns": times,
+    }
+
+
+def request_provenance(request: FinalRequest) -> dict[str, Any]:
+    """Return where its numbers come from, by field: mostly the same of many requests."""
+    clock = "device events" if request.clock == "device" else "host clock"
+    compute = {
+        "method": "measured" if request.is_alone else "apportioned",
+        "source": clock if request.is_alone else f"{clock}, fair split",
+        "fit": request.fit_id,
+        "error": None,
+    }
+
+    by_tokens = compute | {"method": "apportioned", "source": "share, by tokens"}
+
+    def counted(source: str) -> dict[str, Any]:
+        is_counted = request.prefill_flops is not None
+        method, source = ("modelled", source) if is_counted else (None, TIME_ONLY)
+        return {"method": method, "source": source, "fit": "", "error": None}
+
+    times = {"method": "measured", "source": "probe clock", "fit": "", "error": None}
+    ledger = {
+        "method": "apportioned",
+        "source": f"{clock}, counterfactuals within steps",
+        "fit": request.fit_id,
+        "error": None,
+    }
+    parts = {
+        "method": "modelled",
+        "source": "compute_ns and prefill_own, by the modelled cost of each position",
+        "fit": request.fit_id,
+        "error": None,
+    }
+    blame = ledger | {"source": "the scheduler's constraints, and counterfactuals within steps"}
+    return {
+        "compute_ns": compute,
+        "flops": counted("shape"),
+        "hbm_bytes": counted("shape: weights once per step, own KV, activations"),
+        **_provenance(request.counters.provenance),
+        "recomputed_ns": compute,
+        "rejected_ns": by_tokens,
+        "draft_ns": by_tokens,
+        "saved_by_cache": {
+            "method": None if request.saved.ns is None else "modelled",
+            "source": "cost model, alone in one step; FLOPs by shape",
+            "fit": request.saved.fit_id,
+            "error": None,
         },
+        "ledger_ns": ledger,
+        "ttft_ledger_ns": ledger,
+        "prompt_parts": parts,
+        "blame": blame,
+        "tbt_ns": times,
     }
 
 

@@ -8,12 +8,13 @@ column comes at the end and is null in older files; the version counts changes o
 from __future__ import annotations
 
 import re
-from itertools import chain
+from collections.abc import Hashable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from inferscope_jsonl.exporter import request_row
+from inferscope_jsonl.exporter import request_facts, request_provenance
 from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest, FinalStep
@@ -139,7 +140,9 @@ SLICES = pa.schema(
 )
 SCHEMAS = {"requests": REQUESTS, "steps": STEPS, "slices": SLICES}
 _HOUR_OF = {"requests": "delivered_utc", "steps": "started_utc", "slices": "started_utc"}
-_MAPS = ("ledger_ns", "ttft_ledger_ns", "provenance")
+_MAPS = ("ledger_ns", "ttft_ledger_ns")
+_ORIGINS = "provenance"
+"""The last column."""
 
 
 def table_of(name: str, batch: Batch, *, host: str | None) -> pa.Table:
@@ -149,8 +152,7 @@ def table_of(name: str, batch: Batch, *, host: str | None) -> pa.Table:
         ArrowInvalid: a number is larger than 64 bits hold.
     """
     if name == "requests":
-        rows = [_request(each, batch, host) for each in batch.requests]
-        return pa.Table.from_pylist(rows, schema=REQUESTS)
+        return _requests(batch, host)
     return _steps(batch, host) if name == "steps" else _slices(batch, host)
 
 
@@ -168,8 +170,41 @@ def first_s(name: str, table: pa.Table) -> int:
     return int(table[_HOUR_OF[name]].cast(_INT)[0].as_py() // 1_000_000)
 
 
+def _requests(batch: Batch, host: str | None) -> pa.Table:
+    rows = [_request(each, batch, host) for each in batch.requests]
+    columns = [
+        pa.array([row[column.name] for row in rows], column.type)
+        for column in REQUESTS
+        if column.name != _ORIGINS
+    ]
+    columns.append(_origins(batch.requests))
+    return pa.Table.from_arrays(columns, schema=REQUESTS)
+
+
+def _origins(requests: list[FinalRequest]) -> pa.Array:
+    """Return the provenance of requests, which is a third of a row, converted once of each kind."""
+    at_of: dict[Hashable, int] = {}
+    kinds: list[list[tuple[str, Any]]] = []
+    places = []
+    for request in requests:
+        key = (
+            request.is_alone,
+            request.clock,
+            request.fit_id,
+            request.prefill_flops is None,
+            request.saved.ns is None,
+            request.saved.fit_id,
+            *request.counters.provenance.items(),
+        )
+        if key not in at_of:
+            at_of[key] = len(kinds)
+            kinds.append(list(request_provenance(request).items()))
+        places.append(at_of[key])
+    return pa.array(kinds, REQUESTS.field(_ORIGINS).type).take(pa.array(places, _INT))
+
+
 def _request(request: FinalRequest, batch: Batch, host: str | None) -> dict[str, Any]:
-    row = request_row(request)
+    row = request_facts(request)
     for name in _MAPS:
         row[name] = list(row[name].items())
     trace = _TRACE_ID.fullmatch(request.trace)
@@ -233,7 +268,7 @@ def _slices(batch: Batch, host: str | None) -> pa.Table:
     recomputed = (_joined([step.flags for step in steps]) & RECOMPUTED) > 0
     columns = [
         *(column.take(pa.array(step_of_row)) for column in _of_step(steps, batch, host)),
-        pa.array(list(chain.from_iterable(step.request_ids for step in steps)), _TEXT),
+        _names(steps),
         pa.array(words, _TEXT).take(pa.array(phases)),
         pa.array(_joined([step.tokens for step in steps]), _INT),
         pa.array(_joined([step.contexts for step in steps]), _INT),
@@ -242,6 +277,13 @@ def _slices(batch: Batch, host: str | None) -> pa.Table:
         pa.array(made_up, _BOOL).take(pa.array(step_of_row)),
     ]
     return pa.Table.from_arrays(columns, schema=SLICES)
+
+
+def _names(steps: list[FinalStep]) -> pa.Array:
+    """Return whose each slice is: of steps of the same requests, one after another, made once."""
+    same = [(ids, len(list(group))) for ids, group in groupby(step.request_ids for step in steps)]
+    made = [(pa.array(ids, _TEXT), num) for ids, num in same]
+    return pa.concat_arrays([each for each, num in made for _ in range(num)])
 
 
 def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
