@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +30,30 @@ class Run:
         return [row for row in self.rows if row["kind"] == kind]
 
 
+ROOT = Path(__file__).parents[2]
+SHORT = frozenset(
+    (
+        *("attach", "collect", "doctor", "export", "findings", "load", "off", "on", "replay"),
+        *("sampler", "shares", "slo", "why"),
+    )
+)
+"""Commands that take less than their imports do."""
+
+
 def inferscope(
+    *arguments: str, rings: Path, timeout_s: float = 90, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, with a ring folder of its own.
+
+    A short command is a fork of an interpreter that has imported it. Where `environment` changes
+    what Python imports, and with `inferscope_cold`, it is started as a user would.
+    """
+    if arguments[:1] and arguments[0] in SHORT and "PYTHONPATH" not in environment:
+        return _warm().run(arguments, _environment(rings, environment), timeout_s)
+    return inferscope_cold(*arguments, rings=rings, timeout_s=timeout_s, **environment)
+
+
+def inferscope_cold(
     *arguments: str, rings: Path, timeout_s: float = 90, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with a ring folder of its own."""
@@ -35,9 +62,69 @@ def inferscope(
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "INFERSCOPE_DIR": str(rings), **environment},
+        env=_environment(rings, environment),
         check=False,
     )
+
+
+def _environment(rings: Path, more: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, "INFERSCOPE_DIR": str(rings), **more}
+
+
+class Warm:
+    """An interpreter with the commands imported; the process of warm.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cli.warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        atexit.register(self.close)
+
+    def run(
+        self, words: tuple[str, ...], environment: dict[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a fork of it."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder) / "out", Path(folder) / "err"
+            asked = {
+                **{"words": words, "environment": environment, "folder": str(Path.cwd())},
+                **{"out": str(out), "err": str(err)},
+            }
+            stdin.write(json.dumps(asked) + "\n")
+            stdin.flush()
+            if not select.select([stdout], [], [], timeout_s)[0]:
+                self.close()
+                raise subprocess.TimeoutExpired(words, timeout_s, err.read_bytes())
+            code = int(stdout.readline())
+            return subprocess.CompletedProcess(
+                words, code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
+            )
+
+    def close(self) -> None:
+        """End it, and what it runs."""
+        global _running
+        _running = None
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+_running: Warm | None = None
+
+
+def _warm() -> Warm:
+    global _running
+    if _running is None:
+        _running = Warm()
+    return _running
 
 
 class Engine:

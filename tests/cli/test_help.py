@@ -6,29 +6,60 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import COMMANDS
-from tests.cli.running import inferscope
+from tests.cli.running import SHORT, inferscope_cold
+from tests.report.test_why import SAMPLE
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    said = inferscope("--help", rings=tmp_path).stdout
+    said = inferscope_cold("--help", rings=tmp_path).stdout
     for command in COMMANDS:
         assert f"\n    {command}" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
-    done = inferscope(command, "--help", rings=tmp_path)
+    done = inferscope_cold(command, "--help", rings=tmp_path)
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) > 5
 
 
 def test_no_command_is_a_usage_error(tmp_path: Path) -> None:
-    assert inferscope(rings=tmp_path).returncode == 2
+    assert inferscope_cold(rings=tmp_path).returncode == 2
 
 
 def test_doctor_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
-    rows = json.loads(inferscope("doctor", "--json", rings=tmp_path).stdout)
+    rows = json.loads(inferscope_cold("doctor", "--json", rings=tmp_path).stdout)
     by_name = {row["name"]: row for row in rows}
     assert by_name["ring folder"]["is_fine"]
     assert "inferscope demo" in by_name["engines"]["fix"]
+
+
+FIRST = {
+    "attach": (0, "FILE --once", "prefill"),
+    "collect": (0, "--check", "pins"),
+    "doctor": (0, "", "ring folder"),
+    "export": (0, "FILE -o -", '"kind":"run"'),
+    "findings": (0, "FILE", "requests"),
+    "load": (1, "127.0.0.1:9", "no server answers"),
+    "off": (1, "", "no engine is running"),
+    "on": (1, "", "no engine is running"),
+    "replay": (0, "FILE --check", "cut off"),
+    "sampler": (0, "--once --counters host", "cores"),
+    "shares": (0, "FILE", "Shapley value"),
+    "slo": (0, "check SLOS FILE", "requests over"),
+    "why": (0, "fe- FILE --pick 1", "fe-"),
+}
+"""What a command gives that is the first of its interpreter: exit code, arguments, some words."""
+
+
+@pytest.mark.parametrize("command", sorted(SHORT))
+def test_every_short_command_imports_what_it_needs_by_itself(tmp_path: Path, command: str) -> None:
+    code, words, said = FIRST[command]
+    cut = tmp_path / "cut.isr"
+    cut.write_bytes(SAMPLE.read_bytes()[:30_000])
+    files = {"FILE": str(cut), "SLOS": str(SAMPLE.with_name("slo.yaml"))}
+    arguments = [files.get(word, word) for word in words.split()]
+    done = inferscope_cold(command, *arguments, rings=tmp_path / "rings")
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr

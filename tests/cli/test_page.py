@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import inferscope
+from tests.cli.running import inferscope, inferscope_cold
 from tests.collecting.running import collecting, engine_by_hand, eventually
 from tests.metrics_page.page_server import serving
 
@@ -28,7 +28,7 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
         assert told["kv_share"] == collector.scrape().one("inferscope_kv_cache_usage_ratio")
         assert told["ttft"]["num"] == told["e2e"]["num"] == 1
         assert told["requests_s"] == 0
-        text = inferscope("attach", target.removeprefix("http://"), "--once", rings=tmp_path)
+        text = inferscope_cold("attach", target.removeprefix("http://"), "--once", rings=tmp_path)
         assert text.returncode == 0, text.stderr
         assert "inferscope collect" in text.stdout
         assert "no ledger" in text.stdout
