@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,10 +1,12 @@
-"""How examples are drawn, and one headless demo for all tests that read what it leaves."""
+"""How examples are drawn, in which order tests run, and one demo for all that read it."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,10 +25,66 @@ settings.load_profile("inferscope")
 # What this machine was calibrated to is no part of any test.
 os.environ["INFERSCOPE_CACHE"] = os.devnull
 
+TESTS = Path(__file__).parent
+LONGEST_FIRST = (
+    "telemetry/test_end_to_end.py",
+    "slo/test_rules.py",
+    "engine/server/test_processes.py",
+    "collecting/test_scrape.py",
+    "cli/test_past.py",
+    "cli/test_demo.py",
+    "dashboards/test_queries.py",
+    "cli/test_live.py",
+    "collecting/test_promises.py",
+    "adapters/test_transformers.py",
+    "collecting/test_collect.py",
+    "cli/test_run.py",
+    "engine/test_worker.py",
+    "exporters/otlp/test_delivery.py",
+    "cli/test_bad_input.py",
+    "engine/server/test_records.py",
+    "collector/test_follow.py",
+    "findings/test_rules.py",
+    "collecting/test_fleet.py",
+)
+"""Files of ten seconds and more, such that wait for something among such that compute.
+
+A file runs in one worker: one of them begun last is waited for by all others.
+"""
+
+# All that is collected stays to the end. To look through it for garbage takes a third of a second,
+# again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is collected out of every later look for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let Python free it when it ends: compiled modules complain otherwise."""
+    gc.unfreeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    place = {TESTS / name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Run three files on two cores: many tests wait for processes and deadlines."""
+    num_cores = len(os.sched_getaffinity(0))
+    return num_cores + max(1, num_cores // 2)
+
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run the demo for eight seconds, once for all workers: the first to ask for it does."""
+    """Run the demo for five seconds, once for all workers: the first to ask for it does."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, rings, snapshot = base / "demo", base / "rings", base / "demo.json"
@@ -34,7 +92,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not snapshot.exists():
             done = inferscope(
-                *("demo", "--headless", "--duration", "8", "--seed", "1", "--json"),
+                *("demo", "--headless", "--duration", "5", "--seed", "1", "--json"),
                 *("--out", str(folder)),
                 rings=rings,
                 timeout_s=110,
