@@ -23,7 +23,7 @@ def eventually(is_so: Callable[[], bool]) -> None:
     end_s = time.monotonic() + LATEST_S
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be so"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 class Scrape:

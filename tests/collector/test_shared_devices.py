@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.collector.accounts import ENERGY, SM_ACTIVE
@@ -49,6 +49,7 @@ def touched_ns(train: Train, begin_ns: int, end_ns: int) -> int:
     return busy_ns
 
 
+@settings(max_examples=40)
 @given(ranks=st.lists(spans, min_size=1, max_size=3), seed=st.integers(0, 1 << 30))
 def test_all_that_is_counted_is_given_to_somebody_and_once(ranks: list[Spans], seed: int) -> None:
     train, rng = run_on_one_device(ranks), np.random.default_rng(seed)

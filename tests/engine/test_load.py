@@ -37,10 +37,15 @@ def test_probe_is_opened_with_the_engine_described() -> None:
     assert (info.shape.num_layers, info.shape.weight_bits, info.shape.tied) == (2, 16, True)
 
 
-@pytest.mark.parametrize("name", ["random:nothing", "no/such/folder", "gpt-17"])
+@pytest.mark.parametrize("name", ["no/such/folder", "gpt-17"])
 def test_name_that_is_no_model_is_refused(name: str) -> None:
     with pytest.raises(BadInput):
         load_engine(name)
+
+
+def test_an_unknown_shape_says_which_there_are() -> None:
+    with pytest.raises(BadInput, match="llama-8b"):
+        load_engine("random:gpt-9")
 
 
 def test_empty_folder_is_refused(tmp_path: Path) -> None:

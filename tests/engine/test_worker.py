@@ -45,12 +45,12 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn", "narrowed", "held"])
-def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does(sampling: Sampling) -> None:
+def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does() -> None:
     here, there = load_engine("random:tiny", OPTIONS), remote_engine()
     asked = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
     try:
-        assert there.generate(asked, sampling) == here.generate(asked, sampling)
+        for sampling in SAMPLINGS:
+            assert there.generate(asked, sampling) == here.generate(asked, sampling)
     finally:
         there.close()
     assert is_gone(pid_of(there))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.collector.fold import Collector
@@ -257,6 +257,7 @@ def test_a_fold_under_objectives_is_the_same_fold() -> None:
     assert all(final.judged is not None for final in finals.requests)
 
 
+@settings(max_examples=40)
 @given(st.floats(0, 25_000), st.floats(0, 25_000))
 def test_who_goes_on_where_another_ended_counts_the_rest_and_nothing_twice(
     one_ms: float, other_ms: float
