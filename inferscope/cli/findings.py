@@ -3,6 +3,7 @@
 Judged is a recording, a ring, a folder of rings, or an engine by pid or id; without one, the only
 engine that runs here. Of a living engine, what its rings hold is judged. Each finding says what was
 measured and what is modelled, what would have been without it, to first order, and what to try.
+With objectives it also says which of them the run missed, and for what.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from pathlib import Path
 
 from inferscope.cli.folding import fold_all
+from inferscope.collector.judging import Judging
 from inferscope.errors import NotFound
-from inferscope.findings import Watch, findings
+from inferscope.findings import Promised, Watch, findings
+from inferscope.records import Record
 from inferscope.report.findings import findings_json, findings_text
+from inferscope.slo.objectives import read_objectives
 
 _WIDTH = 100
 """At most: sentences in longer lines are hard to read."""
@@ -29,21 +34,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DIR|PID|ID",
         help="a recording, ring or folder, or an engine (default: the only one running)",
     )
+    parser.add_argument(
+        "--slo", type=Path, metavar="FILE", help="objectives to count good and bad requests by"
+    )
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the findings as JSON")
     how.add_argument("--ascii", action="store_true", help="write plain characters")
     parser.epilog = """examples:
   inferscope findings demo.isr
   inferscope findings                       of the only engine running, up to now
+  inferscope findings demo.isr --slo slo.yaml
   inferscope findings 41233 --json | jq '.[].findings[].id'
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Judge the run."""
-    watch = Watch()
-    source = fold_all(options.source, watch, patience_s=_PATIENCE_S, listen=watch.listen)
-    found = findings(watch)
+    watch, promised = Watch(), None
+    if options.slo is None:
+        source = fold_all(options.source, watch, patience_s=_PATIENCE_S, listen=watch.listen)
+    else:
+        promised = Promised(read_objectives(options.slo), watch)
+        judging = Judging(promised.judge_of, promised)
+
+        def listen(ring: int, record: Record) -> None:
+            judging.listen(ring, record)
+            watch.listen(ring, record)
+
+        source = fold_all(
+            options.source, judging, patience_s=_PATIENCE_S, listen=listen, watch=judging.watch
+        )
+    found = findings(watch, promised)
     if not found:
         raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
     if options.json:

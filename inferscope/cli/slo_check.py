@@ -17,7 +17,7 @@ from inferscope.collector.judging import Judging
 from inferscope.collector.view import model_of
 from inferscope.errors import NotFound
 from inferscope.slo.judge import Judge
-from inferscope.slo.meaning import objective_lines
+from inferscope.slo.meaning import objective_lines, outcome_line
 from inferscope.slo.objectives import Objective, Objectives, read_objectives
 from inferscope.slo.tally import Count, Counting
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     for row in rows:
         made_up = "  synthetic" if row.is_synthetic else ""
         sys.stdout.write(f"\n{row.engine_id}  {row.model}{made_up}\n")
-        sys.stdout.write("".join(f"  {line}\n" for line in map(_outcome, row.counts)))
+        sys.stdout.write("".join(f"  {line}\n" for line in map(outcome_line, row.counts)))
     return 0
 
 
@@ -88,14 +88,3 @@ def _judged(target: str, objectives: Objectives) -> list[_Engine]:
 
 def _spend_nothing(objective: Objective, is_good: bool) -> None:
     """A recording is no part of a budget's window."""
-
-
-def _outcome(count: Count) -> str:
-    num = count.num_good + count.num_bad
-    line = f"{count.objective.name}: "
-    line += f"{count.num_good / num:.2%} of {num} good" if num else "nothing to judge"
-    if count.num_bad:
-        worst = sorted(count.causes.items(), key=lambda item: (-item[1], item[0]))
-        line += f", {count.num_bad} bad ("
-        line += ", ".join(f"{cause} {times}" for cause, times in worst if times) + ")"
-    return line + (f", {count.num_warm_up} of the warm-up apart" if count.num_warm_up else "")

@@ -10,6 +10,10 @@ Provenance = Literal["measured", "apportioned", "modelled"]
 Severity = Literal["high", "medium", "low"]
 
 _HIGH, _MEDIUM = 0.25, 0.10
+FEWEST_BAD = 10
+"""Bad requests; with fewer no rule of a budget wakes anybody (`inferscope slo rules`)."""
+_PAGES, _TICKETS = 6.0, 3.0
+"""Burn rates from which on those rules page, and write a ticket within a day."""
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -30,8 +34,27 @@ class Counterfactual(msgspec.Struct, frozen=True):
     provenance: Provenance = "modelled"
 
 
+class Missed(msgspec.Struct, frozen=True):
+    """An objective that a run missed, as counted from its first request to its last."""
+
+    slo: str
+    promised_share: float
+    """Of requests that are to be good."""
+    num_good: int
+    num_bad: int
+    burn: float
+    """Bad requests over those that may be bad of as many; above 1, as it is missed."""
+
+    @property
+    def severity(self) -> Severity:
+        """Return what an alert would be at this pace; few bad requests are no pace."""
+        if self.num_bad < FEWEST_BAD:
+            return "low"
+        return "high" if self.burn >= _PAGES else "medium" if self.burn >= _TICKETS else "low"
+
+
 class Finding(msgspec.Struct, frozen=True):
-    """One mistake."""
+    """One mistake, or one objective that was missed."""
 
     id: str
     title: str
@@ -41,10 +64,14 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: tuple[Number, ...]
     advice: str = msgspec.field(name="try")
     counterfactual: Counterfactual | None = None
+    objective: Missed | None = None
+    """That was missed; None of a mistake."""
 
     @property
     def severity(self) -> Severity:
         """Return how much of users' time is at stake: a quarter, a tenth, or less."""
+        if self.objective is not None:
+            return self.objective.severity
         if self.lost_share >= _HIGH:
             return "high"
         return "medium" if self.lost_share >= _MEDIUM else "low"

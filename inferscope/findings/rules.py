@@ -22,7 +22,9 @@ from inferscope.findings.overhead import (
     host_bound_decode,
     mostly_reasoning,
 )
+from inferscope.findings.promised import Promised
 from inferscope.findings.watch import Run, Watch
+from inferscope.slo.tally import Count
 
 Rule = Callable[[Run], "Finding | None"]
 
@@ -53,23 +55,29 @@ class EngineFindings(msgspec.Struct, frozen=True):
     """Seen from their beginning."""
     num_joined_late: int
     findings: tuple[Finding, ...] | None
-    """What took most of the answers' time first; None where there were too few requests."""
+    """Missed objectives, the fastest burn first, and mistakes, what took most of the answers' time
+    first; None where there were too few requests."""
     disaggregation: Disaggregation | None
     """None likewise, and where no answer had several tokens."""
     is_synthetic: bool = False
     """The records say that they are made up."""
+    objectives: tuple[Count, ...] | None = None
+    """How the objectives of its model were kept; None where nobody asked."""
 
 
-def findings(watch: Watch) -> tuple[EngineFindings, ...]:
-    """Judge each engine's run."""
-    return tuple(_of(run) for run in watch.runs.values())
+def findings(watch: Watch, promised: Promised | None = None) -> tuple[EngineFindings, ...]:
+    """Judge each engine's run, also by what is promised of it."""
+    return tuple(_of(run, promised) for run in watch.runs.values())
 
 
-def _of(run: Run) -> EngineFindings:
+def _of(run: Run, promised: Promised | None) -> EngineFindings:
+    outcome = None if promised is None else promised.outcome(run.engine_id)
     found: tuple[Finding, ...] | None = None
     if run.requests.num >= FEWEST_REQUESTS:
         all_found = [finding for rule in RULES if (finding := rule(run)) is not None]
         found = tuple(sorted(all_found, key=lambda finding: (-finding.lost_share, finding.id)))
+        if outcome is not None:
+            found = outcome.missed + found
     model = (run.info.served_name or run.info.model) if run.info is not None else ""
     return EngineFindings(
         run.engine_id,
@@ -79,4 +87,5 @@ def _of(run: Run) -> EngineFindings:
         found,
         disaggregation(run) if found is not None else None,
         run.is_synthetic,
+        None if outcome is None else outcome.counts,
     )

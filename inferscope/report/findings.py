@@ -10,7 +10,9 @@ from inferscope.findings import EngineFindings, Finding
 from inferscope.findings.disaggregation import Disaggregation, Distribution
 from inferscope.findings.finding import Counterfactual
 from inferscope.findings.rules import FEWEST_REQUESTS
+from inferscope.findings.words import times
 from inferscope.report.evidence import many
+from inferscope.slo.meaning import outcome_line
 from inferscope.tui.plots import milliseconds, plain, share, to_ascii
 from inferscope.tui.words import SYNTHETIC
 
@@ -61,6 +63,10 @@ def _engine(engine: EngineFindings, width: int) -> list[str]:
     lines = textwrap.wrap(plain(head), width)
     if engine.is_synthetic:
         lines += textwrap.wrap(SYNTHETIC, width)
+    for count in engine.objectives or ():
+        lines += _wrapped(outcome_line(count), width)
+    if engine.objectives == ():
+        lines += _wrapped("No objective is in force for its model.", width)
     if engine.findings is None:
         few = f"Not judged: fewer than {FEWEST_REQUESTS} requests are no run to judge."
         return [*lines, "", *textwrap.wrap(few, width)]
@@ -74,9 +80,13 @@ def _engine(engine: EngineFindings, width: int) -> list[str]:
 
 
 def _finding(number: int, finding: Finding, width: int) -> list[str]:
-    head = (
-        f"{number}. {finding.title} [{finding.severity}: {share(finding.lost_share)} of the time]"
+    missed = finding.objective
+    much = (
+        f"{share(finding.lost_share)} of the time"
+        if missed is None
+        else f"{times(missed.burn)} the budget"
     )
+    head = f"{number}. {finding.title} [{finding.severity}: {much}]"
     return [
         *textwrap.wrap(head, width, subsequent_indent="   "),
         *_wrapped(" ".join(finding.sentences), width),

@@ -258,7 +258,7 @@ class Judge:
     def _explain(self, request: Explained, names: set[str], is_warm_up: bool) -> str | None:
         """Tell the causes of what a request missed; return that of the worst."""
         limits = {
-            one.name: breach.Objective(_explaining(one, request), one.limit_ns)
+            one.name: breach.Objective(explaining(one, request), one.limit_ns)
             for one in self._objectives
             if one.limit_ns is not None
         }
@@ -328,7 +328,7 @@ def _is_latency(one: Objective, request: Explained) -> bool:
     return one.metric in LATENCIES or (one.metric == "goodput" and request.finish not in FAILURES)
 
 
-def _explaining(one: Objective, request: Explained) -> Metric:
+def explaining(one: Objective, request: Explained) -> Metric:
     """Return the stretch of a life that explains a metric; of one without an end, all of it."""
     assert one.metric != "availability"
     assert one.metric != "goodput"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferscope.slo.objectives import Metric, Objective, Objectives
+from inferscope.slo.tally import Count
 
 _GOOD: dict[Metric, str] = {
     "ttft": "first token within {limit}",
@@ -19,14 +20,35 @@ def objective_lines(objectives: Objectives) -> list[str]:
     return [_line(one, objectives) for one in objectives.all]
 
 
+def outcome_line(count: Count) -> str:
+    """Say how requests fared under an objective, and what the bad ones missed it for."""
+    num = count.num_good + count.num_bad
+    line = f"{count.objective.name}: "
+    line += f"{count.num_good / num:.2%} of {num} good" if num else "nothing to judge"
+    if count.num_bad:
+        line += f", {count.num_bad} bad ("
+        line += ", ".join(f"{cause} {times}" for cause, times in worst_causes(count)) + ")"
+    return line + (f", {count.num_warm_up} of the warm-up apart" if count.num_warm_up else "")
+
+
+def good_line(one: Objective) -> str:
+    """Say what an objective counts as good."""
+    return _GOOD[one.metric].format(limit="" if one.threshold_s is None else _span(one.threshold_s))
+
+
+def worst_causes(count: Count) -> list[tuple[str, int]]:
+    """Return the causes of the bad ones with their numbers, the most frequent first."""
+    there = [(cause, num) for cause, num in count.causes.items() if num]
+    return sorted(there, key=lambda item: (-item[1], item[0]))
+
+
 def _line(one: Objective, objectives: Objectives) -> str:
     whose = "all models" if one.model is None else one.model
     excepted = objectives.excepted(one)
     if excepted:
         whose += f" but {', '.join(excepted)}"
-    limit = "" if one.threshold_s is None else _span(one.threshold_s)
     return (
-        f"{one.name}, {whose}: {_GOOD[one.metric].format(limit=limit)}, "
+        f"{one.name}, {whose}: {good_line(one)}, "
         f"{one.objective * 100:g} % of requests over {_span(one.window_s)}; "
         f"1 of {1 / one.budget:.4g} may be bad"
     )

@@ -37,6 +37,64 @@ def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     assert apart["tbt_without_interference"]["mean_ns"] < apart["tbt"]["mean_ns"]
 
 
+def test_missed_objectives_are_told_beside_the_others(tmp_path: Path) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(
+        "slos:\n"
+        "  - {metric: ttft, threshold: 300ms, objective: 99%, window: 30d}\n"
+        "  - {metric: availability, objective: 99%, window: 30d}\n"
+        "  - {metric: e2e, threshold: 1s, objective: 1%, window: 30d, model: another}\n",
+        encoding="utf-8",
+    )
+    asked = ("findings", str(SAMPLE), "--slo", str(slo))
+    (engine,) = json.loads(inferscope(*asked, "--json", rings=tmp_path).stdout)
+    checked = inferscope("slo", "check", str(slo), str(SAMPLE), "--json", rings=tmp_path)
+    assert engine["objectives"] == json.loads(checked.stdout)["engines"][0]["counts"]
+    ttft, availability = engine["objectives"]
+    missed, *others = engine["findings"]
+    assert (missed["id"], missed["severity"]) == ("objective_missed", "high")
+    assert missed["objective"]["slo"] == "ttft"
+    assert missed["objective"]["num_bad"] == ttft["num_bad"] > 10
+    allowed = 0.01 * (ttft["num_good"] + ttft["num_bad"])
+    assert missed["objective"]["burn"] == pytest.approx(ttft["num_bad"] / allowed)
+    assert 0 < missed["lost_share"] < 1
+    told = {number["name"]: number["value"] for number in missed["evidence"]}
+    assert told["top_cause_requests"] == max(ttft["causes"].values())
+    assert ttft["causes"][told["top_cause"]] == told["top_cause_requests"]
+    assert 0 < told["would_have_passed_without_top_cause"] <= ttft["num_bad"]
+    assert availability["num_bad"] == 0
+    without = json.loads(inferscope(*asked[:2], "--json", rings=tmp_path).stdout)
+    assert others == without[0]["findings"]
+    assert without[0]["objectives"] is None
+    said = inferscope(*asked, "--ascii", rings=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.isascii()
+    assert "The objective ttft is missed [high: " in said.stdout
+    assert "    availability: 100.00% of 102 good" in said.stdout.splitlines()
+    worst = told["worst_request"]
+    assert f"inferscope why {worst} --slo FILE" in " ".join(said.stdout.split())
+    why = inferscope("why", worst, str(SAMPLE), "--slo", str(slo), rings=tmp_path)
+    assert "It missed TTFT 300.0 ms" in why.stdout
+
+
+def test_objectives_that_are_kept_are_no_finding(tmp_path: Path) -> None:
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(
+        "slos:\n  - {metric: ttft, threshold: 1h, objective: 99%, window: 30d}\n", encoding="utf-8"
+    )
+    said = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
+    assert "    ttft: 100.00% of " in said
+    assert "is missed" not in said
+    slo.write_text(
+        "slos:\n  - {metric: tpot, threshold: 1ms, objective: 99%, window: 1d, model: other}\n",
+        encoding="utf-8",
+    )
+    said = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
+    assert "No objective is in force for its model." in said
+    slo.write_text("slos: 3\n", encoding="utf-8")
+    assert str(slo) in one_line("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path, code=2)
+
+
 def test_what_cannot_be_judged_is_one_line(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.isr")
     assert missing in one_line("findings", missing, rings=tmp_path, code=1)

@@ -1,0 +1,189 @@
+"""Findings on objectives: which of them a run missed, by how much, and for what.
+
+Good and bad are decided as `inferscope collect --slo FILE` decides them. The burn is over the whole
+run: bad requests over those that may be bad of as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from inferscope.attribution import breach
+from inferscope.attribution.breach import Breach, breaches
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.findings.finding import Finding, Missed, Number
+from inferscope.findings.watch import Watch
+from inferscope.slo.judge import Judge, explaining
+from inferscope.slo.meaning import good_line, worst_causes
+from inferscope.slo.objectives import Objective, Objectives
+from inferscope.slo.tally import UNKNOWN, Count, Counting
+from inferscope.slo.verdicts import FAILURES
+
+_HOST = "Give the engine's process and its front ends cores of their own: the host is too slow."
+_OTHERS = "Let fewer requests run at once, or prefill on workers of their own (disaggregation)."
+_MORE = "More comes than is served: add replicas, or more slots or KV blocks where those are short."
+_LARGE = "The requests are larger than the objective allows on this device: change one of them."
+_ADVICE = {
+    "queue": _MORE,
+    "queue_idle": _MORE,
+    "prefill_interference": _OTHERS,
+    "prefill_co_batched": _OTHERS,
+    "decode_interference": "Lower the token budget of a step: prompts come in smaller chunks then.",
+    "decode_co_batched": "Let fewer requests run at once: batches are too large for it.",
+    "preempted": "Give the KV cache more memory, or admit fewer requests at once.",
+    "recompute": "Give the KV cache more memory, or admit fewer requests at once.",
+    "prefill_own": _LARGE,
+    "decode_own": _LARGE,
+    "slowdown": "Look for others on the device and for what holds its clock down.",
+    "cold_start": "Warm the server up before it takes traffic.",
+    "cpu_gap": _HOST,
+    "output": _HOST,
+    "frontend": _HOST,
+    "delivery": _HOST,
+    "engine_lost": "Read the engine's log: it went with requests in flight.",
+}
+
+
+class _Misses:
+    """What is summed up of an objective's bad requests that are over."""
+
+    def __init__(self) -> None:
+        self.over_ns = 0
+        self.num_sufficient: Counter[str] = Counter()
+        """By cause: requests that would have passed but for it."""
+        self.worst = ""
+        self._worst_ns = -1
+
+    def add(self, request: FinalRequest, over_ns: int, missed: Breach | None) -> None:
+        """Take a bad request, beyond its limit by so much over all its gaps."""
+        self.over_ns += over_ns
+        if over_ns > self._worst_ns:
+            self._worst_ns, self.worst = over_ns, request.external_id or request.request_id
+        for one in () if missed is None else missed.causes:
+            self.num_sufficient[one.cause] += one.is_sufficient is True
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How one engine's requests fared under the objectives of its model."""
+
+    counts: tuple[Count, ...]
+    missed: tuple[Finding, ...]
+    """The fastest burn first."""
+
+
+class Promised:
+    """Takes a run that is judged by objectives, and passes it on to a watch.
+
+    judging = Judging(promised.judge_of, promised)   is the fold's sink, and listens besides
+    """
+
+    def __init__(self, objectives: Objectives, watch: Watch) -> None:
+        """Take the objectives of all models, and who watches the run."""
+        self._objectives = objectives
+        self._watch = watch
+        self._judges: dict[str, tuple[Judge, Counting]] = {}
+        self._misses: dict[tuple[str, str], _Misses] = {}
+        self._lives_ns: Counter[str] = Counter()
+
+    def judge_of(self, engine_id: str) -> Judge:
+        """Return who judges an engine that begins to be seen."""
+        counting = Counting(_spend_nothing)
+        judge = Judge(self._objectives, counting)
+        self._judges[engine_id] = judge, counting
+        return judge
+
+    def step(self, step: FinalStep) -> None:
+        """Take a step."""
+        self._watch.step(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request with its results."""
+        self._watch.request(request)
+        self._lives_ns[request.engine_id] += request.delivered_ns - request.arrived_ns
+        results = {} if request.judged is None else request.judged.results
+        if all(results.values()):
+            return
+        bad = [one for one in self._in_force(request.engine_id) if not results.get(one.name, True)]
+        beyond = {one.name: _beyond(one, request) for one in bad}
+        longest_ns = max((each.over_ns for each in beyond.values() if each is not None), default=0)
+        if request.finish in FAILURES:
+            longest_ns = request.delivered_ns - request.arrived_ns
+        for one in bad:
+            misses = self._misses.setdefault((request.engine_id, one.name), _Misses())
+            why = beyond[one.name]
+            misses.add(request, longest_ns if why is None else why.over_ns, why)
+
+    def outcome(self, engine_id: str) -> Outcome:
+        """Tell how an engine's requests fared; nothing of one that nobody judged."""
+        if engine_id not in self._judges:
+            return Outcome((), ())
+        counts = self._judges[engine_id][1].of(self._in_force(engine_id))
+        missed = [
+            self._finding(engine_id, count)
+            for count in counts
+            if count.num_bad > count.objective.budget * (count.num_good + count.num_bad)
+        ]
+        return Outcome(counts, tuple(sorted(missed, key=_burn, reverse=True)))
+
+    def _finding(self, engine_id: str, count: Count) -> Finding:
+        one, num = count.objective, count.num_good + count.num_bad
+        misses = self._misses.get((engine_id, one.name), _Misses())
+        allowed = one.budget * num
+        burn = count.num_bad / allowed
+        sentences = [
+            f"{good_line(one).capitalize()}: {count.num_good / num:.2%} of {num} requests were "
+            f"good, {one.objective * 100:g}% are promised. {count.num_bad} were bad where "
+            f"{allowed:.3g} may be."
+        ]
+        evidence = [
+            Number("good_requests", count.num_good, "measured"),
+            Number("bad_requests", count.num_bad, "measured"),
+            Number("bad_requests_allowed", allowed, "measured"),
+        ]
+        causes = worst_causes(count)
+        top = next((cause for cause, _ in causes if cause != UNKNOWN), None)
+        if causes:
+            of_each = ", ".join(f"`{cause}` {num_bad}" for cause, num_bad in causes)
+            sentences.append(f"To blame, by bad requests: {of_each}.")
+        if top is not None:
+            evidence.append(Number("top_cause", top, "modelled"))
+            evidence.append(Number("top_cause_requests", count.causes[top], "modelled"))
+            spared = misses.num_sufficient[top]
+            if spared:
+                sentences.append(f"But for `{top}` alone, {spared} would have passed.")
+                evidence.append(Number("would_have_passed_without_top_cause", spared, "modelled"))
+        advice = "" if top is None else _ADVICE.get(top, "")
+        if misses.worst:
+            evidence.append(Number("worst_request", misses.worst, "measured"))
+            advice += f" `inferscope why {misses.worst} --slo FILE` explains the worst of them."
+        lives_ns = self._lives_ns[engine_id]
+        return Finding(
+            id="objective_missed",
+            title=f"The objective {one.name} is missed",
+            lost_share=min(1.0, misses.over_ns / lives_ns) if lives_ns else 0.0,
+            sentences=tuple(sentences),
+            evidence=tuple(evidence),
+            advice=advice.strip() or "Look at the requests in flight: `inferscope attach`.",
+            objective=Missed(one.name, one.objective, count.num_good, count.num_bad, burn),
+        )
+
+    def _in_force(self, engine_id: str) -> tuple[Objective, ...]:
+        return self._objectives.of_model(self._judges[engine_id][0].model)
+
+
+def _beyond(one: Objective, request: FinalRequest) -> Breach | None:
+    """Return by how much a request missed a threshold; None where there is none."""
+    if one.limit_ns is None:
+        return None
+    limit = breach.Objective(explaining(one, request), one.limit_ns)
+    return next(iter(breaches(request, (limit,))), None)
+
+
+def _burn(finding: Finding) -> float:
+    return 0.0 if finding.objective is None else finding.objective.burn
+
+
+def _spend_nothing(objective: Objective, is_good: bool) -> None:
+    """A run is no part of a budget's window."""
