@@ -145,6 +145,27 @@ class LinksTraces(Protocol):
         """Take what tells a request's trace; called once, before it is opened."""
 
 
+@runtime_checkable
+class Succeeding(Protocol):
+    """What a live exporter may offer besides: it goes on where one with other settings ends.
+
+    Where a configuration that is read again changes an exporter's section, another one is made. It
+    is opened while the former one is open still, so that settings that cannot be used change
+    nothing; the former one is closed after that.
+    """
+
+    def open_beside(self, former: Any) -> None:
+        """Open; `former`, of the same class, may hold what `open` would want, and goes on.
+
+        Raises:
+            BadInput: it cannot, with the reason.
+            ImportError: its extra is not installed.
+        """
+
+    def succeed(self, former: Any) -> None:
+        """Take over what the former one holds and counts; it is fed no more, and then closed."""
+
+
 def exporter_names() -> list[str]:
     """Return the formats that can be exported here."""
     return _names(lambda exporter: not is_live(exporter) or _writes_a_folder(exporter))

@@ -5,7 +5,7 @@ gives a batch up after ten seconds, though there is room to keep it; it counts w
 that can be read; and its shutdown waits up to half a minute for a dead receiver. Here a whole trace
 is the unit, every one is accounted for
 
-    taken = sent + waiting + dropped (queue_full, not_delivered, closed)
+    taken = sent + waiting + dropped (queue_full, not_delivered, closed) + left to another
 
 and closing takes a bounded time. What does not arrive goes back to where it stood and is tried
 again, later and later, until it is sent or so much has come since that it is the oldest.
@@ -100,6 +100,7 @@ class Courier(Generic[T]):
         self._is_failing = False
         self._has_started = False
         self._close_by_s: float | None = None
+        self._heir: Courier[T] | None = None
         self._changed = threading.Condition()
         # A daemon: a post that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"courier of {name}", daemon=True)
@@ -130,6 +131,25 @@ class Courier(Generic[T]):
             if len(self._waiting) in (1, self._at_once):
                 self._changed.notify()
 
+    def leave_to(self, heir: Courier[T]) -> None:
+        """Give another one all that waits, also what is on the way if it does not arrive."""
+        with self._changed:
+            self._heir = heir
+            left = list(self._waiting)
+            self._waiting.clear()
+        heir.take_back(left)
+
+    def take_back(self, things: Sequence[T]) -> None:
+        """Take what is older than all that waits, in its order; what came last stays."""
+        with self._changed:
+            self.num_taken += len(things)
+            if self._close_by_s is not None:
+                self.num_dropped[CLOSED] += len(things)
+                return
+            self._waiting.extendleft(reversed(things))
+            self._drop_oldest()
+            self._changed.notify()
+
     def close(self) -> None:
         """Deliver what is waiting, as far as that takes no more than about two seconds."""
         with self._changed:
@@ -141,7 +161,11 @@ class Courier(Generic[T]):
         self._interrupt()
         self._thread.join(_INTERRUPTED_S)
         with self._changed:
-            # Should a post still end, it finds nothing on the way that it could count.
+            # Should a post still end, it finds nothing on the way that it could count. If it does
+            # not arrive, an heir gets it.
+            if self._heir is not None:
+                self._waiting.clear()
+                return
             self.num_dropped[CLOSED] += len(self._waiting) + self._num_on_the_way
             self._waiting.clear()
             self._num_on_the_way = 0
@@ -213,6 +237,8 @@ class Courier(Generic[T]):
                 self._pause_s = self._first_pause_s
             elif again_after_s is None:
                 self.num_dropped[NOT_DELIVERED] += num
+            elif self._heir is not None:
+                self._heir.take_back(batch)
             elif self._close_by_s is not None:
                 self.num_dropped[CLOSED] += num  # 0 where closing has counted it
             else:

@@ -135,6 +135,26 @@ class OtlpExporter:
             )
             self._metrics = (post, told)
 
+    def open_beside(self, former: OtlpExporter) -> None:
+        """Make ready to send; the former one needs nothing of that.
+
+        Raises:
+            BadInput: a package is missing, or a header or certificate cannot be used.
+        """
+        self.open()
+
+    def succeed(self, former: OtlpExporter) -> None:
+        """Send what the former one could not send so far, and count on from what it counted."""
+        self._facts, self._engines = former._facts, former._engines
+        self._residuals = former._residuals
+        self._offset_ns, self._real_ns = former._offset_ns, former._real_ns
+        self._since_ns = former._since_ns
+        self._views, former._views = former._views, ()
+        self._counted, former._counted = former._counted, {}
+        self.num_left_out = former.num_left_out
+        if self._traces is not None and former._traces is not None:
+            former._traces[1].leave_to(self._traces[1])
+
     def step(self, step: FinalStep) -> None:
         """Note what a step says of its requests."""
         self._facts.take(step)

@@ -41,14 +41,24 @@ class Bill:
     """
 
     def __init__(
-        self, tenants: Tenants, payer_of: Callable[[FinalRequest], str | None] = tenant_of
+        self,
+        tenants: Tenants,
+        payer_of: Callable[[FinalRequest], str | None] = tenant_of,
+        *,
+        price: float | None = None,
     ) -> None:
         """Start with nothing.
 
         Args:
             tenants: all engines'.
             payer_of: tells whose a request was, None or nothing where nobody says.
+            price: of an hour of a device, in dollars; None for none.
         """
+        self._price = price
+        self._priced_ns: dict[tuple[str, str], int] = {}
+        """Of `device_ns`, what came before the price in force."""
+        self._paid: dict[tuple[str, str], float] = {}
+        """Dollars for that."""
         self._tenants = tenants
         self._payer_of = payer_of
         self.device_ns: dict[tuple[str, str], int] = {}
@@ -86,6 +96,23 @@ class Bill:
             self.tokens[payer, "input"] += max(0, (request.prompt_tokens or 0) - cached)
             self.tokens[payer, "output"] += request.output_tokens
         return wasted
+
+    def reprice(self, price: float | None) -> None:
+        """Charge another price for what is given out from now on."""
+        if price != self._price:
+            self._paid = self.dollars() or {}
+            self._priced_ns = self.device_ns.copy()
+            self._price = price
+
+    def dollars(self) -> dict[tuple[str, str], float] | None:
+        """Return what was given out, at the prices of its time; None where there is no price."""
+        price = self._price
+        if price is None:
+            return None
+        return {
+            at: self._paid.get(at, 0.0) + (ns - self._priced_ns.get(at, 0)) / 3600e9 * price
+            for at, ns in self.device_ns.items()
+        }
 
     def settle(self, device_ns: Mapping[str, int]) -> None:
         """Give out the devices' time.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import EngineView, Promised, Snapshot
+from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
 from inferscope_prometheus import names
 from inferscope_prometheus.bill import Bill, adapter_of
@@ -23,11 +23,9 @@ from inferscope_prometheus.settings import read_settings, read_token
 from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from inferscope_prometheus.coverage import Coverage
     from inferscope_prometheus.families import Look
-    from inferscope_prometheus.server import Server
+    from inferscope_prometheus.server import Gate, Server
 
 
 _WAS_SET_NS = 50_000_000
@@ -56,6 +54,10 @@ class PrometheusExporter:
         """Wall clock less monotonic clock, as the page has it."""
         self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
         self._server: Server | None = None
+        self._gate: Gate | None = None
+        """Who is let in from now on, where another one's server is taken over."""
+        self._address = self._settings.host, self._settings.port
+        """As it is configured: where the port is 0, it serves on another."""
         self._coverage: Coverage | None = None
 
     def describe(self) -> str:
@@ -98,35 +100,61 @@ class PrometheusExporter:
         Raises:
             BadInput: the address cannot be had, or what keeps others out cannot be read.
         """
+        self._open(beside=None)
+
+    def _open(self, *, beside: Server | None) -> None:
         from inferscope_prometheus.coverage import Coverage
-        from inferscope_prometheus.families import Look, families
-        from inferscope_prometheus.page import page
+        from inferscope_prometheus.families import Look
         from inferscope_prometheus.server import Server
-        from inferscope_prometheus.slo_families import slo_families
 
         self._look_of = Look
-        published, price = self._published, self._settings.price_per_gpu_hour
-
-        def render(is_open: bool) -> bytes:
-            now = published.now
-            told: Iterator[Metric] = families(
-                now.looks,
-                price=price,
-                dropped=now.dropped,
-                age_ns=time.monotonic_ns() - now.published_ns,
-            )
-            if now.promised is not None:
-                counts = [(look.whole, one) for look in now.looks for one in look.view.objectives]
-                told = chain(told, slo_families(counts, now.promised))
-            return page(told, is_open=is_open)
-
         try:
-            self._server = Server(self._settings, render)
+            self._server = Server(self._settings, self._published.render, beside=beside)
         except OSError as error:
             raise self._cannot_serve(error) from error
         self._settings = replace(self._settings, port=self._server.port)
         if self._settings.engine_metrics:
             self._coverage = Coverage(dict(self._settings.engine_metrics))
+
+    def open_beside(self, former: PrometheusExporter) -> None:
+        """Bind, unless the former one serves there; and find out who is to be let in.
+
+        Raises:
+            BadInput: the address cannot be had, or what keeps others out cannot be read.
+        """
+        from inferscope_prometheus.server import Gate
+
+        if (self._settings.host, self._settings.port) != former._address:
+            self._open(beside=former._server)
+            return
+        self._look_of = former._look_of
+        self._settings = replace(self._settings, port=former._settings.port)
+        self._gate = Gate(self._settings)
+
+    def succeed(self, former: PrometheusExporter) -> None:
+        """Count on from what the former one has counted, and serve where it served."""
+        settings = self._settings
+        self._by_engine, self._models = former._by_engine, former._models
+        self._tenants = former._tenants
+        self._tenants.change(settings.tenants, most=settings.most_tenants)
+        self._adapters = former._adapters
+        self._adapters.change((), most=settings.most_tenants)
+        self._offset_ns = former._offset_ns
+        for numbers in self._by_engine.values():
+            by_tenant, _ = numbers.bills
+            by_tenant.reprice(settings.price_per_gpu_hour)
+        self._published.now = former._published.now
+        if self._gate is not None and former._server is not None:
+            self._server, former._server = former._server, None
+            self._server.change(self._gate, self._published.render)
+        if settings.engine_metrics == former._settings.engine_metrics:
+            mine, self._coverage, former._coverage = self._coverage, former._coverage, None
+            if mine is not None:
+                mine.close()
+        elif settings.engine_metrics and self._coverage is None:
+            from inferscope_prometheus.coverage import Coverage
+
+            self._coverage = Coverage(dict(settings.engine_metrics))
 
     def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
         """Take what tells a request's trace, if one is kept: exemplars name it."""
@@ -150,7 +178,7 @@ class PrometheusExporter:
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
-        self._published.now = Page(looks, snapshot.dropped, snapshot.promised, time.monotonic_ns())
+        self._published.now = Page(looks, snapshot, time.monotonic_ns())
         if self._coverage is not None:
             self._coverage.ours = {
                 look.view.engine_id: sum(
@@ -188,6 +216,7 @@ class PrometheusExporter:
             model=self._model(view.model),
             device_ns=by_tenant.device_ns.copy(),
             tenant_tokens=by_tenant.tokens.copy(),
+            dollars=by_tenant.dollars(),
             adapter_ns=by_adapter.device_ns.copy(),
             adapter_tokens=by_adapter.tokens.copy(),
             coverage=None if self._coverage is None else self._coverage.ratio(view.engine_id),
@@ -209,8 +238,9 @@ class PrometheusExporter:
     def _numbers(self, engine_id: str) -> Numbers:
         numbers = self._by_engine.get(engine_id)
         if numbers is None:
+            price = self._settings.price_per_gpu_hour
             numbers = self._by_engine[engine_id] = Numbers(
-                Bill(self._tenants), Bill(self._adapters, adapter_of)
+                Bill(self._tenants, price=price), Bill(self._adapters, adapter_of)
             )
         return numbers
 
@@ -220,8 +250,8 @@ class Page:
     """All that a scrape tells."""
 
     looks: tuple[Look, ...] = ()
-    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    promised: Promised | None = None
+    snapshot: Snapshot | None = None
+    """That they were taken of; None before the first."""
     published_ns: int = 0
 
 
@@ -230,6 +260,25 @@ class Published:
 
     def __init__(self) -> None:
         self.now = Page()
+
+    def render(self, is_open: bool) -> bytes:
+        """Return the page, as OpenMetrics or not; any thread may call it."""
+        from inferscope_prometheus.collector_families import collector_families
+        from inferscope_prometheus.families import families
+        from inferscope_prometheus.page import page
+        from inferscope_prometheus.slo_families import slo_families
+
+        now = self.now
+        snapshot, age_ns = now.snapshot, time.monotonic_ns() - now.published_ns
+        if snapshot is None:
+            return page(families(now.looks), is_open=is_open)
+        told = families(now.looks, dropped=snapshot.dropped, age_ns=age_ns)
+        if snapshot.promised is not None:
+            counts = [(look.whole, one) for look in now.looks for one in look.view.objectives]
+            told = chain(told, slo_families(counts, snapshot.promised))
+        if snapshot.running is not None:
+            told = chain(told, collector_families(snapshot.running))
+        return page(told, is_open=is_open)
 
 
 def _no_trace(request: FinalRequest) -> str | None:

@@ -34,6 +34,8 @@ class Look:
     adapter_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What its devices did, by LoRA adapter and phase."""
     adapter_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    dollars: Mapping[tuple[str, str], float] | None = None
+    """What that cost; None where there is no price."""
     coverage: float | None = None
     """Of the requests that the engine says it finished, those that were seen."""
 
@@ -59,7 +61,6 @@ class Look:
 def families(
     looks: Iterable[Look],
     *,
-    price: float | None = None,
     dropped: Mapping[str, Mapping[str, int]] | None = None,
     age_ns: int = 0,
 ) -> Iterator[Metric]:
@@ -67,7 +68,6 @@ def families(
 
     Args:
         looks: one of each engine.
-        price: of an hour of a device, in dollars.
         dropped: what other exporters gave up, by exporter and reason.
         age_ns: of the looks.
     """
@@ -81,7 +81,9 @@ def families(
     yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
-    yield from payers([(look.whole, look.device_ns, look.tenant_tokens) for look in looks], price)
+    yield from payers(
+        [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in looks]
+    )
     yield from adapters([(look.whole, look.adapter_ns, look.adapter_tokens) for look in looks])
     yield from _devices(looks)
     yield from _counted(looks)

@@ -12,7 +12,8 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -42,24 +43,39 @@ class Server:
         port: that it was given.
     """
 
-    def __init__(self, settings: Settings, render: Callable[[bool], bytes]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        render: Callable[[bool], bytes],
+        *,
+        beside: Server | None = None,
+    ) -> None:
         """Bind and serve.
 
         Args:
             settings: where, and to whom.
             render: returns the page, as OpenMetrics or not; any thread may call it.
+            beside: one that ends soon; its address may be part of this one's.
 
         Raises:
             BadInput: token or certificates cannot be used.
             OSError: the address cannot be had.
         """
         gate = Gate(settings)
-        self._http = _Http(settings, gate, render)
+        if beside is None:
+            self._http = _Http(settings, gate, render)
+        else:
+            with beside._http.sharing():
+                self._http = _Http(settings, gate, render, shares=True)
         self.port = int(self._http.server_address[1])
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
         )
         self._thread.start()
+
+    def change(self, gate: Gate, render: Callable[[bool], bytes]) -> None:
+        """Serve another page to others, on the same address."""
+        self._http.gate, self._http.render = gate, render
 
     def close(self) -> None:
         """Stop serving."""
@@ -148,7 +164,15 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, settings: Settings, gate: Gate, render: Callable[[bool], bytes]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        gate: Gate,
+        render: Callable[[bool], bytes],
+        *,
+        shares: bool = False,
+    ) -> None:
+        self._shares = shares
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM
         )[0]
@@ -161,8 +185,26 @@ class _Http(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Bind, without asking a name server who we are, as the class above does."""
+        self._share(self._shares)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self._settings.host, self.server_address[1]
+
+    def server_activate(self) -> None:
+        """Listen; from then on nobody else can."""
+        super().server_activate()
+        self._share(False)
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Let another server of this process have the port as well, for a moment."""
+        self._share(True)
+        try:
+            yield
+        finally:
+            self._share(False)
+
+    def _share(self, is_shared: bool) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):

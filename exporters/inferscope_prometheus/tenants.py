@@ -42,6 +42,12 @@ class Tenants:
         self._total_ns = 0
         self._num = 0
 
+    def change(self, known: Iterable[str], *, most: int) -> None:
+        """Give series to these as well, and up to so many in all; who has one keeps it."""
+        has = set(self.labels)
+        self.labels += [name for name in known if name not in RESERVED and name not in has]
+        self._most = most
+
     def label(self, name: str | None, spent_ns: int) -> str:
         """Return under which label a request is counted.
 

@@ -17,14 +17,13 @@ ByPayer = Mapping[tuple[str, str], int]
 
 
 def payers(
-    looks: Sequence[tuple[Labels, ByPayer, ByPayer]], price: float | None
+    looks: Sequence[tuple[Labels, ByPayer, ByPayer, Mapping[tuple[str, str], float] | None]],
 ) -> Iterator[Metric]:
     """Return who the devices worked for; requests in flight are nobody's until they end.
 
     Args:
-        looks: of each engine its labels, its devices' nanoseconds by payer and phase, and tokens by
-            payer and kind.
-        price: of an hour of a device, in dollars.
+        looks: of each engine its labels, nanoseconds of its devices by payer and phase, tokens by
+            payer and kind, and dollars by payer and phase, None where there is no price.
     """
     yield counter(
         "inferscope_tenant_gpu_seconds",
@@ -32,7 +31,7 @@ def payers(
         ("tenant", "phase"),
         (
             ((*at, *payer), ns / 1e9)
-            for at, device_ns, _ in looks
+            for at, device_ns, _, _ in looks
             for payer, ns in device_ns.items()
             if payer[0] not in (WASTE, IDLE)
         ),
@@ -41,17 +40,22 @@ def payers(
         "inferscope_tenant_tokens",
         "Tokens of ended requests, by who asked.",
         ("tenant", "kind"),
-        (((*at, *payer), float(num)) for at, _, tokens in looks for payer, num in tokens.items()),
+        (
+            ((*at, *payer), float(num))
+            for at, _, tokens, _ in looks
+            for payer, num in tokens.items()
+        ),
     )
-    if price is not None:
+    priced = [(at, dollars) for at, _, _, dollars in looks if dollars is not None]
+    if priced:
         yield counter(
             "inferscope_cost_dollars",
             "Device time by who asked, waste and idle, at the price configured.",
             ("tenant", "phase"),
             (
-                ((*at, *payer), ns / 3600e9 * price)
-                for at, device_ns, _ in looks
-                for payer, ns in device_ns.items()
+                ((*at, *payer), amount)
+                for at, dollars in priced
+                for payer, amount in dollars.items()
             ),
         )
 

@@ -1,8 +1,9 @@
 """Follow every engine of this host and export what they do; one collector per host.
 
 Without a configuration it serves Prometheus on 127.0.0.1:9464. Engines come and go without a
-restart. SIGUSR1 pins the records of the last and the next half minute, unless pins are off;
-Ctrl-C and SIGTERM send what is left and end it.
+restart. SIGUSR1 pins the records of the last and the next half minute, unless pins are off; SIGHUP
+reads configuration and objectives again, and counters go on; Ctrl-C and SIGTERM send what is left
+and end it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -53,7 +55,8 @@ examples:
 
 def run(options: argparse.Namespace) -> int:
     """Collect."""
-    config = read_config(options.config, os.environ, slo=options.slo)
+    read = partial(read_config, options.config, os.environ, slo=options.slo)
+    config = read()
     exporters = make_exporters(config.exporters)
     if options.check:
         return _check(config, exporters)
@@ -61,11 +64,13 @@ def run(options: argparse.Namespace) -> int:
     with only_collector(config.rings), stoppable() as stop:
         wishes = _Wishes(stop)
         signal.signal(signal.SIGUSR1, wishes.pin)
-        outlets = Outlets(exporters, say=_say)
+        signal.signal(signal.SIGHUP, wishes.reload)
+        outlets = Outlets(exporters, sections=config.exporters, say=_say)
         outlets.open()
         sample_beside(options.counters)
         _say(f"collecting from {config.rings}; Ctrl-C ends it")
-        is_through = Service(config, outlets, clock=SystemClock(), say=_say).run(wishes)
+        service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
+        is_through = service.run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
         sys.stderr.flush()
         os._exit(0)
@@ -78,6 +83,7 @@ class _Wishes:
     def __init__(self, stop: Stop) -> None:
         self._stop = stop
         self.wants_pin = False
+        self.wants_reload = False
 
     @property
     def is_asked(self) -> bool:
@@ -87,6 +93,10 @@ class _Wishes:
     def pin(self, number: int, frame: FrameType | None) -> None:
         """Note that somebody wants a pin."""
         self.wants_pin = True
+
+    def reload(self, number: int, frame: FrameType | None) -> None:
+        """Note that the configuration is to be read again."""
+        self.wants_reload = True
 
 
 def _say(line: str) -> None:

@@ -14,9 +14,12 @@ exporter's port; each scalar has such a name.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
@@ -92,6 +95,12 @@ class Config:
     slo: SloSettings
     outlive_s: float = 0.0
     """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
+
+
+def config_hash(config: Config) -> str:
+    """Return twelve digits that tell one configuration from another, objectives included."""
+    told = msgspec.json.encode(config, enc_hook=str, order="deterministic")
+    return hashlib.sha256(told).hexdigest()[:12]
 
 
 def read_config(

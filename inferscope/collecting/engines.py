@@ -100,6 +100,16 @@ class Engines:
                 if self._promises is not None:
                     self._promises.forget(engine_id)
 
+    def promise(self, promises: Promises | None) -> None:
+        """Have requests judged from now on, or no longer; what is in flight is judged as well."""
+        self._promises = promises
+        for engine_id, engine in self._followed.items():
+            engine.judge_by(
+                None
+                if promises is None
+                else promises.judge(engine_id, counts_from_ns=engine.through_ns)
+            )
+
     def snapshot(self) -> Snapshot:
         """Return the view of all engines that count."""
         now_ns = self._clock.monotonic_ns()
@@ -238,28 +248,43 @@ class _Followed:
         self._gate.is_open = counts_from_ns is None
         self._counts_from_ns = counts_from_ns or 0
         since_ns = counts_from_ns
-        judging: Judging | None = None
-        if judge is not None:
-            judging = Judging(lambda _: judge, self._gate)
-            since_ns = None if since_ns is None else min(since_ns, judge.counts_from_ns)
+        if judge is not None and since_ns is not None:
+            since_ns = min(since_ns, judge.counts_from_ns)
         self._source = RingSource(
             lambda: [*self.paths, *samplers],
             name=engine_id,
-            sinks=(self._gate if judging is None else judging,),
-            listen=None if judging is None else judging.listen,
+            sinks=(self,),
             clock=clock,
             since_ns=None if since_ns is None else since_ns - HISTORY_NS,
             stays=True,
             kept_s=2 * _WINDOW_NS // SECOND_NS,
         )
-        if judging is not None:
-            judging.watch(self._source.collector)
+        self._takes: Sink = self._gate
+        self.judge_by(judge)
         self._before: EngineView | None = None
         self._last: EngineView | None = None
         self.seen_ns = now_ns
         self._was_manned = True
         self._away_ns: dict[str, int] = {}
         """By device, how long it was nobody's."""
+
+    def judge_by(self, judge: Judge | None) -> None:
+        """Have requests judged from now on, or no longer."""
+        if judge is None:
+            self._takes = self._gate
+            self._source.listen_with(None)
+            return
+        judging = self._takes = Judging(lambda _: judge, self._gate)
+        judging.watch(self._source.collector)
+        self._source.listen_with(judging.listen)
+
+    def step(self, step: FinalStep) -> None:
+        """Take a step from the fold."""
+        self._takes.step(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Take a request from the fold."""
+        self._takes.request(request)
 
     def add(self, path: Path) -> None:
         """Follow one more ring."""

@@ -35,6 +35,10 @@ class Incidents:
         self._long_step_ns: dict[str, float] = {}
         self._stalled: set[str] = set()
 
+    def change(self, *, on: tuple[str, ...], slo: SloSettings) -> None:
+        """Go on with others of INCIDENTS, or other thresholds."""
+        self._on, self._slo = on, slo
+
     def step(self, step: FinalStep) -> None:
         """Note that an engine makes steps."""
         if not step.is_dummy:

@@ -51,6 +51,10 @@ class Pins:
         self._room_ns = 0
         self._has_failed = False
 
+    def change(self, settings: PinSettings) -> None:
+        """Go on with other settings; a file that is open ends where it is."""
+        self._settings = settings
+
     def pin(self, why: str, first_ns: int, last_ns: int) -> None:
         """Keep what the rings say of a time, and of some seconds before and after.
 

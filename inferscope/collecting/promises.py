@@ -56,6 +56,10 @@ class _State(msgspec.Struct):
     budgets: list[_BudgetState] = []
 
 
+_Promise = tuple[str, str, "float | None"]
+"""What must stay for a budget to stay: its name, the metric and the threshold."""
+
+
 class Promises:
     """The objectives of one collector, over all of its engines."""
 
@@ -80,6 +84,15 @@ class Promises:
         self._has_failed = False
         self._before = self._read()
         """What the collector before this one left of engines; None where that is of no use."""
+
+    def change(self, objectives: Objectives, path: Path) -> None:
+        """Go on with other objectives, or another file: budgets keep what still counts for them."""
+        self._objectives, self._path = objectives, path
+        for judge, _ in self._judges.values():
+            judge.promise(objectives)
+        before, self._budgets = self._budgets, {}
+        for (model, one), budget in before.items():
+            self._restore(model, _promise(one), budget.entries())
 
     def resumes(self, engine_id: str) -> bool:
         """Tell whether an engine was there when the collector before this one ended."""
@@ -167,6 +180,12 @@ class Promises:
             budget = self._budgets[model, objective] = Budget(objective)
         return budget
 
+    def _restore(self, model: str, promise: _Promise, pieces: list[tuple[int, int, int]]) -> None:
+        """Give what was counted to the objective that promises the same, if there is one."""
+        for one in self._objectives.of_model(model):
+            if _promise(one) == promise:
+                self._budget(model, one).restore(pieces)
+
     def _read(self) -> _State | None:
         """Take over the budgets; return what was left of engines, if it can be gone on from."""
         try:
@@ -182,16 +201,17 @@ class Promises:
             self._say(f"budgets begin anew: {self._path} is of another version")
             return None
         for kept in state.budgets:
-            for one in self._objectives.of_model(kept.model):
-                promise = (one.name, one.metric, one.threshold_s)
-                if promise == (kept.name, kept.metric, kept.threshold_s):
-                    self._budget(kept.model, one).restore(kept.pieces)
+            self._restore(kept.model, (kept.name, kept.metric, kept.threshold_s), kept.pieces)
         away_ns = self._clock.monotonic_ns() - state.mono_ns
         if state.boot_id == boot_id() and 0 <= away_ns <= CATCH_UP_NS:
             return state
         self._uncounted_ns = max(0, self._clock.real_ns() - state.real_ns)
         self._say(f"objectives: {self._uncounted_ns / 1e9:.0f} s were watched by nobody")
         return None
+
+
+def _promise(one: Objective) -> _Promise:
+    return one.name, one.metric, one.threshold_s
 
 
 def _by_name(item: tuple[tuple[str, Objective], Budget]) -> tuple[str, str]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from inferscope.collecting.config import Config
+import inferscope
+from inferscope.collecting.config import Config, config_hash
 from inferscope.collecting.engines import Engines
 from inferscope.collecting.incidents import Incidents
 from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
 from inferscope.collecting.promises import STATE, Promises
 from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.snapshot import Running
+from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe.clock import Clock
 
 LOOK_NS = 1_000_000_000
@@ -27,6 +31,7 @@ class Wishes(Protocol):
     """What somebody outside wants; set by signals."""
 
     wants_pin: bool
+    wants_reload: bool
 
     @property
     def is_asked(self) -> bool:
@@ -37,31 +42,42 @@ class Service:
     """Everything a collector does, but for being the only one."""
 
     def __init__(
-        self, config: Config, outlets: Outlets, *, clock: Clock, say: Callable[[str], None]
+        self,
+        config: Config,
+        outlets: Outlets,
+        *,
+        clock: Clock,
+        say: Callable[[str], None],
+        read: Callable[[], Config] | None = None,
     ) -> None:
-        """Take the configuration, exporters that are open, and what prints a line."""
+        """Take all that it works with.
+
+        Args:
+            config: what it is told.
+            outlets: exporters, open.
+            clock: the rings' own.
+            say: prints a line.
+            read: reads the configuration again, or raises BadInput; None where it stays.
+        """
+        self._config = config
+        self._read = read or (lambda: config)
+        self._running = Running(inferscope.__version__, config_hash(config))
         self._clock = clock
         self._say = say
         self._outlets = outlets
         self._look_ns = 0
-        self._outlive_ns = round(config.outlive_s * 1e9)
-        promises = None
-        if config.slo.objectives is not None:
-            state = config.slo.state or config.rings / STATE
-            promises = Promises(config.slo.objectives, state, clock=clock, say=say)
-        self._engines = Engines(config.rings, sink=self, clock=clock, promises=promises)
+        self._promises = self._promised(config)
+        self._engines = Engines(config.rings, sink=self, clock=clock, promises=self._promises)
         self._pins: Pins | None = None
         self._incidents: Incidents | None = None
-        if config.pins is not None:
-            self._pins = Pins(config.pins, self._engines.rings, clock=clock, say=say)
-            self._incidents = Incidents(self._pins, on=config.pins.on, slo=config.slo)
+        self._watch_for_incidents(config)
 
     def run(self, wishes: Wishes) -> bool:
         """Collect until asked to end; tell whether all exporters came to an end."""
         try:
             while not wishes.is_asked:
                 self._go_on(wishes)
-            if self._outlive_ns:
+            if self._config.outlive_s:
                 asked_ns = self._clock.monotonic_ns()
                 while not self._has_outlived(asked_ns):
                     self._go_on(wishes)
@@ -96,10 +112,10 @@ class Service:
 
     def _has_outlived(self, asked_ns: int) -> bool:
         """Tell whether the engines are gone for long enough, or do not go."""
-        now_ns = self._clock.monotonic_ns()
+        now_ns, outlive_ns = self._clock.monotonic_ns(), round(self._config.outlive_s * 1e9)
         return (
-            now_ns - self._engines.seen_ns() >= self._outlive_ns
-            or now_ns - asked_ns >= _WAIT_NS + self._outlive_ns
+            now_ns - self._engines.seen_ns() >= outlive_ns
+            or now_ns - asked_ns >= _WAIT_NS + outlive_ns
         )
 
     def _catch_up(self, wishes: Wishes) -> None:
@@ -123,11 +139,72 @@ class Service:
                 self._say("nothing is pinned: pins are off")
             else:
                 self._incidents.asked(self._clock.monotonic_ns())
+        if wishes.wants_reload and not wishes.is_asked:
+            wishes.wants_reload = False
+            self._reload()
         if self._pins is not None:
             self._pins.advance()
 
+    # --- the configuration, at the start and when it is read again ------------------------------
+
+    def _reload(self) -> None:
+        """Read the configuration again; one that cannot be used changes nothing."""
+        try:
+            config = self._read()
+            if config.rings != self._config.rings:
+                raise BadInput(
+                    f"rings is {config.rings}, and {self._config.rings} is followed. "
+                    "Start a collector for those."
+                )
+            self._outlets.change(config.exporters)
+        except InferScopeError as error:
+            refused = self._running.num_reloads_refused + 1
+            self._running = replace(self._running, num_reloads_refused=refused)
+            self._say(f"the configuration stays as it was: {error}")
+            return
+        self._promise(config)
+        self._watch_for_incidents(config)
+        self._config = config
+        told = config_hash(config)
+        what = "the same as before" if told == self._running.config_hash else told
+        self._say(f"the configuration is read again: {what}")
+        num = self._running.num_reloads + 1
+        self._running = replace(self._running, config_hash=told, num_reloads=num)
+
+    def _promised(self, config: Config) -> Promises | None:
+        """Return what keeps the objectives' budgets; None where there are no objectives."""
+        if config.slo.objectives is None:
+            return None
+        state = config.slo.state or config.rings / STATE
+        return Promises(config.slo.objectives, state, clock=self._clock, say=self._say)
+
+    def _promise(self, config: Config) -> None:
+        """Judge by the objectives of a configuration from now on."""
+        objectives = config.slo.objectives
+        if self._promises is not None and objectives is not None:
+            self._promises.change(objectives, config.slo.state or config.rings / STATE)
+        elif self._promises is not None or objectives is not None:
+            self._promises = self._promised(config)
+            self._engines.promise(self._promises)
+
+    def _watch_for_incidents(self, config: Config) -> None:
+        """Pin what a configuration wants to be pinned."""
+        settings = config.pins
+        if settings is None:
+            if self._pins is not None:
+                self._pins.close()
+            self._pins = self._incidents = None
+        elif self._pins is None or self._incidents is None:
+            self._pins = Pins(settings, self._engines.rings, clock=self._clock, say=self._say)
+            self._incidents = Incidents(self._pins, on=settings.on, slo=config.slo)
+        else:
+            self._pins.change(settings)
+            self._incidents.change(on=settings.on, slo=config.slo)
+
+    # --------------------------------------------------------------------------------------------
+
     def _look(self) -> None:
-        snapshot = self._engines.snapshot()
+        snapshot = replace(self._engines.snapshot(), running=self._running)
         self._engines.save()  # first: whatever is seen of this look is kept
         if self._incidents is not None:
             self._incidents.look(snapshot)

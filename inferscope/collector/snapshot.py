@@ -290,6 +290,19 @@ class Promised:
 
 
 @dataclass(frozen=True)
+class Running:
+    """How a collector runs."""
+
+    version: str
+    config_hash: str
+    """Of all that it is told, by its file, its objectives and its environment."""
+    num_reloads: int = 0
+    """That took effect."""
+    num_reloads_refused: int = 0
+    """That did not, for something could not be used."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything a reader shows, at one time."""
 
@@ -308,6 +321,8 @@ class Snapshot:
     """None where the reader has no objectives."""
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     """What a collector's exporters gave up, by exporter and reason."""
+    running: Running | None = None
+    """None where the reader is no collector."""
 
 
 def to_json(snapshot: Snapshot) -> bytes:

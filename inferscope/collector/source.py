@@ -78,6 +78,10 @@ class RingSource:
         """Tell whether a process that writes was there at the last call."""
         return self._follower.is_manned
 
+    def listen_with(self, listen: Listener | None) -> None:
+        """Have somebody else told of records from now on, or nobody."""
+        self._listen = listen
+
     def look_again(self) -> None:
         """Ask for the rings at the next call."""
         self._follower.look_again()

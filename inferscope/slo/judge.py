@@ -141,6 +141,10 @@ class Judge:
         if started_ns != self._started_ns:
             self._started_ns, self._answered_ns, self._num_warm_up = started_ns, None, 0
 
+    def promise(self, objectives: Objectives) -> None:
+        """Judge by other objectives from now on; what is decided stays as it is."""
+        self._all, self._is_known = objectives, False
+
     # --- deadlines ------------------------------------------------------------------------------
 
     def tick(

@@ -35,8 +35,9 @@ class Counting:
     def __init__(self, spend: Callable[[Objective, bool], None]) -> None:
         """Take what is told of each good and bad one, for the budget."""
         self._spend = spend
-        self._counts: dict[Objective, list[int]] = {}
-        self._causes: dict[Objective, dict[str, int]] = {}
+        # By name, as time series are: an objective that is changed goes on with its numbers.
+        self._counts: dict[str, list[int]] = {}
+        self._causes: dict[str, dict[str, int]] = {}
 
     def decided(self, objective: Objective, is_good: bool) -> None:
         """Count a request under an objective."""
@@ -50,19 +51,19 @@ class Counting:
     def explained(self, objective: Objective, cause: str | None) -> None:
         """Count the cause of a bad one."""
         self._of(objective)
-        self._causes[objective][cause or UNKNOWN] += 1
+        self._causes[objective.name][cause or UNKNOWN] += 1
 
     def of(self, objectives: tuple[Objective, ...]) -> tuple[Count, ...]:
         """Return the numbers as they are now, of these objectives."""
         told = []
         for one in objectives:
             good, bad, warm_up = self._of(one)
-            told.append(Count(one, good, bad, warm_up, dict(self._causes[one])))
+            told.append(Count(one, good, bad, warm_up, dict(self._causes[one.name])))
         return tuple(told)
 
     def _of(self, objective: Objective) -> list[int]:
-        counts = self._counts.get(objective)
+        counts = self._counts.get(objective.name)
         if counts is None:
-            counts = self._counts[objective] = [0, 0, 0]
-            self._causes[objective] = dict.fromkeys((*CAUSES, UNKNOWN), 0)
+            counts = self._counts[objective.name] = [0, 0, 0]
+            self._causes[objective.name] = dict.fromkeys((*CAUSES, UNKNOWN), 0)
         return counts

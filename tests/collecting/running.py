@@ -72,7 +72,7 @@ class Collector:
         prometheus: str = "port: 0",
         **environment: str,
     ) -> None:
-        file = folder / "collect.yaml"
+        self.file = file = folder / "collect.yaml"
         exporters = f"exporters:\n  prometheus: {{{prometheus}}}\n"
         file.write_text(exporters + config, encoding="utf-8")
         self._log = folder / "collect.log"
@@ -94,6 +94,14 @@ class Collector:
         """Ask for /metrics."""
         with urllib.request.urlopen(self.url, timeout=30) as answer:
             return Scrape(answer.read().decode())
+
+    def reload(self, text: str) -> str:
+        """Have it read another configuration; return what it says of that, line by line."""
+        before = self.said()
+        self.file.write_text(text, encoding="utf-8")
+        self.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "the configuration " in self.said()[len(before) :])
+        return self.said()[len(before) :]
 
     def stop(self) -> int:
         """End it as a service manager would, and return its exit code."""

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
+import inferscope_otlp.settings as otlp
+import inferscope_parquet.settings as parquet
+import inferscope_prometheus.settings as prometheus
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inferscope.collecting.config import INCIDENTS, PinSettings, SloSettings, read_config
+from inferscope.collecting.config import (
+    INCIDENTS,
+    PinSettings,
+    SloSettings,
+    config_hash,
+    read_config,
+)
 from inferscope.collecting.outlets import make_exporters
 from inferscope.errors import BadInput
 
@@ -186,3 +200,56 @@ def test_pins_can_be_switched_off(tmp_path: Path) -> None:
     file = tmp_path / "collect.yaml"
     file.write_text("pins: off\n", encoding="utf-8")
     assert read_config(file, {}).pins is None
+
+
+_WORDS = st.sampled_from(
+    ["rings", "exporters", "pins", "slo", "prometheus", "parquet", "otlp", "on"]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(st.binary(max_size=200) | _VALUES.map(lambda value: yaml.safe_dump(value).encode()))
+def test_whatever_is_in_the_file_it_is_read_or_named(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("config") / "collect.yaml"
+    file.write_bytes(raw)
+    said = ""
+    try:
+        told = config_hash(read_config(file, {}))
+    except BadInput as error:
+        told, said = "", str(error)
+    assert len(told) == (0 if said else 12)
+    assert len(said.splitlines()) <= 1
+
+
+_SETTINGS: dict[str, type] = {
+    "prometheus": prometheus.Settings,
+    "parquet": parquet.Settings,
+    "otlp": otlp.Settings,
+}
+
+
+@pytest.mark.parametrize("name", _SETTINGS)
+@given(data=st.data())
+def test_whatever_is_in_a_section_it_is_taken_or_named(name: str, data: st.DataObject) -> None:
+    keys = [each.name for each in fields(_SETTINGS[name])]
+    section = data.draw(st.dictionaries(st.sampled_from(keys) | st.text(max_size=5), _VALUES))
+    with suppress(BadInput):
+        make_exporters({name: section})
+
+
+def test_the_hash_tells_one_configuration_from_another(tmp_path: Path) -> None:
+    (tmp_path / "slo.yaml").write_text(_SLO, encoding="utf-8")
+    file = configured(tmp_path, _WHOLE.replace("slo: {", "slo: {file: slo.yaml, "))
+    whole = config_hash(read_config(file, {}))
+    file.write_text(f"# a comment\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
+    assert config_hash(read_config(file, {})) == whole
+    changed = {config_hash(read_config(file, {"INFERSCOPE_COLLECT_PINS_MAX_MB": "11"}))}
+    (tmp_path / "slo.yaml").write_text(_SLO.replace("1s", "2s"), encoding="utf-8")
+    changed.add(config_hash(read_config(file, {})))
+    assert len(changed | {whole}) == 3

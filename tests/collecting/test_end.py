@@ -42,7 +42,7 @@ class Kept(Finals):
 class LastMinute:
     """Serves a request once the engine is in sight, and asks for the end in the same instant."""
 
-    wants_pin = False
+    wants_pin = wants_reload = False
 
     def __init__(self, probe: Probe, kept: Kept) -> None:
         self._probe = probe
@@ -97,7 +97,7 @@ def test_what_ended_before_the_collector_was_asked_to_end_is_exported(
 class Restless:
     """Asks for the end at once, and ends the engine a while later."""
 
-    wants_pin = False
+    wants_pin = wants_reload = False
 
     def __init__(self, probe: Probe, kept: Kept) -> None:
         self._probe = probe

@@ -153,3 +153,93 @@ def test_one_that_has_lost_count_is_switched_off_alone() -> None:
     both.look(_NOTHING)
     assert linking.dropped == [{}]
     assert both.close()
+
+
+class Succeeding(Keeping):
+    """Goes on where another one ends."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        super().__init__(settings)
+        self.settings = settings
+        self.former: Succeeding | None = None
+        self.may_end.set()
+
+    def open(self) -> None:
+        assert "bad" not in self.settings, "not open"
+
+    def open_beside(self, former: Succeeding) -> None:
+        self.open()
+
+    def succeed(self, former: Succeeding) -> None:
+        self.former = former
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **kinds: type[Hanging]) -> None:
+    """Have these be what is installed."""
+    monkeypatch.setattr(outlets, "load_live_exporter", kinds.__getitem__)
+
+
+def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed(monkeypatch, same=Keeping, changed=Succeeding, gone=Hanging, new=Linking)
+    sections: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 1}, "gone": {}}
+    before = outlets.make_exporters(sections)
+    for each in before.values():
+        cast(Hanging, each).may_end.set()
+    said = list[str]()
+    all_of_them = outlets.Outlets(before, sections=sections, say=said.append)
+    all_of_them.open()
+    del said[:]
+    after: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 2}, "new": {}}
+    all_of_them.change(after)
+    assert said == ["gone: ended", "changed: hangs", "new: hangs"]
+    now = all_of_them._on
+    assert list(now) == ["same", "changed", "new"]
+    assert now["same"] is before["same"]
+    changed, linking = cast(Succeeding, now["changed"]), cast(Linking, now["new"])
+    linking.may_end.set()
+    assert changed.former is before["changed"]
+    assert linking.kept_trace_of(cast(FinalRequest, None)) == "a" * 32
+    for _ in range(2):  # while the former one is closed, and then
+        all_of_them.look(_NOTHING)
+        assert linking.dropped[-1]["changed"] == {"queue_full": 6}
+        for one in all_of_them._replaced:
+            one.join()
+    assert all_of_them.close()
+
+
+def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, one=Succeeding, other=Hanging, taken=Refusing)
+    sections: dict[str, Mapping[str, object]] = {"one": {"a": 1}}
+    said = list[str]()
+    outlet = outlets.Outlets(outlets.make_exporters(sections), sections=sections, say=said.append)
+    outlet.open()
+    (one,) = outlet._on.values()
+    with pytest.raises(BadInput, match="the address is taken"):
+        outlet.change({"one": {"a": 2}, "taken": {}})
+    with pytest.raises(BadInput, match="the exporter one raised AssertionError: not open"):
+        outlet.change({"one": {"bad": 1}})
+    assert outlet._on == {"one": one}
+    assert cast(Succeeding, one).former is None
+    outlet.change(sections)
+    assert outlet._on == {"one": one}
+    assert outlet.close()
+    assert said == ["one: hangs"]
+
+
+def test_one_that_was_switched_off_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, one=Hanging)
+    sections: dict[str, Mapping[str, object]] = {"one": {}}
+    broken = Hanging({})
+    broken.may_end.set()
+    outlet = outlets.Outlets({"one": broken}, sections=sections, say=lambda _: None)
+    outlet.open()
+    for _ in range(2):
+        outlet.look(_NOTHING)
+    assert outlet._on == {}
+    outlet.change(sections)
+    (one,) = outlet._on.values()
+    cast(Hanging, one).may_end.set()
+    assert one is not broken
+    assert outlet.close()

@@ -6,10 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import responses
 from pathlib import Path
 
@@ -134,6 +135,53 @@ def test_a_receiver_may_ask_to_be_left_alone(finals: Finals) -> None:
     wait_until(lambda: courier.num_sent == 1)
     courier.close()
     assert waits[1] - waits[0] >= 0.3
+
+
+def test_what_waits_is_left_to_another_with_what_is_on_the_way() -> None:
+    arrived = list[int]()
+    is_on_the_way, may_fail = threading.Event(), threading.Event()
+
+    def fail(batch: Sequence[int]) -> None:
+        is_on_the_way.set()
+        may_fail.wait(30)
+        raise NotDelivered("cut", again_after_s=60.0)
+
+    former: Courier[int] = Courier(fail, may_fail.set, max_waiting=500, name="one", gather_s=0)
+    for number in range(200):
+        former.put(number)
+    former.start()
+    wait_until(is_on_the_way.is_set)
+    heir: Courier[int] = Courier(
+        arrived.extend, lambda: None, max_waiting=500, name="other", gather_s=0
+    )
+    former.leave_to(heir)
+    for number in range(200, 210):
+        heir.put(number)
+    former.close()
+    assert sum(former.num_dropped.values()) == former.num_sent == former.num_waiting == 0
+    heir.start()
+    wait_until(lambda: heir.num_sent == 210)
+    heir.close()
+    assert sorted(arrived) == list(range(210))
+    assert arrived[-10:] == list(range(200, 210))
+    assert sum(heir.num_dropped.values()) == 0
+
+
+def test_another_endpoint_gets_what_the_former_one_missed(finals: Finals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    former = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces"})
+    former.open()
+    flood(former, finals, 30)
+    with receiving() as sink:
+        successor = OtlpExporter({"endpoint": sink.url})
+        successor.open_beside(former)
+        successor.succeed(former)
+        former.close()
+        assert sum(former.num_dropped.values()) == 0
+        flood(successor, finals, 5)
+        wait_until(lambda: successor.num_sent == 35)
+        successor.close()
 
 
 def test_a_child_of_a_fork_sends_nothing_and_does_not_wait(finals: Finals) -> None:

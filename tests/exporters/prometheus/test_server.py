@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from inferscope_prometheus import PrometheusExporter
 from inferscope_prometheus.server import Server
 from inferscope_prometheus.settings import read_settings
 
@@ -207,3 +208,27 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = str(tmp_path / "none.pem")
     with pytest.raises(BadInput, match=r"none\.pem"):
         Server(read_settings({"port": 0, "tls_cert": path, "tls_key": path}), lambda is_open: b"")
+
+
+def test_another_address_of_the_same_port_is_served_before_the_first_one_ends(
+    tmp_path: Path,
+) -> None:
+    former = PrometheusExporter({"port": 0})
+    former.open()
+    port = int(former.describe().split(":")[-1].split("/")[0])
+    successor = PrometheusExporter({"host": "0.0.0.0", "port": port})
+    broken = PrometheusExporter({"host": "0.0.0.0", "port": port, "token_file": str(tmp_path)})
+    try:
+        with pytest.raises(BadInput, match="cannot read token_file"):
+            broken.open_beside(former)
+        with pytest.raises(BadInput, match="in use"):
+            successor.open()
+        successor.open_beside(former)
+        successor.succeed(former)
+        with pytest.raises(BadInput, match="in use"):
+            PrometheusExporter({"host": "0.0.0.0", "port": port}).open()
+        former.close()
+        assert get(port)[0] == 200
+    finally:
+        former.close()
+        successor.close()
