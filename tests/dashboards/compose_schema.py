@@ -14,6 +14,7 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
 class Service(Struct, kw_only=True):
     image: str
     network_mode: Literal["host", "none", "bridge"]
+    group_add: list[str] = []
     command: list[str] = []
     environment: dict[str, str] = {}
     volumes: list[str]

@@ -132,6 +132,11 @@ class ConfigMapVolume(Struct):
     name: str
 
 
+class SecretVolume(Struct):
+    secret_name: str
+    default_mode: int = 0o644
+
+
 class Claim(Struct):
     claim_name: str
 
@@ -141,6 +146,7 @@ class Volume(Struct):
     empty_dir: EmptyDir | None = None
     host_path: HostPath | None = None
     config_map: ConfigMapVolume | None = None
+    secret: SecretVolume | None = None
     persistent_volume_claim: Claim | None = None
 
 
@@ -189,10 +195,21 @@ class DaemonSet(Struct, tag_field="kind", tag="DaemonSet"):
     spec: DaemonSetSpec
 
 
+class KeyOfSecret(Struct):
+    name: str
+    key: str
+
+
+class Authorization(Struct):
+    credentials: KeyOfSecret
+    type: str = "Bearer"
+
+
 class PodMetricsEndpoint(Struct):
     port: str
     path: str
     interval: str
+    authorization: Authorization
 
 
 class PodMonitorSpec(Struct):

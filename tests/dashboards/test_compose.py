@@ -108,6 +108,12 @@ def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Dataso
     (job,) = prometheus["scrape_configs"]
     told = config.exporters["prometheus"]
     assert job["static_configs"] == [{"targets": [f"{told['host']}:{told['port']}"]}]
+    # One file, on the host and in the container, whose user is in the group that may read it.
+    shown = config_of(compose.services["prometheus"]).with_name(
+        job["authorization"]["credentials_file"]
+    )
+    assert told["token_file"] == str(shown.relative_to(FOLDER.parent))
+    assert compose.services["prometheus"].group_add == ["${INFERSCOPE_GID:-1000}"]
     ((alertmanager,),) = (
         each["static_configs"] for each in prometheus["alerting"]["alertmanagers"]
     )
@@ -139,8 +145,10 @@ def test_grafana_finds_the_dashboards(compose: Compose) -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_takes_the_configuration(compose: Compose) -> None:
-    file = config_of(compose.services["prometheus"])
+def test_promtool_takes_the_configuration(compose: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "prometheus.yaml"
+    shutil.copy(config_of(compose.services["prometheus"]), file)
+    (tmp_path / "token").write_text("0123456789abcdef", encoding="ascii")
     done = subprocess.run(
         ["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False
     )

@@ -117,8 +117,9 @@ def test_what_is_scraped_is_where_the_collector_serves(way: Way) -> None:
     (port,) = way.collector.ports
     assert (endpoint.port, endpoint.path) == (port.name, "/metrics")
     prometheus = way.config.exporters["prometheus"]
-    assert prometheus == {"host": "0.0.0.0", "port": port.container_port}
-    # Whoever scrapes comes from one namespace; that is all that keeps others out.
+    assert prometheus["host"] == "0.0.0.0"
+    assert prometheus["port"] == port.container_port
+    # Whoever scrapes comes from one namespace, and shows the token.
     (rule,) = (r for r in policy.spec.ingress if r.ports[0].port == port.container_port)
     assert [peer.namespace_selector.match_labels for peer in rule.from_] == [
         {"kubernetes.io/metadata.name": "monitoring"}
@@ -126,6 +127,26 @@ def test_what_is_scraped_is_where_the_collector_serves(way: Way) -> None:
     open_to_all = {p.port for r in policy.spec.ingress if not r.from_ for p in r.ports}
     ports = {each.container_port for c in way.pod.containers for each in c.ports}
     assert open_to_all == ports - {port.container_port}
+
+
+def test_who_scrapes_shows_the_token_that_the_collector_reads(way: Way) -> None:
+    monitor = way.only(PodMonitor)
+    assert isinstance(monitor, PodMonitor)
+    (endpoint,) = monitor.spec.pod_metrics_endpoints
+    shown = endpoint.authorization.credentials
+    assert endpoint.authorization.type == "Bearer"
+    (volume,) = (volume for volume in way.pod.volumes if volume.secret is not None)
+    assert volume.secret is not None
+    assert volume.secret.secret_name == shown.name
+    (mount,) = (m for m in way.collector.volume_mounts if m.name == volume.name)
+    assert mount.read_only
+    token_file = way.config.exporters["prometheus"]["token_file"]
+    assert token_file == f"{mount.mount_path}/{shown.key}"
+    others = {m.name for c in way.containers() if c is not way.collector for m in c.volume_mounts}
+    assert volume.name not in others
+    # The kubelet gives the file to root and this group; `read_token` refuses what is open to all.
+    assert way.pod.security_context.fs_group == way.pod.security_context.run_as_group
+    assert volume.secret.default_mode == 0o440
 
 
 def test_ports_and_volumes_are_named_where_they_are_used(way: Way) -> None:
