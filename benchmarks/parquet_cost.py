@@ -1,4 +1,4 @@
-"""What Parquet costs: on the fold's thread, on the writer's, and on the disk.
+"""What Parquet costs: on the fold's thread, on the writer's, when files are merged, on the disk.
 
 Folds `samples/demo.isr` once and writes its requests, and steps of a full batch made of its last
 one, over and over, into a temporary folder. Prints processor time and bytes.
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from demo_finals import BATCH, full_step, told_of_demo
 from inferscope_parquet.batches import Batch, Gatherer
+from inferscope_parquet.compaction import compact
 from inferscope_parquet.folder import Folder
 from inferscope_parquet.settings import Settings
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from msgspec.structs import replace
 from inferscope.collector.finals import FinalStep
 
 STEPS = 2000
+FILES = 12
+"""An hour's, five minutes each."""
 
 
 def varied_step(like: FinalStep, number: int) -> FinalStep:
@@ -43,6 +46,13 @@ def process_us(work: Callable[[], object]) -> float:
     return (time.process_time() - began) * 1e6
 
 
+def merge_all(settings: Settings) -> None:
+    """Merge the files of all hours that are there."""
+    for name in settings.tables:
+        for hour in settings.folder.glob(f"{name}/date=*/hour=*"):
+            compact(hour, name, settings)
+
+
 def main() -> None:
     """Run the benchmark."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -53,6 +63,7 @@ def main() -> None:
     told = told_of_demo()
     steps = [varied_step(told.steps[-1], number) for number in range(STEPS)]
     taken, written = list[float](), {"steps": list[float](), "requests": list[float]()}
+    merged = {"steps": list[float](), "requests": list[float]()}
     sizes = dict[str, float]()
     for _ in range(options.repeats):
         handed = list[Batch]()
@@ -65,10 +76,15 @@ def main() -> None:
         for name, batch in batches.items():
             num = len(batch.steps) or len(batch.requests)
             with tempfile.TemporaryDirectory() as place:
-                folder = Folder(Settings(Path(place)))
+                settings = Settings(Path(place))
+                folder = Folder(settings)
                 written[name].append(process_us(lambda f=folder, b=batch: f.write(b)) / num)
                 files = Path(place).rglob("*.parquet")
                 sizes[name] = round(sum(file.stat().st_size for file in files) / num, 1)
+                for _ in range(FILES - 1):
+                    folder.write(batch)
+                took_us = process_us(lambda s=settings: merge_all(s))
+                merged[name].append(took_us / (FILES * num))
     middle = options.repeats // 2
     result = {
         "machine": platform.processor() or platform.machine(),
@@ -78,6 +94,10 @@ def main() -> None:
         "writer_thread_us": {
             f"step_of_{BATCH}": round(sorted(written["steps"])[middle], 2),
             "request": round(sorted(written["requests"])[middle], 2),
+        },
+        "merging_us": {
+            f"step_of_{BATCH}": round(sorted(merged["steps"])[middle], 2),
+            "request": round(sorted(merged["requests"])[middle], 2),
         },
         "bytes": {f"step_of_{BATCH}": sizes["steps"], "request": sizes["requests"]},
     }

@@ -33,6 +33,7 @@ class ParquetExporter:
             BadInput: a setting is not known, or its value cannot be used.
         """
         self._settings = read_settings(settings)
+        self._folder: Folder | None = None
         self._writer: Writer | None = None
         self._gatherer: Gatherer | None = None
 
@@ -70,7 +71,8 @@ class ParquetExporter:
             ImportError: pyarrow is not installed.
         """
         settings = self._settings
-        self._writer = Writer(_folder(settings), name=f"Parquet files in {settings.folder}")
+        self._folder = _folder(settings, merges=settings.compact)
+        self._writer = Writer(self._folder, name=f"Parquet files in {settings.folder}")
         self._gatherer = Gatherer(self._writer.put, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
@@ -90,6 +92,8 @@ class ParquetExporter:
         if self._writer is not None and self._gatherer is not None:
             self._gatherer.end_files()
             self._writer.close()
+        if self._folder is not None:
+            self._folder.close()
 
     @property
     def num_dropped(self) -> dict[str, int]:
@@ -114,7 +118,7 @@ class FolderExport:
         """
         settings = Settings(path, max_mb=1e9)
         self._path = path
-        self._folder = _folder(settings)
+        self._folder = _folder(settings, merges=False)
         self._gatherer = Gatherer(self._write, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
@@ -149,11 +153,12 @@ class FolderExport:
             raise BadInput(f"cannot write {self._path}: {why}. Choose another place.") from error
 
 
-def _folder(settings: Settings) -> Folder:
+def _folder(settings: Settings, *, merges: bool) -> Folder:
+    from inferscope_parquet.compaction import Compactor
     from inferscope_parquet.folder import Folder
 
     try:
-        return Folder(settings)
+        return Folder(settings, compactor=Compactor(settings) if merges else None)
     except OSError as error:
         raise BadInput(
             f"cannot write {settings.folder}: {error.strerror}. Choose another place."

@@ -8,7 +8,6 @@ writer; whoever opens the folder next removes those that nobody holds.
 
 from __future__ import annotations
 
-import calendar
 import fcntl
 import os
 import secrets
@@ -23,13 +22,20 @@ import pyarrow.parquet as pq
 
 from inferscope.private import open_private
 from inferscope_parquet.batches import Batch
+from inferscope_parquet.compaction import Compactor, locked, sweep
+from inferscope_parquet.naming import NO_HOST, hour_of, is_of_host
 from inferscope_parquet.settings import TABLES, Settings
-from inferscope_parquet.tables import SCHEMA_VERSION, SCHEMAS, by_hour, first_s, table_of
+from inferscope_parquet.tables import (
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    SCHEMAS,
+    by_hour,
+    first_s,
+    table_of,
+)
 
 _PARTIAL = ".partial"
-_HOUR_S = 3600
 _MOST_GROUP_ROWS = 1 << 17
-_NO_HOST = "export"
 
 
 class Folder:
@@ -39,13 +45,18 @@ class Folder:
         num_lost: rows that are in no file because it could not be completed.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, compactor: Compactor | None = None) -> None:
         """Make the folder, unless it is there, and remove what a crash left in it.
+
+        Args:
+            settings: where, and how much.
+            compactor: is told of hours that are over.
 
         Raises:
             OSError: it cannot be written to.
         """
         self._settings = settings
+        self._compactor = compactor
         self._open: dict[tuple[str, int], _File] = {}
         self._newest_hour = 0
         self.num_lost = 0
@@ -98,6 +109,8 @@ class Folder:
             self.give_up()
             raise
         self._make_room()
+        if self._compactor is not None:
+            self._compactor.hours_before(self._newest_hour)
 
     def _parts(self, batch: Batch) -> list[tuple[str, int, pa.Table]]:
         """Return the batch's rows by table and hour, all of them before any is written."""
@@ -106,6 +119,11 @@ class Folder:
         names = self._settings.tables
         tables = [(name, table_of(name, batch, host=self._settings.host)) for name in names]
         return [(name, *hour) for name, table in tables for hour in by_hour(name, table).items()]
+
+    def close(self) -> None:
+        """Merge no more; files that are open stay unfinished."""
+        if self._compactor is not None:
+            self._compactor.close()
 
     def give_up(self) -> None:
         """Remove the files that are not complete."""
@@ -121,10 +139,12 @@ class Folder:
             at = time.gmtime(first_s(name, rows))
             day = self._settings.folder / name / time.strftime("date=%Y-%m-%d", at)
             folder = day / time.strftime("hour=%H", at)
-            for each in (day.parent, day, folder):
-                each.mkdir(mode=0o700, exist_ok=True)
-            stem = f"{self._prefix}{time.strftime('%H%M%S', at)}-{secrets.token_hex(4)}"
-            self._open[key] = _File(folder / f"{stem}.parquet", SCHEMAS[name])
+            stem = f"{self._settings.host or NO_HOST}-{time.strftime('%H%M%S', at)}"
+            with locked(self._settings.folder, fcntl.LOCK_SH):
+                for each in (day.parent, day, folder):
+                    each.mkdir(mode=0o700, exist_ok=True)
+                path = folder / f"{stem}-{secrets.token_hex(4)}.parquet"
+                self._open[key] = _File(path, SCHEMAS[name])
             self._newest_hour = max(self._newest_hour, hour)
         return self._open[key]
 
@@ -132,16 +152,13 @@ class Folder:
         self._open[name, hour].end()
         del self._open[name, hour]
 
-    @property
-    def _prefix(self) -> str:
-        return f"{self._settings.host or _NO_HOST}-"
-
     def _sweep(self) -> None:
         """Remove what writers that are gone left unfinished."""
         for path in self._files(f"*.parquet{_PARTIAL}"):
             with suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+        sweep(self._settings.folder)
 
     def _make_room(self) -> None:
         """Remove this host's oldest files beyond what is kept, counting from its newest hour."""
@@ -149,11 +166,11 @@ class Folder:
         num_bytes, eldest = 0, 0.0
         if settings.keep_hours is not None:
             eldest = self._newest_hour - settings.keep_hours
-        ours = self._files(f"{self._prefix}*.parquet")
-        for path in sorted(ours, key=lambda path: (_hour_of(path), path.name), reverse=True):
+        ours = [p for p in self._files("*.parquet") if is_of_host(p.name, settings.host)]
+        for path in sorted(ours, key=lambda path: (hour_of(path.parent), path.name), reverse=True):
             with suppress(OSError):
                 num_bytes += path.stat().st_size
-                if num_bytes > settings.max_bytes or _hour_of(path) < eldest:
+                if num_bytes > settings.max_bytes or hour_of(path.parent) < eldest:
                     path.unlink()
                     for folder in (path.parent, path.parent.parent):
                         folder.rmdir()  # fails, silently, as long as something is in it
@@ -177,7 +194,7 @@ class _File:
         self._stream: IO[bytes] = os.fdopen(open_private(self._partial), "wb")
         with suppress(OSError):  # not every network's file system locks
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        told = {"inferscope.schema": str(SCHEMA_VERSION)}
+        told = {SCHEMA_KEY: str(SCHEMA_VERSION)}
         self._writer = pq.ParquetWriter(
             self._stream, schema.with_metadata(told), compression="zstd"
         )
@@ -207,12 +224,3 @@ class _File:
             self._stream.close()
         with suppress(OSError):
             self._partial.unlink()
-
-
-def _hour_of(path: Path) -> float:
-    """Return the hours since 1970 by a file's folders; of one that is none of ours, the future."""
-    try:
-        at = time.strptime(f"{path.parent.parent.name} {path.parent.name}", "date=%Y-%m-%d hour=%H")
-    except ValueError:
-        return float("inf")
-    return calendar.timegm(at) // _HOUR_S

@@ -31,6 +31,9 @@ class Settings:
     keep_hours: float | None = None
     """Older hours go; None keeps what fits."""
 
+    compact: bool = True
+    """Merge the small files of an hour once it is over."""
+
     @property
     def rotate_ns(self) -> int:
         """After this a file is ended."""
@@ -65,7 +68,9 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     tables = given.get("tables", list(TABLES))
     if not isinstance(tables, list) or not tables or not set(tables) <= set(TABLES):
         raise BadInput(f"tables is {tables!r}. Give a list of some of: {', '.join(TABLES)}.")
-    keep_hours = given.get("keep_hours")
+    keep_hours, compact = given.get("keep_hours"), given.get("compact", True)
+    if not isinstance(compact, bool):
+        raise BadInput(f"compact is {compact!r}. Give true or false.")
     return Settings(
         Path(folder),
         tuple(name for name in TABLES if name in tables),
@@ -74,6 +79,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
         _number("rotate_mb", given.get("rotate_mb", Settings.rotate_mb), least=1),
         _number("max_mb", given.get("max_mb", Settings.max_mb), least=1),
         None if keep_hours is None else _number("keep_hours", keep_hours, least=1),
+        compact,
     )
 
 

@@ -22,6 +22,8 @@ from inferscope.records import PHASES, RECOMPUTED
 from inferscope_parquet.batches import Batch, Engine
 
 SCHEMA_VERSION = 1
+SCHEMA_KEY = "inferscope.schema"
+"""Under which a file's metadata say its version."""
 _HOUR_US = 3_600_000_000
 _TRACE_ID = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
