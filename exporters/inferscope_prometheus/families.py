@@ -81,6 +81,7 @@ def families(
     yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
+    yield from _ranks(replicas)
     yield from payers(
         [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in looks]
     )
@@ -157,6 +158,23 @@ def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric
         ("result",),
         (((*at, result), num) for at, c in replicas for result, num in c.spec_tokens.items()),
     )
+
+
+def _ranks(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+    """Return what ranks that work together took, where several are seen."""
+    rows = [
+        ((*at, str(rank)), ns / 1e9)
+        for at, counts in replicas
+        if len(counts.rank_ns) > 1
+        for rank, ns in sorted(counts.rank_ns.items())
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_rank_step_seconds",
+            "Time in steps as each rank measured it: the others wait for one that has more.",
+            ("rank",),
+            rows,
+        )
 
 
 def _devices(looks: list[Look]) -> Iterator[Metric]:

@@ -90,6 +90,8 @@ class Counts:
         self.tokens = dict.fromkeys(names.TOKENS, 0)
         self.flops = dict.fromkeys(names.PHASES, 0)
         self.spec_tokens = dict.fromkeys(names.SPEC_RESULTS, 0)
+        self.rank_ns: dict[int, int] = {}
+        """In steps, by rank, as each measured it."""
         self.num_joined_late = 0
 
     def copy(self) -> Counts:
@@ -217,6 +219,8 @@ class Numbers:
         num_rows = len(step.request_ids)
         if not num_rows:
             return
+        if step.rank < names.MOST_REPLICAS:
+            counts.rank_ns[step.rank] = counts.rank_ns.get(step.rank, 0) + step.measured_ns
         phases = step.phases.tobytes()
         num_prefills, prefill_ns, prefill_tokens = phases.count(PREFILL), 0, 0
         if num_prefills:

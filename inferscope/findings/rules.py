@@ -23,6 +23,7 @@ from inferscope.findings.overhead import (
     mostly_reasoning,
 )
 from inferscope.findings.promised import Promised
+from inferscope.findings.ranks import slow_rank
 from inferscope.findings.watch import Run, Watch
 from inferscope.slo.tally import Count
 
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     cold_starts,
     unused_prefixes,
     costly_speculation,
+    slow_rank,
 )
 
 FEWEST_REQUESTS = 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +20,18 @@ _GUESSES = ("roofline", "tokens")
 """Sources of models that know nothing of this engine: they cannot say what batching is worth."""
 _MOST_WAITING = 8192
 """Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
+
+
+class RankTime(msgspec.Struct):
+    """The steps of one rank, as it measured them."""
+
+    num: int = 0
+    sum_ns: int = 0
+
+    @property
+    def mean_ns(self) -> float:
+        """Return the mean."""
+        return self.sum_ns / self.num
 
 
 class Steps:
@@ -37,6 +50,7 @@ class Steps:
         decode_alone_ns: what those decodes would have taken each by itself, summed (modelled).
         decode_together_ns: what they took without prefills, summed (modelled).
         speculation: those that verify or draft.
+        of_rank: of every rank that is seen, by data-parallel rank and rank.
     """
 
     def __init__(self) -> None:
@@ -46,12 +60,17 @@ class Steps:
         self.num_modelled = self.decodes_modelled = 0
         self.decode_alone_ns = self.decode_together_ns = 0
         self.speculation = Speculation()
+        self.of_rank: dict[tuple[int, int], RankTime] = {}
         self._last: tuple[int, int] | None = None
         self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
         """By request: when steps ended in which it decoded beside prefills, and its waits there."""
 
     def add(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Take a step; each of its ranks tells of it, one after another."""
+        if step.request_ids:
+            of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankTime())
+            of_rank.num += 1
+            of_rank.sum_ns += step.measured_ns
         key = (step.dp_rank, step.step)
         if key == self._last:
             return
