@@ -18,6 +18,7 @@ import msgspec
 from inferscope import __version__
 from inferscope.calibration import stored
 from inferscope.cli.doctor_device import Finding, devices, tracing
+from inferscope.cli.doctor_pod import pod
 from inferscope.counters.source import has_nvidia
 from inferscope.errors import InferScopeError
 from inferscope.records import SAMPLER_ROLE
@@ -60,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
         mark = "ok" if finding.is_fine else "--"
         sys.stdout.write(f"{mark}  {finding.name:<14} {finding.found}\n")
         if finding.fix:
-            sys.stdout.write(f"    {'':<14} → {finding.fix}\n")
+            lines = finding.fix.replace("\n", f"\n{'':<21}")
+            sys.stdout.write(f"    {'':<14} → {lines}\n")
     return 0
 
 
@@ -71,6 +73,7 @@ def examine() -> list[Finding]:
         Finding("inferscope", True, f"{__version__}, Python {platform.python_version()}"),
         Finding("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
+        *pod(os.environ, has_engine=any(map(_is_installed, ("vllm", "sglang")))),
         _running(),
         _sampler(),
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),

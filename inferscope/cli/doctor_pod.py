@@ -1,0 +1,72 @@
+"""What `doctor` looks at inside a pod of Kubernetes: the lines that its manifest lacks.
+
+Engine and collector share the rings' folder and nothing else, so it has to be a volume in both, and
+both have to be told where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from inferscope.cli.doctor_device import Finding
+
+IN_A_POD = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in every container."""
+_MOUNTS = Path("/proc/self/mountinfo")
+_FOLDER = "/run/inferscope"
+_DIR = """in each container:
+env:
+  - {name: INFERSCOPE_DIR, value: %s}"""
+_VOLUME = """in each container, and in the pod:
+volumeMounts:
+  - {name: rings, mountPath: %s}
+volumes:
+  - {name: rings, emptyDir: {medium: Memory, sizeLimit: 1Gi}}"""
+_SWITCH = """in the engine's container:
+env:
+  - {name: INFERSCOPE, value: "1"}"""
+_NAME = """in the engine's container:
+env:
+  - {name: INFERSCOPE_ENGINE_ID, valueFrom: {fieldRef: {fieldPath: metadata.name}}}"""
+
+
+def pod(
+    environment: Mapping[str, str], *, has_engine: bool, mounts: Path = _MOUNTS
+) -> Iterator[Finding]:
+    """Look at the container that this runs in; nothing outside a pod.
+
+    Args:
+        environment: of this process.
+        has_engine: whether an engine with a plug-in is installed here.
+        mounts: what is mounted, as the kernel tells it.
+    """
+    if not environment.get(IN_A_POD):
+        return
+    folder = environment.get("INFERSCOPE_DIR", "")
+    if not folder:
+        yield Finding("pod: rings", False, "INFERSCOPE_DIR is not set", _DIR % _FOLDER)
+    where = folder or _FOLDER
+    if _is_own(where, mounts):
+        found = f"{where} is the container's own: no other container sees it"
+        yield Finding("pod: volume", False, found, _VOLUME % where)
+    elif folder:
+        yield Finding("pod: rings", True, f"{folder} is a volume, which containers can share")
+    if not has_engine:
+        return
+    if environment.get("INFERSCOPE") != "1":
+        yield Finding("pod: engine", False, "INFERSCOPE is not 1: engines are not seen", _SWITCH)
+    if not environment.get("INFERSCOPE_ENGINE_ID"):
+        found = "INFERSCOPE_ENGINE_ID is not set: engines have made-up names"
+        yield Finding("pod: name", False, found, _NAME)
+
+
+def _is_own(folder: str, mounts: Path) -> bool:
+    """Tell whether nothing but the container's root is mounted at a folder or above it."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False  # nobody can tell
+    points = [Path(fields[4]) for line in lines if len(fields := line.split()) > 4]
+    wanted = Path(folder)
+    return all(str(point) == "/" or not wanted.is_relative_to(point) for point in points)
