@@ -1,0 +1,116 @@
+"""What is exported under which name: other people's dashboards and alerts rest on it.
+
+A family that is new goes into the list. One that is renamed, or loses a label, stays beside its
+successor for two releases, with "Deprecated" in its help; only then is its line removed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from inferscope_prometheus import PrometheusExporter, names
+from inferscope_prometheus.collector_families import collector_families
+from inferscope_prometheus.families import families
+from inferscope_prometheus.page import page
+from inferscope_prometheus.slo_families import slo_families
+from msgspec.structs import replace as changed
+
+from inferscope.collector.finals import DeviceHealth
+from inferscope.collector.snapshot import (
+    BudgetView,
+    CountersView,
+    EngineView,
+    Promised,
+    Running,
+)
+from inferscope.records import THROTTLES
+from inferscope.slo.objectives import Objective
+from inferscope.slo.tally import Count
+from tests.collecting.running import Scrape
+from tests.exporters.otlp.conftest import Finals
+
+ROOT = Path(__file__).parents[3]
+LIST = ROOT / "tests" / "golden" / "metrics.txt"
+_OBJECTIVE = Objective("ttft", "ttft", 0.5, 0.99, 3600.0)
+_BY_PHASE = {"prefill": 1, "decode": 1}
+
+
+def with_everything(view: EngineView) -> EngineView:
+    """Return an engine of which all sources tell."""
+    counted = ("sm_active_ns", "gpu_busy_ns", "energy_uj", "hbm_read_bytes", "hbm_write_bytes")
+    gauges = ("sm_active_share", "dram_share", "memory_used_bytes", "dram_peak_bytes_per_s")
+    counters = CountersView(
+        totals=dict.fromkeys(counted, _BY_PHASE), gauges=dict.fromkeys(gauges, 0.5)
+    )
+    health = DeviceHealth(dict.fromkeys(THROTTLES.values(), 0), 0, {})
+    return replace(
+        view,
+        is_alive=True,
+        health=replace(view.health, probe_state="on", probe_share=0.001),
+        counters=counters,
+        devices=tuple(replace(device, health=health) for device in view.devices),
+        objectives=(Count(_OBJECTIVE, causes={"queue": 0}),),
+    )
+
+
+def exported(finals: Finals) -> Scrape:
+    """Return a page with all families there are."""
+    exporter = PrometheusExporter({"port": 0, "price_per_gpu_hour": 1})
+    exporter.open()
+    try:
+        for request in finals.requests:
+            exporter.request(changed(request, adapter="sql"))
+        for step in finals.steps:
+            exporter.step(step)
+            exporter.step(changed(step, rank=1))
+        assert finals.view is not None
+        (view,) = finals.view.engines
+        now = replace(finals.view, engines=(with_everything(view),), mono_ns=view.through_ns)
+        exporter.look(now)
+        (look,) = exporter._published.now.looks
+    finally:
+        exporter.close()
+    budget = BudgetView("m", _OBJECTIVE, 1, 0, 1.0)
+    told = (
+        *families([replace(look, coverage=0.99)], dropped={"otlp": {"closed": 0}}),
+        *slo_families([(look.whole, look.view.objectives[0])], Promised((budget,), 0.0)),
+        *collector_families(Running("1", "0" * 12)),
+    )
+    return Scrape(page(told, is_open=False).decode())
+
+
+def told(scrape: Scrape) -> str:
+    """Return a line for each: its name, its kind, and its labels beside those of all."""
+    lines = []
+    for family in scrape.families.values():
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert len(labels) == 1, f"{family.name} has no samples, or not all have the same labels"
+        (found,) = labels
+        assert found >= set(names.LABELS)
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(" ".join((name, family.type, *sorted(found - set(names.LABELS)))))
+    return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def test_names_kinds_and_labels_are_those_of_the_list(finals: Finals) -> None:
+    assert told(exported(finals)) == LIST.read_text(encoding="utf-8")
+
+
+def documented() -> set[str]:
+    """Return the names in the tables of the page, braces spelt out."""
+    text = (ROOT / "docs" / "collect.md").read_text(encoding="utf-8")
+    found = set[str]()
+    for row in re.findall(r"^\| (`inferscope_.*?) \|", text, re.MULTILINE):
+        for name in re.findall(r"`(inferscope_[^`]*)`", row):
+            plain = re.sub(r"\{[a-z]*=.*\}", "", name)
+            parts = [part.split(",") for part in re.split(r"[{}]", plain)]
+            found |= {"".join(each) for each in product(*parts)}
+    return found
+
+
+def test_every_name_is_documented_and_every_documented_name_is_one() -> None:
+    listed = {line.split()[0] for line in LIST.read_text(encoding="utf-8").splitlines()}
+    assert documented() == listed
