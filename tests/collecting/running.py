@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class Collector:
         folder: Path,
         config: str = "",
         prometheus: str = "port: 0",
+        *,
+        within: Sequence[str] = (),
         **environment: str,
     ) -> None:
         self.file = file = folder / "collect.yaml"
@@ -78,7 +80,7 @@ class Collector:
         self._log = folder / "collect.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "inferscope", "collect", "--config", str(file)],
+                [*within, sys.executable, "-m", "inferscope", "collect", "--config", str(file)],
                 stderr=log,
                 env={**os.environ, "INFERSCOPE_DIR": str(rings), **environment},
             )
@@ -111,10 +113,16 @@ class Collector:
 
 @contextmanager
 def collecting(
-    rings: Path, folder: Path, config: str = "", prometheus: str = "port: 0", **env: str
+    rings: Path,
+    folder: Path,
+    config: str = "",
+    prometheus: str = "port: 0",
+    *,
+    within: Sequence[str] = (),
+    **env: str,
 ) -> Iterator[Collector]:
     """Run a collector for as long as the context lasts."""
-    collector = Collector(rings, folder, config, prometheus, **env)
+    collector = Collector(rings, folder, config, prometheus, within=within, **env)
     try:
         yield collector
     finally:
@@ -125,10 +133,10 @@ def collecting(
 class Engine:
     """The engine of by_hand.py, running."""
 
-    def __init__(self, rings: Path, name: str) -> None:
+    def __init__(self, rings: Path, name: str, *, within: Sequence[str] = ()) -> None:
         environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name}
         self.process = subprocess.Popen(
-            [sys.executable, str(BY_HAND)],
+            [*within, sys.executable, str(BY_HAND)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -156,9 +164,9 @@ class Engine:
 
 
 @contextmanager
-def engine_by_hand(rings: Path, name: str) -> Iterator[Engine]:
-    """Run an engine for as long as the context lasts."""
-    engine = Engine(rings, name)
+def engine_by_hand(rings: Path, name: str, *, within: Sequence[str] = ()) -> Iterator[Engine]:
+    """Run an engine for as long as the context lasts; `within` is a command that runs commands."""
+    engine = Engine(rings, name, within=within)
     try:
         yield engine
     finally:

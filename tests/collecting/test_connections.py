@@ -1,0 +1,110 @@
+"""Nobody is called that is not configured: an engine opens no socket, a collector its own alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.collecting.running import eventually
+
+ROOT = Path(__file__).parents[2]
+ENGINE = "tests.collecting.by_hand"
+
+
+@contextmanager
+def audited(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a module whose connections are written down in the folder, as its name says."""
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.collecting.audited"),
+            *(str(folder / module), module, *arguments),
+        ],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "4"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def do(engine: subprocess.Popen[str], *lines: str) -> None:
+    """Make the engine do something, and wait until it has."""
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    for line in lines:
+        engine.stdin.write(f"{line}\n")
+        engine.stdin.flush()
+        assert engine.stdout.readline() == "done\n"
+
+
+def begun(folder: Path, module: str) -> list[str]:
+    file = folder / module
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def test_an_engine_opens_no_socket_and_a_collector_only_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "collect.yaml"
+    config.write_text(
+        f"exporters:\n  prometheus: {{port: 0}}\n  parquet: {{folder: {tmp_path}/parquet}}\n",
+        encoding="utf-8",
+    )
+    with (
+        audited(tmp_path, "inferscope", "collect", "--config", str(config)) as collector,
+        audited(tmp_path, ENGINE) as engine,
+    ):
+        assert collector.stderr is not None
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        line = collector.stderr.readline()
+        url = line.split("serves ")[1].split()[0]
+
+        def tells(what: str) -> bool:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return what in answer.read().decode()
+
+        eventually(lambda: tells('finish_reason="stop"} 0.0'))
+        do(engine, "begin a", "go a 3", "end a stop")
+        eventually(lambda: tells('finish_reason="stop"} 1.0'))
+        collector.send_signal(signal.SIGTERM)
+        assert collector.wait(timeout=60) == 0
+        engine.stdin.write("quit\n")
+        engine.stdin.flush()
+        assert engine.wait(timeout=60) == 0
+    assert (tmp_path / ENGINE).read_text(encoding="utf-8") == ""
+    ours = begun(tmp_path, "inferscope")
+    assert [each.split()[0] for each in ours] == ["socket.getaddrinfo", "socket.bind"]
+    assert all("127.0.0.1" in each for each in ours)
+
+
+def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
+    """It would be seen: traces go to where the configuration says."""
+    config = tmp_path / "collect.yaml"
+    config.write_text(
+        "exporters:\n  otlp: {endpoint: 'http://127.0.0.1:9/v1/traces'}\n", encoding="utf-8"
+    )
+    with (
+        audited(tmp_path, "inferscope", "collect", "--config", str(config)) as collector,
+        audited(tmp_path, ENGINE) as engine,
+    ):
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+
+        def has_called() -> bool:
+            do(engine, "begin a", "end a stop")  # until the collector is there to see one
+            return any("socket.connect" in each for each in begun(tmp_path, "inferscope"))
+
+        eventually(has_called)
+        assert all("127.0.0.1" in each for each in begun(tmp_path, "inferscope"))
+        collector.kill()
