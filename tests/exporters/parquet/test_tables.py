@@ -142,3 +142,12 @@ def test_every_column_is_on_the_page_about_files() -> None:
 def test_the_schema_says_its_version(sample: Path) -> None:
     for file in sample.rglob("*.parquet"):
         assert pq.ParquetFile(file).schema_arrow.metadata[b"inferscope.schema"] == b"1"
+
+
+def test_columns_are_those_of_the_list() -> None:
+    """A new one comes at the end of its table; who reads older files finds all others in place."""
+    from inferscope_parquet.tables import SCHEMAS
+
+    told = [f"{name} {field.name} {field.type}" for name in SCHEMAS for field in SCHEMAS[name]]
+    listed = Path(__file__).parents[2] / "golden" / "parquet.txt"
+    assert told == listed.read_text(encoding="utf-8").splitlines()
