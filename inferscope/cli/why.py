@@ -21,6 +21,7 @@ from inferscope.cli.numbers import latency_ns
 from inferscope.cli.targets import engine_of, path_of
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
+from inferscope.probe.ids import digits
 from inferscope.report.find import Life, matching
 from inferscope.report.place import Place
 from inferscope.report.text import to_json, to_text
@@ -72,7 +73,12 @@ def run(options: argparse.Namespace) -> int:
     promised = None if options.slo is None else read_objectives(options.slo)
     place = place_of(options.source)
     lives = place.lives(options.request)
-    life = _chosen(matching(lives, options.request), options, place.name)
+    found = matching(lives, options.request)
+    if not found:  # its names may be hidden
+        hidden = digits(options.request)
+        lives = place.lives(hidden)
+        found = matching(lives, hidden)
+    life = _chosen(found, options, place.name)
     facts = place.facts(life, lives, objectives=_objectives(options), promised=promised)
     for note in place.notes:
         sys.stderr.write(f"inferscope: {options.source}: {note}\n")

@@ -6,10 +6,12 @@ keyframe of switching on again would not know who is in flight.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from inferscope.probe.columns import attributes as bounded
 from inferscope.probe.columns import name, text
+from inferscope.probe.ids import hiding
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
 from inferscope.probe.parts import Parts
@@ -29,6 +31,7 @@ class RequestEvents:
         self._life = life
         self._now = log.clock.monotonic_ns
         self._prefixes = PrefixDigests()
+        self._hide = hiding(os.environ)
 
     def enter(
         self,
@@ -50,7 +53,9 @@ class RequestEvents:
             return NO_REQUEST
         try:
             t_ns, log = self._now(), self._log
-            request_id = name(request_id)
+            request_id = self._name(request_id)
+            if external_id is not None and self._hide is not None:
+                external_id = self._hide(external_id)
             arrived_ns = t_ns if at_ns is None else int(at_ns)
             with log.lock:
                 index = log.requests.enter(request_id, arrived_ns, prompt_tokens or 0)
@@ -65,7 +70,7 @@ class RequestEvents:
                         prompt_tokens,
                         None,
                         "",
-                        name(parent),
+                        self._name(parent) if parent else "",
                         text(trace),
                         bounded(attributes),
                         bounded_parts(prompt_parts) if prompt_parts else (),
@@ -78,6 +83,10 @@ class RequestEvents:
             self._life.fail(error)
             return NO_REQUEST
         return index
+
+    def _name(self, request_id: str) -> str:
+        """Return what a request is called in the records."""
+        return name(request_id if self._hide is None else self._hide(request_id))
 
     def transferred(
         self,
@@ -94,7 +103,7 @@ class RequestEvents:
             return
         try:
             t_ns, log = self._now(), self._log
-            sender = name(peer_request_id) if peer_request_id else ""
+            sender = self._name(peer_request_id) if peer_request_id else ""
             times = int(start_ns), int(end_ns)
             record = Transfer(t_ns, index, int(num_bytes), *times, name(peer), sender)
             with log.lock:

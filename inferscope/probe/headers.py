@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from inferscope.probe.ids import digits
 from inferscope.probe.voice import warn
 
 VARIABLE = "INFERSCOPE_HEADERS"
@@ -51,11 +52,5 @@ class AllowedHeaders:
             known = told.get(name)
             if known is not None and content:
                 word, is_hashed = known
-                found[word] = _digits(content) if is_hashed else content.decode("latin-1")
+                found[word] = digits(content) if is_hashed else content.decode("latin-1")
         return found
-
-
-def _digits(content: bytes) -> str:
-    from hashlib import blake2b  # with OpenSSL: 5 ms that importing the probe need not take
-
-    return blake2b(content, digest_size=8, person=b"inferscope").hexdigest()
