@@ -210,8 +210,7 @@ class FactTable:
             self._leave(engine_id, team, name, is_prefill=True)
         now = _Sums(team.num_steps, team.sum_requests, team.sum_tokens, self._forgotten_ns)
         if len(team.decodes) < len(decodes):
-            for name in others:
-                team.decodes.setdefault(name, now)
+            team.decodes |= dict.fromkeys([n for n in others if n not in team.decodes], now)
         for at in rows:
             team.prefills.setdefault(ids[at], now)
 
