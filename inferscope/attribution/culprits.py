@@ -56,11 +56,14 @@ class Found(msgspec.Struct):
         self.add(by_name, total_ns=total_ns)
 
     def add(self, parts: dict[str, float], *, total_ns: float) -> None:
-        """Add what one wait has shown: culprits, and all that there was."""
+        """Add what one wait has shown: culprits, which are kept, and all that there was."""
         self.total_ns += max(total_ns, sum(parts.values()))
-        by_name = self.by_name
-        for name, part in parts.items():
-            by_name[name] = by_name.get(name, 0.0) + part
+        if not self.by_name:
+            self.by_name = by_name = parts
+        else:
+            by_name = self.by_name
+            for name, part in parts.items():
+                by_name[name] = by_name.get(name, 0.0) + part
         if len(by_name) > _KEPT:
             self.by_name = dict(sorted(by_name.items(), key=_by_ns)[:_KEPT])
 
