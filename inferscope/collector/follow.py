@@ -117,9 +117,10 @@ class RingFollower:
         until_ns = now_ns - GUARD_NS
         alive = False
         for number, reader in self._readers.items():
-            is_alive = self._is_alive(reader, now_ns)
+            _, _, _, heartbeat_ns, pending_ns, _ = reader.words()
+            is_this_boot = reader.identity.boot_id == boot_id()
+            is_alive = is_this_boot and now_ns - heartbeat_ns < ALIVE_NS
             alive |= is_alive and not _is_sampler(reader)
-            pending_ns = reader.pending_ns()
             if is_alive and pending_ns:
                 until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
             if self._read(number, reader):
@@ -228,10 +229,6 @@ class RingFollower:
         if reader.identity.boot_id != boot_id():
             return _END_OF_TIME_NS
         return self._clock.monotonic_ns() + LONGEST_WAIT_NS + 1
-
-    def _is_alive(self, reader: RingReader, now_ns: int) -> bool:
-        is_this_boot = reader.identity.boot_id == boot_id()
-        return is_this_boot and now_ns - reader.heartbeat_ns() < ALIVE_NS
 
     def _read(self, number: int, reader: RingReader) -> bool:
         """Read a ring up to its head, or as far as one poll goes; return whether there is more."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ _RESTATED_NS = 15_000_000_000
 _MOST_CHECKED = 8
 """A search for the next whole frame checksums at most this many times the bytes it searches."""
 
+_WORDS = struct.Struct("<6Q")
 _FRAME = layout.FRAME
 _FRAME_BYTES = layout.FRAME_BYTES
 _LARGEST_FRAME_BYTES = layout.frame_bytes(layout.MAX_PAYLOAD_BYTES)
@@ -98,10 +100,8 @@ class RingReader:
         raw = os.pread(self._file, layout.WORDS_END - layout.CLAIM, layout.CLAIM)
         if len(raw) < layout.WORDS_END - layout.CLAIM:
             return 0, 0, 0, 0, 0, layout.NO_KEYFRAME
-        claim, head, sequence, heartbeat, pending, keyframe = (
-            int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)
-        )
-        return claim, head, sequence, heartbeat, pending, keyframe
+        words: tuple[int, int, int, int, int, int] = _WORDS.unpack(raw)
+        return words
 
     def heartbeat_ns(self) -> int:
         """Return when the writer last said that it is alive."""
