@@ -9,6 +9,7 @@ and end it.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -32,6 +33,12 @@ from inferscope.slo.meaning import objective_lines
 SWITCH_S = 0.001
 """A scrape takes the interpreter's lock some five times, and the fold does not let go of it before
 it is asked for so long: by default 5 ms each time."""
+
+
+GARBAGE = (50_000, 20, 50)
+"""Of objects made, between two searches for cycles among them, and of these before a deeper one.
+Records make none. By default, (700, 10, 10), all that is kept of thirty engines is searched so
+often that it takes 39 µs of a step's 400; so it takes less than 10."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +68,14 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         return _check(config, exporters)
     sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*GARBAGE)
     with only_collector(config.rings), stoppable() as stop:
         wishes = _Wishes(stop)
         signal.signal(signal.SIGUSR1, wishes.pin)
         signal.signal(signal.SIGHUP, wishes.reload)
         outlets = Outlets(exporters, sections=config.exporters, say=_say)
         outlets.open()
+        gc.freeze()  # what is loaded by now stays
         sample_beside(options.counters)
         _say(f"collecting from {config.rings}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
