@@ -10,35 +10,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import torch
 
-from inferscope import __version__
-from inferscope.attribution.split import fair
-from inferscope.calibration import Calibration, StepTable, cpu_name, driver_version, store
+from inferscope.calibration import Calibration, store
 from inferscope.cli.numbers import above_zero
-from inferscope.cost.batch import Batch, Team
-from inferscope.cost.fit import REMEMBERED_STEPS, OnlineFit, features
 from inferscope.cost.peaks import Peaks, peaks_of
-from inferscope.cost.table import coefficients
-from inferscope.engine.ceilings import FLOAT8, measure_ceilings
 from inferscope.engine.config import EngineOptions
-from inferscope.engine.devices import device_name, device_uuid, find_device, highest_clocks_mhz
-from inferscope.engine.load import describe_model, load_model
-from inferscope.engine.runner import default_num_blocks
-from inferscope.engine.steptimes import StepTime, measure_steps
 from inferscope.errors import BadInput, InferScopeError
 
-_CEILINGS_SHARE = 0.4
-"""Of the time; the rest is the models'."""
-_LEAST_STEPS = 64
-_MODE = "eager"
+_FLOAT8 = "float8_e4m3fn"  # as engine.ceilings calls it, which imports torch
 _SHOWN_TOKENS = (1, 8, 64, 512)
 
 
@@ -81,6 +65,9 @@ def run(options: argparse.Namespace) -> int:
     """Measure, keep and print."""
     if options.threads < 1:
         raise BadInput(f"--threads is {options.threads}. Give at least 1.")
+    # It imports torch, for which no help should wait.
+    from inferscope.cli.calibrate_run import calibrate
+
     calibration = calibrate(
         options.models or ["builtin"],
         device=options.device,
@@ -99,42 +86,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write("\n".join(_lines(calibration, rates, path)) + "\n")
     return 0
-
-
-def calibrate(
-    models: Sequence[str], *, device: str, num_threads: int, seconds: float
-) -> Calibration:
-    """Measure a device and the steps of models on it, for about so many seconds.
-
-    Raises:
-        BadInput: there is no such device or model.
-        InferScopeError: a model is too slow for the time given.
-    """
-    torch.set_num_threads(num_threads)
-    found = find_device(device)
-    is_cuda = found.type == "cuda"
-    if is_cuda:
-        torch.cuda.set_device(found)
-    with torch.inference_mode():
-        ceilings = measure_ceilings(found, seconds=_CEILINGS_SHARE * seconds)
-    if is_cuda:
-        torch.cuda.empty_cache()
-    each_s = (1 - _CEILINGS_SHARE) * seconds / len(models)
-    options = EngineOptions(device=device, num_threads=num_threads, prefix_cache=False)
-    return Calibration(
-        device=device_name(found) if is_cuda else cpu_name(),
-        device_uuid=device_uuid(found),
-        driver=driver_version() if is_cuda else "",
-        clocks_mhz=highest_clocks_mhz(found),
-        num_threads=0 if is_cuda else num_threads,
-        measured_real_s=int(time.time()),
-        versions={"inferscope": __version__, "torch": str(torch.__version__)},
-        copy_bytes_s=ceilings.copy_bytes_s,
-        read_bytes_s=ceilings.read_bytes_s,
-        launch_s=ceilings.launch_s,
-        flops_s=ceilings.flops_s,
-        steps=tuple(_measured(model, options, seconds=each_s) for model in models),
-    )
 
 
 def rates_of(calibration: Calibration) -> list[Rate]:
@@ -156,44 +107,7 @@ def _maker_s(peaks: Peaks | None, dtype: str) -> float | None:
         return None
     if dtype in ("bfloat16", "float16"):
         return peaks.bf16_flops_s
-    return peaks.fp8_flops_s if dtype == FLOAT8 else None
-
-
-def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable:
-    """Measure a model's steps and fit the cost model to them."""
-    model = load_model(name, options)
-    num_blocks = default_num_blocks(model, options)
-    shape = describe_model(model, options, name=name, num_blocks=num_blocks).shape
-    assert shape is not None, "the reference engine knows its models' shapes"
-    times = measure_steps(model, options, seconds=seconds)[-REMEMBERED_STEPS:]
-    fit, batches = OnlineFit("calibration"), list(map(_batch, times))
-    for batch, time_ in zip(batches, times, strict=True):
-        fit.observe(features(batch), time_.took_ns)
-    fitted = fit.solve() if len(times) >= _LEAST_STEPS else None
-    if fitted is None:
-        raise InferScopeError(
-            f"{name} ran {len(times)} warm steps in {seconds:.0f} s: {_LEAST_STEPS} are needed. "
-            "Give more --seconds, or a smaller model."
-        )
-    errors = [
-        abs(fair(fitted, batch, fitted.own(batch)).total(batch) / time_.took_ns - 1)
-        for batch, time_ in zip(batches, times, strict=True)
-    ]
-    return StepTable(
-        model=name,
-        shape=shape,
-        mode=_MODE,
-        coefficients=coefficients(fitted),
-        num_steps=len(times),
-        error=float(np.median(errors)),
-    )
-
-
-def _batch(step: StepTime) -> Batch:
-    tokens, contexts, sampled = (
-        np.array(column, dtype=np.int64) for column in (step.tokens, step.contexts, step.sampled)
-    )
-    return Batch(Team(tokens, sampled), contexts)
+    return peaks.fp8_flops_s if dtype == _FLOAT8 else None
 
 
 def _told(calibration: Calibration, rates: list[Rate], path: Path) -> dict[str, object]:
