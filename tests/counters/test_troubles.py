@@ -97,11 +97,11 @@ def test_reasons_and_errors_of_the_recorded_device_reach_all_who_tell_of_it(
     collector = folded(told_by(tmp_path, recording, turns=10))
     told = metrics(collector)
     throttle = told["inferscope_throttle_seconds"]
-    assert throttle[UUID[4:], "power_cap"] == capped_s == 0.4
+    assert throttle[UUID, "power_cap"] == capped_s == 0.4
     assert {reason for _, reason in throttle} == {*THROTTLES.values()} - {"idle"}
     assert sum(throttle.values()) == capped_s
     errors = told["inferscope_xid_errors"]
-    assert errors[UUID[4:], "fallen_off_the_bus"] == 1
+    assert errors[UUID, "fallen_off_the_bus"] == 1
     assert {reason for _, reason in errors} == {*XIDS.values()}
     assert sum(errors.values()) == 1
     out = BytesIO()
