@@ -1,4 +1,4 @@
-"""Run a module as Python would, and write down every connection, bind and program that it begins.
+"""Run a module as Python would, and note each connection, bind, program and file it writes to.
 
 python audited.py FILE MODULE ARGUMENTS…
 
@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _EVENTS = (
     "socket.bind",
     "socket.connect",
@@ -31,7 +32,11 @@ def main() -> None:
     log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(event: str, told: tuple[object, ...]) -> None:
-        if event in _EVENTS:
+        if event == "open":
+            path, _, flags = told
+            if not isinstance(path, int) and isinstance(flags, int) and flags & _WRITES:
+                os.write(log, f"write {os.fsdecode(path)}\n".encode())  # type: ignore[arg-type]
+        elif event in _EVENTS:
             os.write(log, f"{event} {told!r}\n".encode())
 
     sys.addaudithook(note)

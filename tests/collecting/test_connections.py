@@ -1,4 +1,4 @@
-"""Nobody is called that is not configured: an engine opens no socket, a collector its own alone."""
+"""What is not configured is not called nor written to, by an engine or by its collector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def audited(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.P
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "4"},
+        env={
+            **os.environ,
+            **{"INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "4"},
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
     ) as process:
         try:
             yield process
@@ -48,12 +52,24 @@ def do(engine: subprocess.Popen[str], *lines: str) -> None:
         assert engine.stdout.readline() == "done\n"
 
 
-def begun(folder: Path, module: str) -> list[str]:
+def noted(folder: Path, module: str) -> list[tuple[str, str]]:
+    """Return what a module did, and to what."""
     file = folder / module
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [(event, told) for event, _, told in (line.partition(" ") for line in lines)]
 
 
-def test_an_engine_opens_no_socket_and_a_collector_only_its_own(tmp_path: Path) -> None:
+def begun(folder: Path, module: str) -> list[tuple[str, str]]:
+    """Return its connections and programs."""
+    return [each for each in noted(folder, module) if each[0] != "write"]
+
+
+def written(folder: Path, module: str) -> list[Path]:
+    """Return the files that it wrote to, or made."""
+    return [Path(path) for event, path in noted(folder, module) if event == "write"]
+
+
+def test_an_engine_calls_nobody_and_both_write_where_they_are_told_to(tmp_path: Path) -> None:
     config = tmp_path / "collect.yaml"
     config.write_text(
         f"exporters:\n  prometheus: {{port: 0}}\n  parquet: {{folder: {tmp_path}/parquet}}\n",
@@ -82,10 +98,16 @@ def test_an_engine_opens_no_socket_and_a_collector_only_its_own(tmp_path: Path) 
         engine.stdin.write("quit\n")
         engine.stdin.flush()
         assert engine.wait(timeout=60) == 0
-    assert (tmp_path / ENGINE).read_text(encoding="utf-8") == ""
+    assert begun(tmp_path, ENGINE) == []
     ours = begun(tmp_path, "inferscope")
-    assert [each.split()[0] for each in ours] == ["socket.getaddrinfo", "socket.bind"]
-    assert all("127.0.0.1" in each for each in ours)
+    assert [event for event, _ in ours] == ["socket.getaddrinfo", "socket.bind"]
+    assert all("127.0.0.1" in told for _, told in ours)
+    # All else of the disk may be read-only, as it is in a restricted pod.
+    rings, parquet = tmp_path / "rings", tmp_path / "parquet"
+    for module, allowed in ((ENGINE, {rings}), ("inferscope", {rings, parquet})):
+        files = written(tmp_path, module)
+        assert len(files) > 1
+        assert all(allowed & set(path.parents) for path in files), files
 
 
 def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
@@ -103,8 +125,8 @@ def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
 
         def has_called() -> bool:
             do(engine, "begin a", "end a stop")  # until the collector is there to see one
-            return any("socket.connect" in each for each in begun(tmp_path, "inferscope"))
+            return any(event == "socket.connect" for event, _ in begun(tmp_path, "inferscope"))
 
         eventually(has_called)
-        assert all("127.0.0.1" in each for each in begun(tmp_path, "inferscope"))
+        assert all("127.0.0.1" in told for _, told in begun(tmp_path, "inferscope"))
         collector.kill()
