@@ -43,6 +43,7 @@ SCRAPE_S = 5.0
 SETTLE_S = 4.0
 """After the last record, until all that is due is exported."""
 EXPORTERS = ("prometheus", "otlp", "parquet", "slo", "pins")
+_MEMORY = Path("/dev/shm")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 _ONE_A_TRACE = b"gen_ai.operation.name"
 _SLO = """slos:
@@ -91,7 +92,9 @@ def receive() -> None:
 # --- the collector --------------------------------------------------------------------------------
 
 
-def configuration(folder: Path, only: tuple[str, ...], otlp_port: int, port: int) -> Path:
+def configuration(
+    folder: Path, only: tuple[str, ...], otlp_port: int, port: int, *, rings: Path
+) -> Path:
     """Write the collector's configuration; JSON is YAML."""
     (folder / "slo.yaml").write_text(_SLO, encoding="utf-8")
     exporters: dict[str, Any] = {
@@ -103,7 +106,7 @@ def configuration(folder: Path, only: tuple[str, ...], otlp_port: int, port: int
         "parquet": {"folder": str(folder / "parquet"), "rotate_s": 60, "host": "benchmark"},
     }
     told: dict[str, Any] = {
-        "rings": str(folder / "rings"),
+        "rings": str(rings),
         "exporters": {name: exporters[name] for name in exporters if name in only},
     }
     if "slo" in only:
@@ -246,9 +249,8 @@ def written(folder: Path) -> dict[str, int]:
 # --- the run --------------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str, Any]:
     """Run fleet, receiver and collector; return what was seen."""
-    (folder / "rings").mkdir(mode=0o700)
     receiver = subprocess.Popen(
         [sys.executable, __file__, "--receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -256,7 +258,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     otlp_port = int(receiver.stdout.readline())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    config = configuration(folder, options.only, otlp_port, port)
+    config = configuration(folder, options.only, otlp_port, port, rings=rings)
     words = ["-m", "inferscope", "collect", "--config", str(config), "--counters", "off"]
     if options.profile:
         words = ["-m", "cProfile", "-o", str(options.profile), *words]
@@ -269,7 +271,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         time.sleep(3.0)
         empty_mb = rss_mb(collector.pid, "VmRSS")
         fleet = Fleet(
-            folder / "rings", options.engines, num_scores=options.scores, batch=options.batch,
+            rings, options.engines, num_scores=options.scores, batch=options.batch,
             rate_hz=options.rate, ring_bytes=options.ring_mb << 20,
         )  # fmt: skip
         watch.start()
@@ -351,7 +353,11 @@ def main() -> None:
     parser.add_argument("--nice", type=int, default=5, help="of engines and receiver")
     parser.add_argument("--only", default=",".join(EXPORTERS), help=f"some of {EXPORTERS}")
     parser.add_argument("--profile", type=Path, help="the collector's first thread, by cProfile")
-    parser.add_argument("--folder", type=Path, help="for rings and files; a temporary one")
+    parser.add_argument("--folder", type=Path, help="for files; a temporary one")
+    parser.add_argument(
+        "--rings", type=Path, default=_MEMORY if _MEMORY.is_dir() else None,
+        help="for rings; where there is one a file system in memory, as run directories are",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -360,8 +366,11 @@ def main() -> None:
         return
     options.only = tuple(options.only.split(","))
     about = machine()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = measure(options, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        tempfile.TemporaryDirectory(dir=options.rings) as rings,
+    ):
+        found = measure(options, Path(folder), Path(rings))
     took = found["collector"]
     is_met = took["cores"] <= TARGET_CORES and took["rss_peak_mb"] < TARGET_RSS_MB
     is_met &= not any((found["dropped"] or {}).values())

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -64,7 +65,11 @@ class Objective:
     window_s: float
     model: str | None = None
 
-    @property
+    def __hash__(self) -> int:
+        """Return a number by the name alone: of all fields it takes longer than to decide."""
+        return hash(self.name)
+
+    @cached_property
     def limit_ns(self) -> int | None:
         """Return the threshold in nanoseconds."""
         return None if self.threshold_s is None else round(self.threshold_s * 1e9)
