@@ -41,7 +41,8 @@ from inferscope_otlp.wire import (
 )
 
 _NO_TIMES = array("q")
-_MAX_RESOURCES = 64
+_MAX_RESOURCES = 1024
+"""Engines in sight, at most: each has its resource, and waits once with its metrics."""
 _SCOPE = scope_bytes(names.SCOPE, inferscope.__version__)
 
 

@@ -165,6 +165,26 @@ def test_of_devices_nothing_is_told_that_nobody_counts_or_that_is_of_several(
         assert told_of_devices(changed(look, engines=(each,))) == {}
 
 
+def test_of_many_engines_all_are_told(finals: Finals) -> None:
+    assert finals.view is not None
+    (view,) = finals.view.engines
+    names = {f"engine-{number}" for number in range(150)}
+    engines = tuple(changed(view, engine_id=name) for name in names)
+    with receiving() as sink:
+        exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
+        exporter.open()
+        exporter.look(changed(finals.view, engines=engines))
+        for name in names:
+            exporter.request(replace(finals.requests[0], engine_id=name))
+        exporter.close()
+        told = {
+            attributes(group.resource.attributes)["service.instance.id"]
+            for post in sink.metrics
+            for group in post.resource_metrics
+        }
+    assert told == names
+
+
 def test_no_metrics_are_sent_unless_wanted(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url})
