@@ -1,21 +1,25 @@
 """What joining counter samples costs the fold: µs per step, beside folding the same steps without.
 
 The steps are those of `collector_speed`; two sources sample the engine's device ten times a second.
-Steps are folded without and with them in turns. A part of the cost comes with every step, another
-with every tenth of a second, however many steps are in it, and a third with every request that
-ends: so it is measured with steps of 9 ms, and with steps as short as 5,000 a second have.
+Steps are folded without and with them in turns, now one first and now the other, and what a turn
+differs by is told: its median, quartiles and least. Another process on the core, or on its twin,
+makes all of it larger. A part of the cost comes with every step, another with every tenth of a
+second, however many steps are in it, and a third with every request that ends: so it is measured
+with steps of 9 ms, and with steps as short as 5,000 a second have. Both last for more windows than
+a regression needs; which of these found something is told, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from collector_speed import busy_engine
 from msgspec.structs import replace
@@ -26,8 +30,9 @@ from inferscope.records import SAMPLER_ROLE, CounterSample, EngineInfo, Record, 
 
 DEVICE = "GPU-0"
 SAMPLE_NS = 100_000_000
-STEPS_NS = {"9_ms": (9_000_000, 300_000), "0.2_ms": (0, 100_000)}
-"""What steps take at least and what is between them; up to 0.4 ms are drawn on top."""
+SHAPES = {"9_ms": (9_000_000, 300_000, 1), "0.2_ms": (0, 100_000, 6)}
+"""What steps take at least, what is between them, and how many times as many there are; up to
+0.4 ms are drawn on top."""
 
 
 def samples(until_ns: int) -> Iterator[Record]:
@@ -51,15 +56,43 @@ def in_order(rings: Iterable[Iterable[Record]]) -> list[Item]:
     return merger.take(None)
 
 
-def fold_us(items: list[Item], num_steps: int) -> float:
+def fold_us(items: list[Item], num_steps: int) -> tuple[Collector, float]:
     """Fold an engine's ring and a sampler's; return the µs of processor time that a step took."""
+    gc.collect()
     collector = Collector()
     collector.fold(0, RingOpened(1, 1, "made-up", "core", 0, 1, "host", "boot", 1, 1))
     collector.fold(0, RingOpened(1, 2, "host", SAMPLER_ROLE, 0, 1, "host", "boot", 1, 1))
     began = time.process_time()
     for item in items:
         collector.fold(item.ring, item.record)
-    return (time.process_time() - began) / num_steps * 1e6
+    return collector, (time.process_time() - began) / num_steps * 1e6
+
+
+def in_turns(
+    without: list[Item], with_samples: list[Item], *, num_steps: int, num_turns: int
+) -> dict[str, object]:
+    """Fold records without and with samples, in turns; return what a step took, in µs."""
+    took_us: tuple[list[float], list[float]] = ([], [])
+    found = None
+    for turn in range(num_turns):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            collector, us = fold_us(with_samples if which else without, num_steps)
+            took_us[which].append(us)
+            if which:
+                found = collector.engines["made-up"].lives.counters.found
+    assert found is not None
+    joins_us = [with_us - without_us for without_us, with_us in zip(*took_us, strict=True)]
+    low, _, high = quantiles(joins_us, n=4, method="inclusive")
+    return {
+        "steps": num_steps,
+        "without": round(median(took_us[0]), 1),
+        "with": round(median(took_us[1]), 1),
+        "join": round(median(joins_us), 1),
+        "join_quartiles": [round(low, 1), round(high, 1)],
+        "join_min": round(min(joins_us), 1),
+        "join_of_fastest": round(min(took_us[1]) - min(took_us[0]), 1),
+        "told_apart": {"sm": found.sm.now() is not None, "energy": found.energy.now() is not None},
+    }
 
 
 def main() -> None:
@@ -67,32 +100,26 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--steps", type=int, default=4_000)
     arguments.add_argument("--batch", type=int, default=64)
-    arguments.add_argument("--turns", type=int, default=5)
+    arguments.add_argument("--turns", type=int, default=9)
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
     result: dict[str, object] = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
-        "steps": options.steps,
         "batch": options.batch,
+        "turns": options.turns,
     }
-    for name, (step_ns, gap_ns) in STEPS_NS.items():
+    for name, (step_ns, gap_ns, times_as_many) in SHAPES.items():
+        num_steps = options.steps * times_as_many
         told = [
             replace(record, device_uuid=DEVICE) if isinstance(record, EngineInfo) else record
-            for record in busy_engine(options.steps, options.batch, step_ns=step_ns, gap_ns=gap_ns)
+            for record in busy_engine(num_steps, options.batch, step_ns=step_ns, gap_ns=gap_ns)
         ]
         without, with_samples = in_order([told]), in_order([told, samples(told[-1].t_ns)])
-        turns = [
-            (fold_us(without, options.steps), fold_us(with_samples, options.steps))
-            for _ in range(options.turns)
-        ]
-        result[f"us_per_step_of_{name}"] = {
-            "without": round(median(without_us for without_us, _ in turns), 1),
-            "with": round(median(with_us for _, with_us in turns), 1),
-            "join": round(median(with_us - without_us for without_us, with_us in turns), 1),
-            "join_min": round(min(with_us - without_us for without_us, with_us in turns), 1),
-        }
+        result[f"us_per_step_of_{name}"] = in_turns(
+            without, with_samples, num_steps=num_steps, num_turns=options.turns
+        )
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -8,20 +8,28 @@ in which the parts differ, the sums give the parts away:
 as long as the parts do differ. Where they rise and fall together no arithmetic can tell them apart,
 and the answer is None: the condition index of the columns at unit length beyond 30 is the limit of
 Belsley, Kuh and Welsch, "Regression Diagnostics" (1980), section 3.2.
+
+All of it follows from few numbers, the sums over the windows of the products of two columns, which
+are kept as windows come and go (`collector.counter_fits`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import combinations
+from operator import mul
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Rows = list[list[float]]
 
 FEWEST_WINDOWS = 50
 HIGHEST_CONDITION = 30.0
+_LEAST_PIVOT = 1e-15
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -55,57 +63,176 @@ def estimate(columns: Floats, sums: Floats) -> Estimate | None:
         None where the windows are too few, or the columns too much alike.
     """
     num, num_columns = columns.shape
-    lengths = np.sqrt(np.einsum("ij,ij->j", columns, columns))
-    there = np.flatnonzero(lengths > 0)
-    if num < FEWEST_WINDOWS or not len(there) or condition(columns) > HIGHEST_CONDITION:
-        return None
-    unit = columns[:, there] / lengths[there]
-    scaled, in_use = _non_negative(unit.T @ unit, unit.T @ sums)
-    left = sums - unit @ scaled
-    spread = float(left @ left) / max(1, num - len(in_use))
-    rates: list[float | None] = [None] * num_columns
-    errors: list[float | None] = [None] * num_columns
-    for at, column in enumerate(there.tolist()):
-        rates[column] = float(scaled[at] / lengths[column])
-    if in_use:
-        active = unit[:, in_use]
-        variances = spread * np.diagonal(np.linalg.inv(active.T @ active))
-        for variance, at in zip(variances.tolist(), in_use, strict=True):
-            column = int(there[at])
-            errors[column] = float(max(variance, 0.0) ** 0.5 / lengths[column])
-    mean = float(np.abs(sums).mean())
-    fit_error = float(np.sqrt((left @ left) / num)) / mean if mean else 0.0
-    return Estimate(tuple(rates), tuple(errors), fit_error, num)
+    equations = Equations(_summed(columns, sums), num_columns, num_columns)
+    return None if equations.condition() > HIGHEST_CONDITION else equations.estimate(num)
 
 
 def condition(columns: Floats) -> float:
     """Return how nearly the columns are multiples of each other; those of nothing but 0 are out."""
-    lengths = np.sqrt(np.einsum("ij,ij->j", columns, columns))
-    unit = columns[:, lengths > 0] / lengths[lengths > 0]
-    if unit.shape[1] < 2:
-        return 1.0
-    largest, *_, smallest = np.linalg.svd(unit, compute_uv=False)
-    return float(largest / smallest) if smallest > 0 else float("inf")
+    num, num_columns = columns.shape
+    return Equations(_summed(columns, np.zeros(num)), num_columns, num_columns).condition()
 
 
-def _non_negative(gram: Floats, products: Floats) -> tuple[Floats, list[int]]:
-    """Return the best non-negative solution of the normal equations, and the columns not at 0.
+def _summed(columns: Floats, sums: Floats) -> list[float]:
+    windows = zip(columns.tolist(), sums.tolist(), strict=True)
+    found = np.array([products(*window) for window in windows]).reshape(len(sums), -1)
+    return [float(total) for total in np.add.reduce(found)]
 
-    All sets of columns are tried: there are five columns at most, and the answer is exact.
+
+def products(columns: Sequence[float], total: float) -> list[float]:
+    """Return what a window adds to the sums that rates follow from.
+
+    Args:
+        columns: how much of each there was.
+        total: what all of it took.
     """
-    num = len(products)
-    best, best_gain, best_set = np.zeros(num), 0.0, list[int]()
-    for size in range(num, 0, -1):
-        for chosen in combinations(range(num), size):
-            at = list(chosen)
-            try:
-                part = np.linalg.solve(gram[np.ix_(at, at)], products[at])
-            except np.linalg.LinAlgError:
-                continue
-            gain = float(part @ products[at])  # how much the sum of squares falls
-            if part.min() >= 0 and gain > best_gain:
-                best, best_gain, best_set = np.zeros(num), gain, at
-                best[at] = part
-        if best_set and size == num:
-            break  # nothing can do better than all of them
-    return best, best_set
+    row = [*columns, total]
+    found = [abs(total)]
+    for at, first in enumerate(row):
+        found += [first * second for second in row[at:]]
+    return found
+
+
+class Equations:
+    """Normal equations of some columns, each scaled to unit length; those of nothing but 0 are out.
+
+    They are solved in plain Python: for a handful of numbers it is the fastest, and matrix
+    libraries give other last digits on other processors, where a replay must not.
+    """
+
+    def __init__(self, sums: Sequence[float], num_columns: int, num_kept: int) -> None:
+        """Scale the first of some columns.
+
+        Args:
+            sums: of `products`, over the windows.
+            num_columns: that there are.
+            num_kept: that are to be told apart.
+        """
+        self._num_columns = num_columns
+        self._whole, *rest = sums
+        self._squares = rest[-1]
+        rows: Rows = []
+        for at in range(num_columns):
+            rows.append([0.0] * at + rest[: num_columns + 1 - at])
+            del rest[: num_columns + 1 - at]
+        self._there = there = [at for at in range(num_kept) if rows[at][at] > 0]
+        """Places of the columns that are not all 0; the same of what follows."""
+        self._lengths = lengths = [math.sqrt(rows[at][at]) for at in there]
+        self._aims = [rows[at][-1] / length for at, length in zip(there, lengths, strict=True)]
+        self._gram: Rows = [[1.0] * len(there) for _ in there]
+        for one, at in enumerate(there):
+            for two in range(one):
+                cosine = rows[there[two]][at] / (lengths[one] * lengths[two])
+                self._gram[one][two] = self._gram[two][one] = cosine
+
+    def condition(self) -> float:
+        """Return how nearly the columns are multiples of each other: the condition index."""
+        gram, num = self._gram, len(self._there)
+        if num < 2:
+            return 1.0
+        if num == 2:
+            cosine = abs(gram[0][1])
+            smallest, largest = 1 - cosine, 1 + cosine
+        elif num == 3:
+            smallest, largest = _extremes_of_three(gram[0][1], gram[0][2], gram[1][2])
+        else:
+            smallest, *_, largest = np.linalg.eigvalsh(np.array(gram)).tolist()
+        return math.sqrt(largest / smallest) if smallest > 0 else math.inf
+
+    def estimate(self, num_windows: int) -> Estimate | None:
+        """Solve them.
+
+        What is left over follows from the sums, too: below a ten-millionth of the whole, that is
+        rounding.
+
+        Args:
+            num_windows: that were summed.
+
+        Returns:
+            None where the windows are too few, or nothing is in them.
+        """
+        if num_windows < FEWEST_WINDOWS or not self._there:
+            return None
+        scaled, in_use = self._non_negative()
+        left = max(self._squares - sum(map(mul, scaled, self._aims)), 0.0)
+        spread = math.sqrt(left / max(1, num_windows - len(in_use)))
+        rates: list[float | None] = [None] * self._num_columns
+        errors: list[float | None] = [None] * self._num_columns
+        for at, length, value in zip(self._there, self._lengths, scaled, strict=True):
+            rates[at] = value / length
+        root = _root(self._gram, in_use)
+        for at, place in enumerate(in_use):
+            unit = [float(other == at) for other in range(len(in_use))]
+            forward = _forward(root, unit)
+            error = math.sqrt(sum(map(mul, forward, forward)))
+            errors[self._there[place]] = spread * error / self._lengths[place]
+        fit_error = math.sqrt(left * num_windows) / self._whole if self._whole else 0.0
+        return Estimate(tuple(rates), tuple(errors), fit_error, num_windows)
+
+    def _non_negative(self) -> tuple[list[float], Sequence[int]]:
+        """Return the best non-negative solution, and the columns not at 0.
+
+        Sets of columns are tried, the largest first, until one is found that no other column would
+        improve: there are five columns at most, and the answer is exact.
+        """
+        gram, aims, num = self._gram, self._aims, len(self._there)
+        best, best_gain, best_set = [0.0] * num, 0.0, tuple[int, ...]()
+        for size in range(num, 0, -1):
+            for chosen in combinations(range(num), size):
+                part = _solved(_root(gram, chosen), [aims[at] for at in chosen])
+                if min(part) < 0:
+                    continue
+                solution = [0.0] * num
+                for at, value in zip(chosen, part, strict=True):
+                    solution[at] = value
+                gain = sum(map(mul, solution, aims))  # how much the sum of squares falls
+                if gain > best_gain:
+                    best, best_gain, best_set = solution, gain, chosen
+                    others = [at for at in range(num) if at not in chosen]
+                    if all(aims[at] <= sum(map(mul, gram[at], solution)) for at in others):
+                        return best, best_set
+        return best, best_set
+
+
+def _extremes_of_three(first: float, second: float, third: float) -> tuple[float, float]:
+    """Return the least and largest eigenvalue of three columns' cosines.
+
+    By the angle that solves their cubic: O. K. Smith, "Eigenvalues of a symmetric 3 x 3 matrix"
+    (Communications of the ACM 4, 1961).
+    """
+    wide = math.sqrt((first * first + second * second + third * third) / 3)
+    if wide == 0:
+        return 1.0, 1.0
+    angle = math.acos(max(-1.0, min(1.0, first * second * third / wide**3))) / 3
+    return 1 + 2 * wide * math.cos(angle + 2 * math.pi / 3), 1 + 2 * wide * math.cos(angle)
+
+
+def _root(gram: Rows, chosen: Sequence[int]) -> Rows:
+    """Return the lower triangle whose square some columns' part of a matrix is (Cholesky)."""
+    root: Rows = []
+    for at in chosen:
+        row: list[float] = []
+        for above, other in zip(root, chosen, strict=False):
+            row.append((gram[at][other] - sum(map(mul, row, above))) / above[-1])
+        # Of columns that are all but alike rounding may leave nothing, or less.
+        row.append(math.sqrt(max(gram[at][at] - sum(map(mul, row, row)), _LEAST_PIVOT)))
+        root.append(row)
+    return root
+
+
+def _forward(root: Rows, aims: list[float]) -> list[float]:
+    """Solve a lower triangle."""
+    found: list[float] = []
+    for row, aim in zip(root, aims, strict=True):
+        found.append((aim - sum(map(mul, row, found))) / row[-1])
+    return found
+
+
+def _solved(root: Rows, aims: list[float]) -> list[float]:
+    """Solve the square of a lower triangle."""
+    found = _forward(root, aims)
+    for at in range(len(found) - 1, -1, -1):
+        for row, later in zip(root[at + 1 :], found[at + 1 :], strict=True):
+            found[at] -= row[at] * later
+        found[at] /= root[at][at]
+    return found

@@ -29,7 +29,7 @@ LONGEST_SHORT_NS = 20_000_000
 
 
 class Touching(NamedTuple):
-    """Pairs of a sample and a step that share time, by sample."""
+    """Pairs of a sample and a step that share time, by sample: for samples shorter than steps."""
 
     sample: Ints
     """[pairs], positions."""
@@ -38,39 +38,87 @@ class Touching(NamedTuple):
     within: Floats
     """[pairs], the same as a share of the step."""
     num_samples: int
+    num_steps: int
 
     def by_sample(self, amounts: Floats) -> Floats:
         """Sum an amount of the pairs: [samples]."""
         sums = np.bincount(self.sample, weights=amounts, minlength=self.num_samples)
         return sums.astype(np.float64)  # of no pairs numpy counts instead
 
-    def by_phase(self, amounts: Floats) -> Floats:
+    def busy_ns(self) -> Floats:
+        """Return for how long steps ran within each sample: [samples]."""
+        return self.by_sample(self.overlap_ns.astype(np.float64))
+
+    def sums(self, columns: Floats) -> Floats:
         """Sum how much of the steps' amounts lies in each sample.
 
         Args:
-            amounts: [steps, phases].
+            columns: [columns, steps].
 
         Returns:
-            [samples, phases]
+            [columns, samples]
         """
-        parts = self.within[:, None] * amounts[self.step]
-        return np.stack([self.by_sample(column) for column in parts.T], axis=1)
+        found = [self.by_sample(self.within * column[self.step]) for column in columns]
+        return np.array(found)
 
-    def spread(self, amounts: Floats, weights: Floats) -> Floats:
-        """Divide each sample's amount over its pairs.
+    def shares(self, rates: Floats) -> Floats:
+        """Sum what each step has of the samples' amounts, by how much of it lies in each.
 
         Args:
-            amounts: [samples].
-            weights: [pairs, parts], not negative. A sample whose weights are all 0 is kept back.
+            rates: [rates, samples].
 
         Returns:
-            [pairs, parts]
+            [rates, steps]
         """
-        whole = self.by_sample(weights.sum(axis=1))
-        scale = np.zeros(self.num_samples)
-        np.divide(amounts, whole, out=scale, where=whole > 0)
-        spread: Floats = weights * scale[self.sample][:, None]
-        return spread
+        found = np.zeros((len(rates), self.num_steps))
+        for into, rate in zip(found, rates, strict=True):
+            if rate.any():
+                weights = self.within * rate[self.sample]
+                into += np.bincount(self.step, weights=weights, minlength=self.num_steps)
+        return found
+
+
+class Covering(NamedTuple):
+    """How much of each step lies in each sample: for samples longer than steps, of which are few.
+
+    Sums go step by step and sample by sample, never by a library for matrices: its last digits are
+    another processor's others.
+    """
+
+    overlap_ns: Ints
+    """[samples, steps]."""
+    within: Floats
+    """[samples, steps], the same as a share of the step."""
+
+    def busy_ns(self) -> Floats:
+        """Return for how long steps ran within each sample: [samples]."""
+        busy_ns: Ints = np.add.reduce(self.overlap_ns, axis=1)
+        return busy_ns.astype(np.float64)
+
+    def sums(self, columns: Floats) -> Floats:
+        """Sum how much of the steps' amounts lies in each sample; see `Touching.sums`."""
+        found: Floats = np.add.reduce(self.within[:, None] * columns, axis=2).T
+        return found
+
+    def shares(self, rates: Floats) -> Floats:
+        """Sum what each step has of the samples' amounts; see `Touching.shares`."""
+        found: Floats = np.add.reduce(rates[:, :, None] * self.within, axis=1)
+        return found
+
+
+def covering(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Covering:
+    """Lay samples over all steps, in whatever order these are.
+
+    Args:
+        starts_ns: [steps].
+        ends_ns: [steps].
+        from_ns: [samples], where each begins.
+        to_ns: [samples], where it ends.
+    """
+    overlap_ns = np.minimum(ends_ns, to_ns[:, None])
+    overlap_ns -= np.maximum(starts_ns, from_ns[:, None])
+    np.maximum(overlap_ns, 0, out=overlap_ns)
+    return Covering(overlap_ns, overlap_ns / np.maximum(ends_ns - starts_ns, 1))
 
 
 def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touching:
@@ -89,7 +137,7 @@ def touching(starts_ns: Ints, ends_ns: Ints, from_ns: Ints, to_ns: Ints) -> Touc
     overlap_ns = np.minimum(ends_ns[step], to_ns[sample])
     overlap_ns -= np.maximum(starts_ns[step], from_ns[sample])
     within = overlap_ns / np.maximum(ends_ns - starts_ns, 1)[step]
-    return Touching(sample, step, overlap_ns, within, len(from_ns))
+    return Touching(sample, step, overlap_ns, within, len(from_ns), len(starts_ns))
 
 
 def in_lanes(
@@ -113,17 +161,5 @@ def in_lanes(
     step = [none, *(lane[each.step] for lane, each in zip(lanes, found, strict=True))]
     overlap_ns = np.concatenate([none, *(each.overlap_ns for each in found)])[order]
     within = np.concatenate([np.zeros(0), *(each.within for each in found)])[order]
-    return Touching(sample[order], np.concatenate(step)[order], overlap_ns, within, len(from_ns))
-
-
-def of_one_kind(pairs: Touching, kinds: Ints) -> NDArray[np.bool_]:
-    """Tell which samples touch steps of one kind only: [samples].
-
-    Args:
-        pairs: of samples and steps.
-        kinds: [steps], a bit for each phase that is in it.
-    """
-    seen = np.zeros(pairs.num_samples, dtype=np.int64)
-    np.bitwise_or.at(seen, pairs.sample, kinds[pairs.step])
-    is_of_one: NDArray[np.bool_] = (seen & (seen - 1)) == 0
-    return is_of_one
+    step_of = np.concatenate(step)[order]
+    return Touching(sample[order], step_of, overlap_ns, within, len(from_ns), len(starts_ns))

@@ -12,6 +12,7 @@ A request that ends leaves with what is not settled yet, and its slot is free.
 from __future__ import annotations
 
 from collections import deque
+from operator import sub
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 from inferscope.collector.work import Work
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TENTH_NS = 100_000_000
 SM_ACTIVE, BUSY, ENERGY, READ, WRITE = range(5)
@@ -29,9 +29,12 @@ SM_ACTIVE, BUSY, ENERGY, READ, WRITE = range(5)
 NUM_COUNTED = 5
 BY = (0, 0, 0, 1, 2)
 """By which of a request's totals (time, bytes read, bytes written) each is given out."""
-_NEVER = 1 << 62
-VALUE, KNOWN, BLURRED = range(3)
-"""What was given out; of what total; how much of the value was divided rather than measured."""
+_NUM_TOTALS = 3
+_NUM_GIVEN = 2 * NUM_COUNTED * 3
+_FIRST_SEATS = 32
+_TIMES = (0, _NUM_TOTALS)
+_BY_PHASE = np.repeat([phase * _NUM_TOTALS + by for phase in (0, 1) for by in BY], 3)
+"""[phases · counted · 3], which of a request's totals each is a part of."""
 
 
 class Settled(NamedTuple):
@@ -46,42 +49,52 @@ class Settled(NamedTuple):
     blurred: Floats
     """[phases, counted], of the values that which was divided over phases."""
 
-    def parts(self, amounts: Floats) -> Floats:
-        """Return what requests get.
+    def rates(self, are_alone: list[bool]) -> list[float]:
+        """Return what requests get for each unit that they computed.
 
         Args:
-            amounts: [phases, 3, requests], what all of them computed in it.
+            are_alone: by phase, that no two requests computed in it.
 
         Returns:
-            [phases, counted, 3, requests], by VALUE, KNOWN, BLURRED.
+            [phases · counted · 3], what is given out; of what total; and how much of the first was
+            divided rather than measured.
         """
-        is_alone = np.count_nonzero(amounts[:, 0] > 0, axis=1) <= 1
-        known = amounts[:, BY] * _ratio(self.known, self.totals)[..., None]
-        values = known * _ratio(self.values, self.known)[..., None]
-        blur = _ratio(self.blurred, self.values)[..., None]
-        blurred = values * np.where(is_alone[:, None, None], blur, 1.0)
-        return np.stack([values, known, blurred], axis=2)
-
-
-class _Tenth(msgspec.Struct):
-    number: int
-    before: Ints
-    """[phases, 3, slots], totals at its start."""
+        rates = []
+        for is_alone, *columns in zip(are_alone, *(part.tolist() for part in self), strict=True):
+            for value, known, total, blurred in zip(*columns, strict=True):
+                part = known / total if total > 0 else 0.0
+                rate = part * (value / known) if known > 0 else 0.0
+                if is_alone:
+                    rates += [rate, part, rate * (blurred / value) if value > 0 else 0.0]
+                else:
+                    rates += [rate, part, rate]
+        return rates
 
 
 class Left(msgspec.Struct):
     """What a request that has ended takes along."""
 
     given: Floats
-    """[phases, counted, 3], settled."""
+    """[phases · counted · 3], settled: as `Settled.rates` has it."""
     totals: list[list[int]]
     """[phases][3], all it computed."""
-    unsettled: dict[int, Floats]
-    """By tenth, what it computed: [phases, 3]."""
+    num_unsettled: int
+    """Tenths in which it computed, that are not settled yet."""
+
+
+class _Tenth(msgspec.Struct):
+    number: int
+    before: Floats
+    """[phases · 3, seats], totals at its start; 0 of who is not there or has left since."""
+    left: list[tuple[Left, list[float]]] = []
+    """Who has left, and what they computed in it."""
 
 
 class Accounts:
-    """The requests of one engine, by slot, as they share what is counted.
+    """The requests of one engine as they share what is counted.
+
+    Each has a seat. Slots are taken in turn, so that late words on a request hit nobody; the seat
+    that was left last is taken first, so that there are no more than there were requests at once.
 
     Attributes:
         last: the newest tenth that is open, -1 where none is.
@@ -90,46 +103,61 @@ class Accounts:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._open: deque[_Tenth] = deque()
-        self._left: list[Left] = []
-        self._begun = np.zeros(0, dtype=np.int64)
-        """[slots], the tenth in which its request began."""
-        self._given = np.zeros((2, NUM_COUNTED, 3, 0))
+        self._seats: dict[int, int] = {}
+        """By slot that is not free."""
+        self._free: list[int] = []
+        self._begun: list[int] = []
+        """By seat, the tenth in which its request began."""
+        self._slots = np.zeros(0, dtype=np.int64)
+        """[seats]"""
+        self._is_taken = np.zeros(0)
+        """[seats], 1 or 0."""
+        self._given = np.zeros((_NUM_GIVEN, 0))
         self.last = -1
 
     def reach(self, number: int) -> None:
         """Begin a tenth, if it is a new one."""
         if number > self.last:
-            totals = self._work.totals()
-            self._grow(totals.shape[2])
-            self._open.append(_Tenth(number, totals))
+            self._open.append(_Tenth(number, self._totals()))
             self.last = number
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
-        if slot < len(self._begun):
-            self._begun[slot] = self.last
-            self._given[..., slot] = 0.0
+        if not self._free:
+            self._add_seats()
+        seat = self._seats[slot] = self._free.pop()
+        self._begun[seat] = self.last
+        self._slots[seat], self._is_taken[seat] = slot, 1.0
+        self._given[:, seat] = 0.0
 
-    def leave(self, slot: int) -> Left:
-        """End a request; call before its slot is free."""
-        now = self._work.totals_of(slot)
-        self._grow(slot + 1)
-        begun = self._begun.item(slot)
-        tenths = [tenth for tenth in self._open if tenth.number >= begun]
-        marks = np.array([*(_column(tenth.before, slot) for tenth in tenths), now])
-        if tenths and tenths[0].number == begun:
-            marks[0] = 0
-        amounts = (marks[1:] - marks[:-1]).astype(np.float64)
-        unsettled = {tenth.number: each for tenth, each in zip(tenths, amounts, strict=True)}
-        left = Left(self._given[..., slot].copy(), now.tolist(), unsettled)
-        if unsettled:
-            self._left.append(left)
+    def leave(self, slot: int, totals: list[list[int]]) -> Left:
+        """End a request; call before its slot is free.
+
+        Args:
+            slot: the request's.
+            totals: [phases][3], all it computed.
+        """
+        seat = self._seats[slot]
+        begun, left = self._begun[seat], Left(self._given[:, seat].copy(), totals, 0)
+        after: list[float] = [*totals[0], *totals[1]]
+        for tenth in reversed(self._open):
+            if tenth.number < begun:
+                break
+            before = _column(tenth.before, seat)
+            tenth.left.append((left, list(map(sub, after, before))))
+            left.num_unsettled += 1
+            after = before
         return left
 
     def free(self, slot: int) -> None:
-        """Give a slot back: what is not settled there is nobody's, until it has another owner."""
-        if slot < len(self._begun):
-            self._begun[slot] = _NEVER
+        """Give a slot back: what is not settled of who has not left is nobody's."""
+        seat = self._seats.pop(slot, None)
+        if seat is None:
+            return
+        self._free.append(seat)
+        self._is_taken[seat] = 0.0
+        for tenth in self._open:
+            tenth.before[:, seat : seat + 1] = 0
 
     def oldest(self) -> int | None:
         """Return the oldest tenth that is not settled."""
@@ -138,43 +166,53 @@ class Accounts:
     def settle(self, settled: Settled) -> None:
         """Give out the oldest tenth."""
         tenth = self._open.popleft()
-        number = tenth.number
-        after = self._open[0].before if self._open else self._work.totals()
-        self._grow(after.shape[2])
-        amounts = after.astype(np.float64)
-        num_before = tenth.before.shape[2]
-        begun = self._begun[: amounts.shape[2]]
-        amounts[:, :, :num_before] -= np.where(begun[:num_before] == number, 0, tenth.before)
-        amounts[:, :, begun > number] = 0.0
-        leaving = [left for left in self._left if number in left.unsettled]
-        theirs = [left.unsettled.pop(number)[:, :, None] for left in leaving]
-        there = np.flatnonzero(amounts[:, 0].any(axis=0))
-        parts = settled.parts(np.concatenate([amounts[:, :, there], *theirs], axis=2))
-        self._given[..., there] += parts[..., : len(there)]
-        for at, left in enumerate(leaving, len(there)):
-            left.given += parts[..., at]
-        self._left = [left for left in self._left if left.unsettled]
+        after = self._open[0].before if self._open else self._totals()
+        num_before, num_after = tenth.before.shape[1], after.shape[1]
+        if num_before == num_after:
+            amounts = after - tenth.before
+        else:
+            amounts = after.copy()
+            amounts[:, :num_before] -= tenth.before
+        of_left = np.array([computed for _, computed in tenth.left]).reshape(-1, len(amounts))
+        are_alone = [
+            int(np.count_nonzero(amounts[times])) + int(np.count_nonzero(of_left[:, times])) <= 1
+            for times in _TIMES
+        ]
+        rates = np.array(settled.rates(are_alone))
+        parts = amounts.take(_BY_PHASE, axis=0)
+        parts *= rates[:, None]
+        self._given[:, :num_after] += parts
+        parts = of_left.take(_BY_PHASE, axis=1)
+        parts *= rates
+        for (left, _), part in zip(tenth.left, parts, strict=True):
+            left.given += part
+            left.num_unsettled -= 1
 
     def stop(self) -> None:
         """Leave open what is open: nobody counts any more."""
+        for tenth in self._open:
+            for left, _ in tenth.left:
+                left.num_unsettled = 0
         self._open.clear()
-        for left in self._left:
-            left.unsettled.clear()
-        self._left.clear()
         self.last = -1
 
-    def _grow(self, num_slots: int) -> None:
-        more = num_slots - len(self._begun)
-        if more > 0:
-            self._begun = np.concatenate([self._begun, np.full(more, -1, dtype=np.int64)])
-            none = np.zeros((2, NUM_COUNTED, 3, more))
-            self._given = np.concatenate([self._given, none], axis=3)
+    def _totals(self) -> Floats:
+        """Return what each request has computed so far: [phases · 3, seats]."""
+        totals = self._work.totals(self._slots).reshape(2 * _NUM_TOTALS, -1)
+        totals *= self._is_taken
+        return totals
+
+    def _add_seats(self) -> None:
+        num, more = len(self._begun), len(self._begun) + _FIRST_SEATS
+        self._free += range(num + more - 1, num - 1, -1)
+        self._begun += [-1] * more
+        self._slots = np.concatenate([self._slots, np.zeros(more, dtype=np.int64)])
+        self._is_taken = np.concatenate([self._is_taken, np.zeros(more)])
+        self._given = np.concatenate([self._given, np.zeros((_NUM_GIVEN, more))], axis=1)
 
 
-def _column(before: Ints, slot: int) -> Ints:
-    return before[:, :, slot] if slot < before.shape[2] else np.zeros((2, 3), dtype=np.int64)
-
-
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    found: Floats = np.zeros_like(whole)
-    return np.divide(part, whole, out=found, where=whole > 0)
+def _column(before: Floats, seat: int) -> list[float]:
+    if seat < before.shape[1]:
+        column: list[float] = before[:, seat].tolist()
+        return column
+    return [0.0] * len(before)

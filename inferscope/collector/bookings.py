@@ -28,6 +28,7 @@ from inferscope.collector.work import (
     WASTED_TOKENS,
     WRITE_BYTES,
 )
+from inferscope.cost.batch import Batch
 from inferscope.cost.counts import Rates
 from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
 
@@ -186,7 +187,9 @@ class Bookings:
             prefilled.append(amounts)
         if rates is None or weights is None or not self._lives.counters.is_on:
             return NOTHING_MOVED
-        return _moved(rows, contexts, prefilled, rates=rates, weights=weights)
+        assert split.components is not None  # somebody is in the step
+        batch = split.components.batch
+        return _moved(rows, batch, prefilled, rates=rates, weights=weights)
 
     def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> Moved:
         """Book a step row by row; return the same."""
@@ -330,29 +333,30 @@ def _count(amounts: list[int], rates: Rates, own: tuple[int, int, int], weights:
 
 
 def _moved(
-    rows: Rows, contexts: Ints, prefilled: list[list[int]], *, rates: Rates, weights: PlainShares
+    rows: Rows, batch: Batch, prefilled: list[list[int]], *, rates: Rates, weights: PlainShares
 ) -> Moved:
     """Return what a simple step moves and computes.
 
     Args:
         rows: who is in it.
-        contexts: [rows].
+        batch: the same as the cost model sees them; it has summed their contexts up.
         prefilled: what each of its prefills does, by column.
         rates: of the model.
         weights: what they all read of them.
     """
     flops, hbm = rates
     team, prefills = rows.team, rows.prefills
-    num, sum_contexts, seen = len(contexts) - len(prefills), int(np.add.reduce(contexts)), 0
-    reach = rates.window - 1
-    if rates.window:
-        seen = int(np.add.reduce(np.minimum(contexts, reach)))
+    num, seen, reach = len(rows.slots) - len(prefills), 0, rates.window - 1
+    sum_contexts = batch.single_visible - team.num_single
     of_weights = weights.each * team.num_single + sum(weights.chunks) + weights.rest
+    if rates.window:
+        seen = int(np.add.reduce(np.minimum(batch.context, reach)))
     for at in prefills:
-        context = contexts.item(at)
-        sum_contexts -= context
-        seen -= min(context, reach) if rates.window else 0
         of_weights -= weights.of(team, at)
+        if at not in team.chunks:
+            sum_contexts -= batch.context.item(at)
+        if rates.window:
+            seen -= min(batch.context.item(at), reach)
     read = written = computed = 0
     for amounts in prefilled:
         read += amounts[READ_BYTES]

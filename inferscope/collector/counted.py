@@ -5,14 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from inferscope.collector.accounts import (
-    BLURRED,
     BUSY,
     BY,
     ENERGY,
-    KNOWN,
+    NUM_COUNTED,
     READ,
     SM_ACTIVE,
-    VALUE,
     WRITE,
     Left,
 )
@@ -59,25 +57,33 @@ def told(left: Left, sources: dict[int, str], errors: dict[int, float | None]) -
         sources: who told what is counted.
         errors: of the fits that divided it, None where there was none.
     """
-    by_phase: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    of_prefill: dict[str, int] = {}
+    of_decode: dict[str, int] = {}
     provenance = {}
-    given = left.given.tolist()
+    prefill, decode = left.given.reshape(2, NUM_COUNTED, 3).tolist()
+    prefill_totals, decode_totals = left.totals
     for counted, name in NAMES.items():
-        totals = [float(phase[BY[counted]]) for phase in left.totals]
-        parts = [phase[counted] for phase in given]
-        pairs = list(zip(parts, totals, strict=True))
-        if not any(totals) or any(part[KNOWN] < _LEAST_COVER * total for part, total in pairs):
+        prefill_total, decode_total = prefill_totals[BY[counted]], decode_totals[BY[counted]]
+        prefill_value, prefill_known, prefill_blurred = prefill[counted]
+        decode_value, decode_known, decode_blurred = decode[counted]
+        if (
+            not (prefill_total or decode_total)
+            or prefill_known < _LEAST_COVER * prefill_total
+            or decode_known < _LEAST_COVER * decode_total
+        ):
             continue
-        for amounts, (part, total) in zip(by_phase, pairs, strict=True):
-            known = part[KNOWN]
-            amounts[name] = round(part[VALUE] * total / known) if known > 0 else 0
-        value, blurred = (sum(part[of] for part in parts) for of in (VALUE, BLURRED))
+        of_prefill[name] = _whole(prefill_value, prefill_known, prefill_total)
+        of_decode[name] = _whole(decode_value, decode_known, decode_total)
+        value, blurred = prefill_value + decode_value, prefill_blurred + decode_blurred
         blur = blurred / value if value > 0 else 0.0
-        is_measured = blur <= MOST_BLUR
-        fit_error = None if is_measured else errors.get(counted)
-        provenance[name] = Provenance(
-            "measured" if is_measured else "apportioned",
-            sources.get(counted, ""),
-            blur if fit_error is None and is_measured else fit_error,
-        )
-    return RequestCounters(*by_phase, provenance)
+        source = sources.get(counted, "")
+        if blur <= MOST_BLUR:
+            provenance[name] = Provenance("measured", source, blur)
+        else:
+            provenance[name] = Provenance("apportioned", source, errors.get(counted))
+    return RequestCounters(of_prefill, of_decode, provenance)
+
+
+def _whole(value: float, known: float, total: int) -> int:
+    """Return what all of a total takes, if the rest is like what is known of it."""
+    return round(value * total / known) if known > 0 else 0

@@ -1,15 +1,27 @@
-"""Regressions that go on: over the last windows, made anew every few of them."""
+"""Regressions that go on: over the last windows, made anew every few of them.
+
+A fit follows from a few sums over its windows, so what it costs does not depend on how many these
+are. A sum from which windows are taken away again would keep a trace of each: of a busy hour, for
+ever. So nothing is taken away. The older windows' sums are kept from each of them on, and who goes
+was the first of its sum only:
+
+    older  [sum of all, of all but the first, ..., the last]  ◄─ all at once, when none is left
+    newer   sum                                               ◄─ one by one
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from operator import add
 
-import numpy as np
-from numpy.typing import NDArray
-
-from inferscope.attribution.regression import FEWEST_WINDOWS, Estimate, estimate
-
-Floats = NDArray[np.float64]
+from inferscope.attribution.regression import (
+    FEWEST_WINDOWS,
+    HIGHEST_CONDITION,
+    Equations,
+    Estimate,
+    products,
+)
 
 _KEPT_WINDOWS = 600
 _FIT_EVERY = 10
@@ -18,48 +30,78 @@ _FIT_EVERY = 10
 class RollingFit:
     """A regression over the last windows, made anew every few."""
 
-    _DROPPED = (0, 1, 2)
-    """How many of the last columns to do without, until the others can be told apart."""
-
     def __init__(self, columns: tuple[str, ...]) -> None:
-        self._num_columns = len(columns)
-        self._rows: deque[tuple[Floats, float]] = deque(maxlen=_KEPT_WINDOWS)
+        num = len(columns)
+        self._num_columns = num
+        self._fewest_columns = max(num - 2, min(num, 2))
+        """How many of the first to make do with, until the others can be told apart, too."""
+        self._sums = _LastSums(len(products([0.0] * num, 0.0)), _KEPT_WINDOWS)
         self._num_new = 0
         self._estimate: Estimate | None = None
 
-    def add(self, columns: Floats, sums: Floats) -> None:
-        """Take windows: [windows, columns] and [windows]."""
-        for row, total in zip(columns, sums.tolist(), strict=True):
-            if row.any():
-                self._rows.append((row, total))
-                self._num_new += 1
+    def add(self, columns: Sequence[float], told: float) -> None:
+        """Take a window: how much of each column was in it, and what all of it took."""
+        if any(columns):
+            self._sums.add(products(columns, told))
+            self._num_new += 1
 
     def now(self) -> Estimate | None:
         """Return the rates, None where they cannot be told."""
         is_first = self._estimate is None and self._num_new > 0
-        if len(self._rows) >= FEWEST_WINDOWS and (is_first or self._num_new >= _FIT_EVERY):
+        if self._sums.num >= FEWEST_WINDOWS and (is_first or self._num_new >= _FIT_EVERY):
             self._num_new = 0
-            columns = np.array([row for row, _ in self._rows])
-            sums = np.array([total for _, total in self._rows])
-            self._estimate = None
-            for num_dropped in self._DROPPED if self._num_columns > 2 else (0,):
-                kept = columns[:, : self._num_columns - num_dropped]
-                found = estimate(kept, sums)
-                if found is not None:
-                    none = (None,) * num_dropped
-                    self._estimate = Estimate(
-                        found.rates + none, found.errors + none, found.fit_error, found.num_windows
-                    )
-                    break
+            self._estimate = self._fit()
         return self._estimate
-
-    def expected(self, columns: tuple[Floats, ...]) -> Floats | None:
-        """Return each step's columns at these rates, None where they cannot be told."""
-        found = self.now()
-        if found is None:
-            return None
-        return np.stack([column * found.of(at) for at, column in enumerate(columns)], axis=1)
 
     def error(self) -> float | None:
         """Return the fit's error, relative to what it explains."""
         return None if self._estimate is None else self._estimate.fit_error
+
+    def _fit(self) -> Estimate | None:
+        sums, num = self._sums.total(), self._sums.num
+        # More columns are never told apart where fewer are not (interlacing eigenvalues).
+        fewest = Equations(sums, self._num_columns, self._fewest_columns)
+        if fewest.condition() > HIGHEST_CONDITION:
+            return None
+        for num_kept in range(self._num_columns, self._fewest_columns, -1):
+            equations = Equations(sums, self._num_columns, num_kept)
+            if equations.condition() <= HIGHEST_CONDITION:
+                return equations.estimate(num)
+        return fewest.estimate(num)
+
+
+class _LastSums:
+    """The sums of the last rows of numbers.
+
+    Attributes:
+        num: of the rows.
+    """
+
+    def __init__(self, num_columns: int, most: int) -> None:
+        self._most = most
+        self.num = 0
+        self._newer: deque[list[float]] = deque()
+        self._newer_sum = [0.0] * num_columns
+        self._older_sums: list[list[float]] = []
+        """The sum of the last of the older rows, of the last two, and so on."""
+        self._none = [0.0] * num_columns
+
+    def add(self, row: list[float]) -> None:
+        """Take a row, in place of the oldest if there are as many as may be."""
+        if self.num == self._most:
+            if not self._older_sums:
+                sums = self._none
+                while self._newer:
+                    sums = list(map(add, self._newer.pop(), sums))
+                    self._older_sums.append(sums)
+                self._newer_sum = self._none
+            self._older_sums.pop()
+        else:
+            self.num += 1
+        self._newer.append(row)
+        self._newer_sum = list(map(add, self._newer_sum, row))
+
+    def total(self) -> list[float]:
+        """Return the sums of all of them."""
+        older = self._older_sums[-1] if self._older_sums else self._none
+        return list(map(add, older, self._newer_sum))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,30 +17,46 @@ SOURCES = ("pm", "gpm", "dcgm", "nvml")
 """Best first: of two that tell the same only the better is taken."""
 _JOINED = frozenset(("sm_active_share", "busy_share", "dram_share", "dram_read_bytes", "energy_uj"))
 
+_END_OF_TIME_NS = 1 << 62
+
 
 class Window(NamedTuple):
-    """Samples of one record: [samples] each."""
+    """Samples of one source: [samples] each."""
 
     source: str
     from_ns: Ints
     to_ns: Ints
     values: dict[str, Floats]
 
+    @property
+    def end_ns(self) -> int:
+        """Return where the last of them ends."""
+        return self.to_ns.item(-1)
 
-def read(record: CounterSample) -> Window | None:
-    """Return the short windows of a sample, itself where it has none; None if it is unreadable."""
-    told = as_told(record)
-    return None if told is None else in_order(told)
+
+Told = Window | CounterSample
+"""The short windows of a sample, or the sample itself, which is one long one."""
+
+
+def read(record: CounterSample) -> Told | None:
+    """Return the windows of a sample that tells what is joined; None if it is unreadable."""
+    if record.starts_ns:
+        told = as_told(record)
+        return None if told is None else in_order(told)
+    if record.source not in SOURCES or _JOINED.isdisjoint(record.values):
+        return None
+    return record if 0 <= record.start_ns < record.end_ns < _END_OF_TIME_NS else None
 
 
 def as_told(record: CounterSample) -> Window | None:
-    """Return what `read` does in the order in which the source told it, whatever its times."""
-    if record.source not in SOURCES or not _JOINED & record.values.keys():
+    """Return the windows of a sample in the order in which the source told it, whatever its times.
+
+    None if it is unreadable, or tells nothing to be joined.
+    """
+    if record.source not in SOURCES or _JOINED.isdisjoint(record.values):
         return None
     if not record.starts_ns:
-        values = {word: np.array([value]) for word, value in record.values.items()}
-        span = np.array([[record.start_ns], [record.end_ns]], dtype=np.int64)
-        return Window(record.source, span[0], span[1], values)
+        return _alone(record)
     try:
         from_ns = np.frombuffer(record.starts_ns, dtype=COLUMNS["starts_ns"]).astype(np.int64)
         to_ns = np.frombuffer(record.ends_ns, dtype=COLUMNS["ends_ns"]).astype(np.int64)
@@ -70,15 +86,47 @@ def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
     return Window(told.source, from_ns, told.to_ns[which], values)
 
 
-def together(windows: list[Window]) -> Iterable[Window]:
-    """Put windows of one source that tell the same into one: they cost little more than one."""
-    alike: dict[tuple[str, ...], list[Window]] = {}
-    for window in windows:
-        alike.setdefault((window.source, *window.values), []).append(window)
-    for (source, *words), found in alike.items():
-        yield Window(
-            source,
-            np.concatenate([window.from_ns for window in found]),
-            np.concatenate([window.to_ns for window in found]),
-            {word: np.concatenate([window.values[word] for window in found]) for word in words},
-        )
+def together(told: list[Told]) -> list[list[Told]]:
+    """Put samples of one source that tell the same together: they cost little more than one."""
+    found: dict[tuple[str, ...], list[Told]] = {}
+    for each in told:
+        found.setdefault((each.source, *each.values), []).append(each)
+    return list(found.values())
+
+
+def each_alone(told: Sequence[Told]) -> list[CounterSample]:
+    """Return samples of one source that tell the same as one sample for each window."""
+    samples = []
+    for each in told:
+        if isinstance(each, CounterSample):
+            samples.append(each)
+            continue
+        columns = [column.tolist() for column in each.values.values()]
+        for start_ns, end_ns, *values in zip(
+            each.from_ns.tolist(), each.to_ns.tolist(), *columns, strict=True
+        ):
+            of = dict(zip(each.values, values, strict=True))
+            samples.append(CounterSample(end_ns, "", start_ns, end_ns, each.source, of))
+    return samples
+
+
+def as_one(told: Sequence[Told]) -> Window:
+    """Return samples of one source that tell the same in columns."""
+    windows = [_alone(each) if isinstance(each, CounterSample) else each for each in told]
+    if len(windows) == 1:
+        return windows[0]
+    return Window(
+        windows[0].source,
+        np.concatenate([window.from_ns for window in windows]),
+        np.concatenate([window.to_ns for window in windows]),
+        {
+            word: np.concatenate([window.values[word] for window in windows])
+            for word in windows[0].values
+        },
+    )
+
+
+def _alone(record: CounterSample) -> Window:
+    values = {word: np.array([value]) for word, value in record.values.items()}
+    span = np.array([[record.start_ns], [record.end_ns]], dtype=np.int64)
+    return Window(record.source, span[0], span[1], values)

@@ -24,6 +24,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         window_ns: how far back its use of the device is told.
     """
     counters = engine.lives.counters
+    found = counters.found
     totals = {
         name: {
             phase: round(float(counters.totals[at, counted])) for at, phase in enumerate(_PHASES)
@@ -31,8 +32,8 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         for counted, name in NAMES.items()
         if counters.of_totals[:, counted].any()
     }
-    if ENERGY in counters.sources and "energy_uj" in totals:
-        totals["energy_uj"]["idle"] = round(counters.idle_uj)
+    if ENERGY in found.sources and "energy_uj" in totals:
+        totals["energy_uj"]["idle"] = round(found.idle_uj)
     methods = {
         name: "measured"
         if counters.blurred[:, counted].sum() <= MOST_BLUR * counters.totals[:, counted].sum()
@@ -40,12 +41,12 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         for counted, name in NAMES.items()
         if name in totals
     }
-    fits = {"sm_active_ns": counters.sm, "energy_uj": counters.energy}
+    fits = {"sm_active_ns": found.sm, "energy_uj": found.energy}
     return CountersView(
         reason=counters.reason(),
         totals=totals,
         methods=methods,
-        sources={NAMES[counted]: source for counted, source in counters.sources.items()},
+        sources={NAMES[counted]: source for counted, source in found.sources.items()},
         errors={name: fit.error() for name, fit in fits.items() if name in totals},
         up=tuple(sorted(counters.heard(engine.now_ns))),
         use=_use(engine, window_ns),

@@ -32,6 +32,7 @@ from inferscope.collector.work import (
     DRAFT_NS,
     DRAFT_TOKENS,
     FLOPS,
+    TOTALLED,
     WASTED_NS,
     WASTED_TOKENS,
 )
@@ -94,7 +95,7 @@ class Lives:
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS)
         """Requests that became final, by id."""
         self.counters = Counters(self.table.accounts, rings)
-        self._held: deque[tuple[FinalRequest, Left]] = deque()
+        self._held: deque[tuple[int, FinalRequest, Left]] = deque()
         """Finished, and waiting for what counters say of them."""
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
@@ -387,10 +388,13 @@ class Lives:
             + (encode(final.parts) if final.parts else b"")
         )
         self._ends.note(request.request_id, delivered_ns)
-        left = table.accounts.leave(slot) if self.counters.is_on else None
+        left = None
+        if self.counters.is_on:
+            totals = [[amounts[column] for column in TOTALLED] for amounts in (prefill, decode)]
+            left = table.accounts.leave(slot, totals)
         table.remove(request)
         if left is not None:
-            self._held.append((final, left))
+            self._held.append((self.num_finished, final, left))
             return
         for sink in self._sinks:
             sink.request(final)
@@ -399,11 +403,11 @@ class Lives:
         """Give the sinks what counters have no more to say of, in the order of finality."""
         held = self._held
         while held:
-            final, left = held[0]
-            if left.unsettled and now_ns < final.delivered_ns + LONGEST_WAIT_NS:
+            number, final, left = held[0]
+            if left.num_unsettled and now_ns < final.delivered_ns + LONGEST_WAIT_NS:
                 return
             held.popleft()
-            final = self._counted(final, left)
+            final = self._counted(number, final, left)
             self._mix(encode(final.counters))
             for sink in self._sinks:
                 sink.request(final)
@@ -411,18 +415,22 @@ class Lives:
     def end(self) -> None:
         """Give the sinks what still waits: nothing more comes."""
         while self._held:
-            final, left = self._held.popleft()
-            final = self._counted(final, left)
+            final = self._counted(*self._held.popleft())
             for sink in self._sinks:
                 sink.request(final)
 
-    def _counted(self, final: FinalRequest, left: Left) -> FinalRequest:
-        """Return a finished request with what counters say, in its place among the finished."""
+    def _counted(self, number: int, final: FinalRequest, left: Left) -> FinalRequest:
+        """Return a finished request with what counters say, in its place among the finished.
+
+        Args:
+            number: of the request among all that have finished.
+            final: the request.
+            left: what it took along.
+        """
         counted = replace(final, counters=self.counters.of(left))
-        for back, other in enumerate(reversed(self.finished), 1):
-            if other is final:
-                self.finished[-back] = counted
-                break
+        back = self.num_finished - number + 1
+        if back <= len(self.finished):
+            self.finished[-back] = counted
         return counted
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:

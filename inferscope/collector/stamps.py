@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inferscope.collector.clocks import WallClock
-from inferscope.collector.counter_windows import Window, as_told, in_order, only, read
+from inferscope.collector.counter_windows import Told, as_told, in_order, only, read
 from inferscope.records import Clock, CounterSample
 
 _MOST_ERROR_NS = 1_000_000
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
     """A sample with its windows on our clock."""
 
     record: CounterSample
-    window: Window | None
+    window: Told | None
     """None where there is none to join."""
     num_unplaced: int = 0
     """Of its windows, those of which nobody knows when they were."""

@@ -24,7 +24,8 @@ WASTED_TOKENS, WASTED_NS = 5, 6
 DRAFT_TOKENS, DRAFT_NS = 7, 8
 """Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
 NUM_COLUMNS = 9
-_TOTALLED = [COMPUTE_NS, READ_BYTES, WRITE_BYTES]
+TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
+"""What is told of all requests at once, for counters to be given out by."""
 _SINGLES, _CONTEXTS, _SEEN, _SHARES_NS, _WEIGHTS = range(5)
 """Of decodes of one token: how many, the sum of their contexts, and as far as windows reach, their
 time, and what they read of the weights. Their FLOPs and bytes follow, when somebody asks."""
@@ -44,6 +45,7 @@ class Work:
         """By slot, what is to be added to its prefill, and behind that to its singles."""
         self._team = _NOBODY
         self._rates: Rates | None = None
+        self._totalled_of_sums = _totalled_of_sums(None)
         self._reach: int | None = None
         """How much of a context a windowed layer sees; None where there is no such layer."""
         self._num_steps = 0
@@ -96,6 +98,7 @@ class Work:
                 self._count_singles()
                 self._instead.clear()
                 self._rates = rates
+                self._totalled_of_sums = _totalled_of_sums(rates)
                 self._reach = rates.window - 1 if rates is not None and rates.window else None
         if not self._num_steps:
             self._use(np.zeros((len(slots), _NUM_SUMS), dtype=np.int64))
@@ -189,27 +192,27 @@ class Work:
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
-    def totals_of(self, slot: int) -> Ints:
-        """Return a request's time, bytes read and bytes written so far: [phases, 3]."""
-        totals: Ints = np.array(self.of(slot), dtype=np.int64)[:, _TOTALLED]
-        return totals
+    def totals(self, slots: Ints) -> NDArray[np.float64]:
+        """Return what is TOTALLED of some requests so far, as floats: [phases, 3, requests].
 
-    def totals(self) -> Ints:
-        """Return the same of all: [phases, 3, slots]."""
+        They are whole, and exact up to 2**53: three months, or nine petabytes, of one request.
+
+        Args:
+            slots: [requests].
+        """
         self._tell()
-        for slot, more in self._instead.items():
-            self._cells[0, slot] += more[:NUM_COLUMNS]
-            self._singles[slot] += more[NUM_COLUMNS:]
-        self._instead.clear()
-        totals: Ints = self._cells[:, :, _TOTALLED].transpose(0, 2, 1)
-        num, contexts, seen, shares_ns, weights = self._singles.T
-        totals[1, 0] += shares_ns
-        totals[1, 1] += weights
-        if self._rates is not None:
-            hbm = self._rates.hbm
-            totals[1, 1] += num * hbm.reads_of_singles(1, 0, 0)
-            totals[1, 1] += hbm.kv_per_token * contexts + hbm.window_kv_per_token * seen
-            totals[1, 2] += hbm.writes(num, num)
+        if self._instead:
+            prefilled, more = list(self._instead), np.array(list(self._instead.values()))
+            self._cells[0, prefilled] += more[:, :NUM_COLUMNS]
+            self._singles[prefilled] += more[:, NUM_COLUMNS:]
+            self._instead.clear()
+        cells = self._cells.take(slots, axis=1)
+        singles = self._singles.take(slots, axis=0)
+        totals = np.empty((2, len(TOTALLED), len(slots)))
+        totals[:, 0] = cells[:, :, COMPUTE_NS]
+        totals[:, 1:] = cells[:, :, READ_BYTES : WRITE_BYTES + 1].transpose(0, 2, 1)
+        # Whole numbers that floats hold exactly, in whatever order they are added up.
+        totals[1] += self._totalled_of_sums @ singles.T.astype(np.float64)
         return totals
 
     @property
@@ -221,3 +224,15 @@ class Work:
         for slot, amounts in self._instead.items():
             compute_ns[slot] += amounts[COMPUTE_NS], amounts[NUM_COLUMNS + _SHARES_NS]
         return compute_ns
+
+
+def _totalled_of_sums(rates: Rates | None) -> NDArray[np.float64]:
+    """Return how much of what is TOTALLED each of the sums of singles stands for."""
+    found = np.zeros((len(TOTALLED), _NUM_SUMS))
+    found[0, _SHARES_NS] = found[1, _WEIGHTS] = 1
+    if rates is not None:
+        hbm = rates.hbm
+        found[1, _SINGLES] = hbm.reads_of_singles(1, 0, 0)
+        found[1, _CONTEXTS], found[1, _SEEN] = hbm.kv_per_token, hbm.window_kv_per_token
+        found[2, _SINGLES] = hbm.writes(1, 1)
+    return found

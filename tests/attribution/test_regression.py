@@ -84,3 +84,36 @@ def test_a_phase_that_never_came_has_no_rate() -> None:
     assert found is not None
     assert found.rates[1] is None
     assert found.of(0) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("num_columns", [2, 3, 4, 5])
+def test_condition_is_that_of_the_columns_at_unit_length(num_columns: int) -> None:
+    draw = np.random.default_rng(num_columns)
+    for alike in (0.0, 0.5, 0.9, 0.99):
+        columns = draw.uniform(0, 1, (70, num_columns))
+        columns[:, 1:] = alike * columns[:, :1] + (1 - alike) * columns[:, 1:]
+        unit = columns / np.linalg.norm(columns, axis=0)
+        largest, *_, smallest = np.linalg.svd(unit, compute_uv=False)
+        assert condition(columns) == pytest.approx(largest / smallest, rel=1e-4)
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 1 << 30), num_columns=st.integers(1, 5))
+def test_no_other_rates_leave_less(seed: int, num_columns: int) -> None:
+    draw = np.random.default_rng(seed)
+    columns, sums = draw.uniform(0, 1, (80, num_columns)), draw.normal(0, 1, 80)
+    found = estimate(columns, sums)
+    assert found is not None
+    rates = np.array([rate or 0.0 for rate in found.rates])
+    left = sums - columns @ rates
+    assert found.fit_error == pytest.approx(np.sqrt(np.mean(left**2)) / np.abs(sums).mean())
+    falls = (
+        columns.T @ left
+    )  # what is left over is convex: least where it falls in no open direction
+    assert (rates >= 0).all()
+    assert (falls <= 1e-9).all()
+    assert falls[rates > 0] == pytest.approx(0, abs=1e-9)
+    in_use = columns[:, rates > 0]
+    spread = (left @ left) / (80 - in_use.shape[1])
+    errors = np.sqrt(spread * np.diagonal(np.linalg.inv(in_use.T @ in_use)))
+    assert [error for error in found.errors if error is not None] == pytest.approx(errors.tolist())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import in_lanes, of_one_kind, touching
+from inferscope.attribution.samples import covering, in_lanes, touching
 
 Ints = NDArray[np.int64]
 
@@ -68,29 +68,37 @@ def test_lanes_are_paired_each_for_itself_wherever_their_steps_stand(
 
 
 @given(steps=intervals(), samples=intervals(), seed=st.integers(0, 1 << 30))
+def test_long_samples_lie_over_steps_as_short_ones_do(
+    steps: tuple[Ints, Ints], samples: tuple[Ints, Ints], seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    columns, rates = (
+        draw.uniform(0, 9, (3, len(steps[0]))),
+        draw.uniform(0, 9, (2, len(samples[0]))),
+    )
+    short, long = touching(*steps, *samples), covering(*steps, *samples)
+    assert long.busy_ns().tolist() == short.busy_ns().tolist()
+    assert long.sums(columns) == pytest.approx(short.sums(columns))
+    assert long.shares(rates) == pytest.approx(short.shares(rates))
+
+
+@given(steps=intervals(), samples=intervals(), seed=st.integers(0, 1 << 30))
 def test_what_touches_a_step_is_given_away_whole(
     steps: tuple[Ints, Ints], samples: tuple[Ints, Ints], seed: int
 ) -> None:
-    amounts = np.random.default_rng(seed).uniform(0, 1e9, len(samples[0]))
+    draw = np.random.default_rng(seed)
+    amounts = draw.uniform(0, 1e9, len(samples[0]))
+    expected = draw.uniform(0.1, 9, len(steps[0]))
     pairs = touching(*steps, *samples)
-    parts = np.array([0.3, 0.7]) * pairs.overlap_ns[:, None]
-    given_away = pairs.by_sample(pairs.spread(amounts, parts).sum(axis=1))
-    touched = np.isin(np.arange(len(amounts)), pairs.sample)
-    assert given_away == pytest.approx(np.where(touched, amounts, 0.0))
+    (whole,) = pairs.sums(expected[None])
+    is_touched = np.isin(np.arange(len(amounts)), pairs.sample)
+    assert (whole > 0).tolist() == is_touched.tolist()
+    rates = np.divide(amounts, whole, out=np.zeros(len(amounts)), where=is_touched)
+    given_away = pairs.shares(rates[None])[0] * expected
+    assert given_away.sum() == pytest.approx(amounts[is_touched].sum())
 
 
 def test_a_sample_that_reaches_into_a_gap_is_all_its_steps() -> None:
     pairs = touching(np.array([10]), np.array([20]), np.array([15]), np.array([35]))
-    assert pairs.spread(np.array([8.0]), np.array([[5.0]])).tolist() == [[8.0]]
-
-
-def test_a_sample_without_weights_is_kept_back() -> None:
-    pairs = touching(np.array([10]), np.array([20]), np.array([15]), np.array([35]))
-    assert pairs.spread(np.array([8.0]), np.array([[0.0]])).tolist() == [[0.0]]
-
-
-def test_only_samples_of_one_phase_are_of_one_kind() -> None:
-    starts, ends = np.array([0, 10, 20, 30]), np.array([10, 20, 30, 40])
-    kinds = np.array([1, 1, 2, 3])  # prefill, prefill, decode, both
-    pairs = touching(starts, ends, np.array([0, 15, 21, 31, 50]), np.array([20, 25, 29, 39, 60]))
-    assert of_one_kind(pairs, kinds).tolist() == [True, False, True, False, True]
+    assert pairs.sums(np.array([[6.0]])).tolist() == [[3.0]]
+    assert pairs.shares(np.array([[8.0]])).tolist() == [[4.0]]

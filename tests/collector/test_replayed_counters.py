@@ -37,9 +37,11 @@ def counters_told(finals: Finals) -> list[tuple[str, RequestCounters]]:
 
 def totals_of(collector: Collector) -> bytes:
     counters = counters_of(collector)
-    counts = (counters.num_unplaced, counters.num_late, counters.num_doubled)
+    counts = (counters.num_unplaced, counters.found.num_late, counters.found.num_doubled)
     columns = (counters.totals, counters.of_totals, counters.blurred)
-    return msgspec.json.encode([counts, counters.idle_uj, *(each.tolist() for each in columns)])
+    return msgspec.json.encode(
+        [counts, counters.found.idle_uj, *(each.tolist() for each in columns)]
+    )
 
 
 def test_counters_are_the_same_however_the_rings_are_read(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.collector.accounts import ENERGY, SM_ACTIVE
-from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps, StepRun
+from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps
 from tests.collector.scripts import MS, START_NS, assert_all_closes
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
@@ -119,9 +119,9 @@ def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
         for gap, length in told:
             begin, at = at + gap, at + gap + length
             is_busy[begin:at] = True
-            steps.add(StepRun(ring, 0, begin, at, 0, length, NOTHING_MOVED, 1))
+            steps.add(ring, 0, span_ns=(begin, at), expected=(0, length, *NOTHING_MOVED))
     steps.read_in()
     edges = np.arange(0, 2001 - period, period, dtype=np.int64)
-    pairs, _ = steps.under(edges, edges + period)
-    expected = [int(is_busy[at : at + period].sum()) for at in edges.tolist()]
-    assert steps.busy_ns(pairs, edges, edges + period).tolist() == expected
+    busy_ns = [int(is_busy[at : at + period].sum()) for at in edges.tolist()]
+    assert steps.under_short(edges, edges + period).busy_ns.tolist() == busy_ns
+    assert steps.under_long(edges.tolist(), (edges + period).tolist()).busy_ns == busy_ns

@@ -70,7 +70,7 @@ def test_about_a_jump_samples_join_the_right_steps_or_none(
     )
     left_ns = undisturbed.totals[:, SM_ACTIVE].sum() - dropped_ns
     assert counters.totals[:, SM_ACTIVE].sum() == pytest.approx(left_ns, abs=MS)
-    assert counters.num_late == counters.num_doubled == 0
+    assert counters.found.num_late == counters.found.num_doubled == 0
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0].counters
     assert view.num_unplaced == counters.num_unplaced
 

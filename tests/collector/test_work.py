@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from inferscope.attribution.weights import PlainShares
 from inferscope.collector.finals import FinalRequest, Saved
-from inferscope.collector.work import NUM_COLUMNS, Work
+from inferscope.collector.work import NUM_COLUMNS, TOTALLED, Work
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
 from inferscope.records import (
@@ -413,9 +413,11 @@ def test_one_request_s_totals_are_its_own_among_all(seed: int, shape: Shape | No
                 work.prefilled_instead(slot, prefill, context=context, weight_bytes=booked)
         if draw.random() < 0.4:
             one = draw.randint(0, 8)
-            alone = asked.totals_of(one)
-            assert (asked.totals()[:, :, one] == alone).all()
-    assert (asked.totals() == left_alone.totals()).all()
+            alone = [[amounts[at] for at in TOTALLED] for amounts in asked.of(one)]
+            assert asked.totals(np.array([one]))[:, :, 0].tolist() == alone
+    everybody = np.arange(9)
+    assert (asked.totals(everybody) == left_alone.totals(everybody)).all()
     for slot in range(9):
         assert asked.of(slot) == left_alone.of(slot)
-        assert (asked.totals_of(slot) == left_alone.totals()[:, :, slot]).all()
+        told = [[amounts[at] for at in TOTALLED] for amounts in asked.of(slot)]
+        assert left_alone.totals(everybody)[:, :, slot].tolist() == told

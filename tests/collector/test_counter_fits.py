@@ -1,0 +1,55 @@
+"""A regression that goes on says what one over its last windows says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inferscope.attribution.regression import FEWEST_WINDOWS, estimate
+from inferscope.collector.counter_fits import RollingFit
+
+KEPT = 600
+
+
+def test_a_fit_is_that_of_the_last_windows_whatever_came_before() -> None:
+    draw, fit = np.random.default_rng(2), RollingFit(("prefill", "decode"))
+    columns = draw.uniform(0, 1e8, (3 * KEPT, 2))
+    columns[:KEPT] *= 1e6  # sums that these were taken away from again would still tell of them
+    told = columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.01, len(columns)) * columns[:, 0]
+    num_fits = 0
+    for num, (row, total) in enumerate(zip(columns.tolist(), told.tolist(), strict=True), 1):
+        fit.add(row, total)
+        found, last = fit.now(), slice(max(0, num - KEPT), num)
+        if num < FEWEST_WINDOWS:
+            assert found is None
+        elif num % 10 == 0:
+            expected = estimate(columns[last], told[last])
+            assert found is not None
+            assert expected is not None
+            assert found.rates == pytest.approx(expected.rates)
+            assert found.errors == pytest.approx(expected.errors)
+            assert found.fit_error == pytest.approx(expected.fit_error)
+            assert found.num_windows == expected.num_windows == min(num, KEPT)
+            num_fits += 1
+    assert num_fits > 100
+
+
+def test_columns_that_cannot_be_told_apart_yet_are_done_without() -> None:
+    draw, fit = (
+        np.random.default_rng(3),
+        RollingFit(("idle", "prefill", "decode", "bytes", "flops")),
+    )
+    for _ in range(100):
+        idle, prefill, decode = draw.uniform(0, 1, 3).tolist()
+        fit.add((idle, prefill, decode, 2 * decode, 3 * prefill), idle + 4 * prefill + 2 * decode)
+    found = fit.now()
+    assert found is not None
+    assert found.rates[:3] == pytest.approx((1.0, 4.0, 2.0))
+    assert found.rates[3:] == (None, None)
+
+
+def test_windows_in_which_nothing_was_are_no_windows() -> None:
+    fit = RollingFit(("prefill", "decode"))
+    for _ in range(2 * FEWEST_WINDOWS):
+        fit.add((0.0, 0.0), 5.0)
+    assert fit.now() is None
