@@ -38,6 +38,8 @@ SHORT = frozenset(
     )
 )
 """Commands that take less than their imports do."""
+ANY_PORT = {"INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT": "0"}
+"""For a collector without a file, of which there may be several: the default port is but one."""
 
 
 def inferscope(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import COMMANDS
-from tests.cli.running import SHORT, inferscope_cold
+from tests.cli.running import ANY_PORT, SHORT, inferscope_cold
 from tests.report.test_why import SAMPLE
 
 
@@ -60,6 +60,6 @@ def test_every_short_command_imports_what_it_needs_by_itself(tmp_path: Path, com
     cut.write_bytes(SAMPLE.read_bytes()[:30_000])
     files = {"FILE": str(cut), "SLOS": str(SAMPLE.with_name("slo.yaml"))}
     arguments = [files.get(word, word) for word in words.split()]
-    done = inferscope_cold(command, *arguments, rings=tmp_path / "rings")
+    done = inferscope_cold(command, *arguments, rings=tmp_path / "rings", **ANY_PORT)
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr

@@ -20,6 +20,7 @@ import inferscope
 from inferscope.collecting.lock import LOCK_NAME
 from inferscope.records import CLOSED, CounterSample, ProbeHealth
 from inferscope.ring.discovery import find_engines, sampler_rings
+from tests.cli.running import ANY_PORT
 from tests.cli.running import inferscope as run_inferscope
 from tests.probe.fakes import of
 
@@ -50,7 +51,9 @@ sys.exit(3)
 UNTIL_COLLECTED = f"""
 import os, pathlib, time
 lock = pathlib.Path(os.environ["INFERSCOPE_DIR"]) / "{LOCK_NAME}"
+until = time.monotonic() + 60
 while not (lock.exists() and lock.read_text()):
+    assert time.monotonic() < until, "no collector has come"
     time.sleep(0.05)
 time.sleep(0.5)
 print("over")
@@ -313,12 +316,15 @@ def test_a_killed_command_has_the_code_that_a_shell_gives_it(tmp_path: Path) -> 
 
 def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
     words = script(tmp_path, UNTIL_COLLECTED)
-    done = run("--collect", "--", *words, rings=tmp_path / "rings", XDG_STATE_HOME=str(tmp_path))
-    assert done.returncode == 0
+    done = run(
+        *("--collect", "--", *words), rings=tmp_path / "rings", XDG_STATE_HOME=str(tmp_path),
+        **ANY_PORT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "over\n"
     assert "collecting from" in done.stderr
-    again = run_inferscope("collect", "--check", rings=tmp_path / "rings")
-    assert again.returncode == 0
+    again = run_inferscope("collect", "--check", rings=tmp_path / "rings", **ANY_PORT)
+    assert again.returncode == 0, again.stderr
 
 
 def test_a_sampler_beside_it_tells_of_its_process_and_ends_with_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import inferscope
+from tests.cli.running import ANY_PORT, inferscope
 from tests.report.test_why import SAMPLE
 
 _SLO = """
@@ -106,7 +106,7 @@ def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Pat
 
 
 def test_a_collector_says_what_it_would_count_by(slo: Path, tmp_path: Path) -> None:
-    done = inferscope("collect", "--slo", str(slo), "--check", rings=tmp_path / "rings")
+    done = inferscope("collect", "--slo", str(slo), "--check", rings=tmp_path / "rings", **ANY_PORT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "breach      any objective\n" in done.stdout
     assert "slo         ttft, all models but builtin: first token within 400 ms" in done.stdout
