@@ -167,7 +167,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert min(device.busy_ns, device.idle_host_gap_ns, device.idle_no_work_ns) >= 0
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
 
 

@@ -61,7 +61,7 @@ def unions_of(batch: Batch, prefills: list[int]) -> list[tuple[int, ...]]:
 # --- laws of all rules ------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.sampled_from(RULES), any_model, mixed(chunks=(0, 8), singles=(0, 80)))
 def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
     rule: str, model: StepModel, step: tuple[Batch, list[int]]
@@ -74,7 +74,7 @@ def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
     assert (paid >= 0).all()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.sampled_from(RULES), any_model, mixed(), st.integers(1, 500), st.integers(0, 900))
 def test_requests_alike_pay_alike_by_any_rule(
     rule: str, model: StepModel, step: tuple[Batch, list[int]], tokens: int, context: int
@@ -100,7 +100,7 @@ def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
     np.testing.assert_allclose(values(rule, model, batch, prefills), own, rtol=1e-12, atol=1e-9)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.sampled_from(RULES),
     any_model,
@@ -145,7 +145,7 @@ def test_a_model_that_knows_no_cost_takes_all_as_equal(rule: str) -> None:
 # --- phase: the Owen value --------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(any_model, mixed())
 def test_phase_is_the_owen_value_of_the_definition(
     model: StepModel, step: tuple[Batch, list[int]]
@@ -167,7 +167,7 @@ def test_the_owen_value_is_the_mean_over_orders_in_which_phases_stay_together(
     assert error.max() <= 1e-9 * whole_ns(model, batch)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 6), singles=(0, 60)))
 def test_no_phase_pays_more_than_alone_if_phases_are_cheaper_together(
     model: StepModel, step: tuple[Batch, list[int]]
@@ -269,7 +269,7 @@ def test_token_is_the_aumann_shapley_price_by_integration(
     assert error.max() <= 1e-5 * whole_ns(model, batch)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(any_model, batches(chunks=(1, 4)), st.data())
 def test_cutting_a_request_in_two_changes_nobody_else_s_price(
     model: StepModel, batch: Batch, data: st.DataObject
@@ -309,7 +309,7 @@ def test_by_fair_a_request_cut_in_pieces_pays_something_else() -> None:
 # --- the two columns --------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 8), singles=(0, 60)))
 def test_columns_are_what_they_say(model: StepModel, step: tuple[Batch, list[int]]) -> None:
     batch, prefills = step
@@ -322,7 +322,7 @@ def test_columns_are_what_they_say(model: StepModel, step: tuple[Batch, list[int
     assert np.abs(saved - (whole - np.array(without))).max() <= 1e-9 * whole
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(batches(chunks=(0, 6), singles=(0, 40)))
 def test_where_tokens_get_cheaper_fair_lies_between_marginal_and_standalone(batch: Batch) -> None:
     model = MODELS["concave"]

@@ -40,7 +40,7 @@ def without_attention(model: StepModel) -> StepModel:
     return replace(bare, chunk_ns=0.0, pair_ns=0.0, context_ns=0.0)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 8), singles=(0, 80)))
 def test_shares_sum_to_the_modelled_step_and_none_is_negative(
     model: StepModel, batch: Batch
@@ -51,7 +51,7 @@ def test_shares_sum_to_the_modelled_step_and_none_is_negative(
     assert (parts >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_model, st.data())
 def test_up_to_six_chunks_get_the_shapley_value_of_the_definition(
     model: StepModel, data: st.DataObject
@@ -131,7 +131,7 @@ def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: Batc
     np.testing.assert_allclose(split(model, batch), parts, rtol=1e-9, atol=1e-3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_model, batches(chunks=(1, 4)), st.integers(1, 2000))
 def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, more: int) -> None:
     """Attention left out: a longer slice of the same context has more of it anyway."""

@@ -169,7 +169,7 @@ class Engine:
             seen = self.attach()
             if seen["num_finished"] >= num_finished:
                 return seen
-            time.sleep(0.1)
+            time.sleep(0.2)
         raise AssertionError(f"only {seen['num_finished']} requests finished")
 
     def wait_until_it_is(self, state: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Engine:
             seen = self.attach()
             if seen["health"]["probe_state"] == state:
                 return seen
-            time.sleep(0.1)
+            time.sleep(0.2)
         raise AssertionError(f"its probe is {seen['health']['probe_state']}, and not {state}")
 
     def kill(self) -> None:
