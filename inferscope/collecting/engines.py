@@ -10,7 +10,7 @@ ended before is nobody's: the collector before this one has counted it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,8 +85,12 @@ class Engines:
     def __len__(self) -> int:
         return len(self._followed)
 
-    def advance(self) -> None:
-        """Look for new rings and fold what has become due."""
+    def advance(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Look for new rings and fold what has become due.
+
+        Args:
+            is_over: asked after each engine; the others' turn is then the next one.
+        """
         now_ns, is_start = self._clock.monotonic_ns(), self._known is None
         if now_ns >= self._discover_ns:
             self._discover_ns = now_ns + _DISCOVER_NS
@@ -99,6 +103,8 @@ class Engines:
                 del self._followed[engine_id]
                 if self._promises is not None:
                     self._promises.forget(engine_id)
+            if is_over():
+                return
 
     def promise(self, promises: Promises | None) -> None:
         """Have requests judged from now on, or no longer; what is in flight is judged as well."""

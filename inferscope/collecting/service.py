@@ -76,11 +76,11 @@ class Service:
         """Collect until asked to end; tell whether all exporters came to an end."""
         try:
             while not wishes.is_asked:
-                self._go_on(wishes)
+                self._go_on(wishes, lambda: wishes.is_asked)
             if self._config.outlive_s:
                 asked_ns = self._clock.monotonic_ns()
                 while not self._has_outlived(asked_ns):
-                    self._go_on(wishes)
+                    self._go_on(wishes, lambda: False)
             self._catch_up(wishes)
             self._look()
         finally:
@@ -102,13 +102,21 @@ class Service:
         if self._incidents is not None:
             self._incidents.request(request)
 
-    def _go_on(self, wishes: Wishes) -> None:
-        """Fold, and look if it is time to."""
-        self._turn(wishes)
+    def _go_on(self, wishes: Wishes, is_over: Callable[[], bool]) -> None:
+        """Fold, and look if it is time to: between two engines where all of them take longer."""
+
+        def look() -> bool:
+            self._look_if_due()
+            return is_over()
+
+        self._turn(wishes, look)
+        self._look_if_due()
+        time.sleep(_PAUSE_S)
+
+    def _look_if_due(self) -> None:
         if self._clock.monotonic_ns() >= self._look_ns:
             self._look_ns = self._clock.monotonic_ns() + LOOK_NS
             self._look()
-        time.sleep(_PAUSE_S)
 
     def _has_outlived(self, asked_ns: int) -> bool:
         """Tell whether the engines are gone for long enough, or do not go."""
@@ -121,15 +129,18 @@ class Service:
     def _catch_up(self, wishes: Wishes) -> None:
         """Go on until all that was said before now is folded: the fold stays behind the rings."""
         now_ns = self._clock.monotonic_ns()
+
+        def is_late() -> bool:
+            return self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
+
         while True:
-            self._turn(wishes)
-            is_late = self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
-            if is_late or self._engines.through_ns() >= now_ns:
+            self._turn(wishes, is_late)
+            if is_late() or self._engines.through_ns() >= now_ns:
                 return
             time.sleep(_PAUSE_S / 4)
 
-    def _turn(self, wishes: Wishes) -> None:
-        self._engines.advance()
+    def _turn(self, wishes: Wishes, is_over: Callable[[], bool]) -> None:
+        self._engines.advance(is_over)
         notes, self._engines.notes = self._engines.notes, []
         for note in notes:
             self._say(note)

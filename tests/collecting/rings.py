@@ -38,10 +38,18 @@ class Time:
 class Ring:
     """Restates itself every ten seconds and says every half second that it is well."""
 
-    def __init__(self, folder: Path, time: Time, *, role: str = "core", pid: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        time: Time,
+        *,
+        role: str = "core",
+        pid: int = 1,
+        engine_id: str = "made",
+    ) -> None:
         self.path = folder / f"{role}-0-{pid}.ring"
         self._time = time
-        me = Identity("made", role, 0, pid, "host", boot_id(), time.now_ns, 0)
+        me = Identity(engine_id, role, 0, pid, "host", boot_id(), time.now_ns, 0)
         self._writer = RingWriter(self.path, me, capacity=1 << 18)
         self._keyframe_ns = 0
 
