@@ -10,34 +10,19 @@ from typing import get_args
 import pytest
 
 from inferscope.attribution.rules import RULES
-from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import Collector
 from inferscope.collector.source import RecordingSource
 from inferscope.report.shares import By, Shares, Tally
 from inferscope.report.shares_text import to_json, to_text
-from tests.collector.scripts import MS, Script
+from tests.collector.scripts import MS, Finals, Script
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 BYS: tuple[By, ...] = get_args(By)
 
 
-class Kept:
-    """A sink that keeps what the table is made of."""
-
-    def __init__(self) -> None:
-        self.steps: list[FinalStep] = []
-        self.requests: list[FinalRequest] = []
-
-    def step(self, step: FinalStep) -> None:
-        self.steps.append(step)
-
-    def request(self, request: FinalRequest) -> None:
-        self.requests.append(request)
-
-
-def told(script: Script, rule: str) -> tuple[Tally, Kept, Collector]:
+def told(script: Script, rule: str) -> tuple[Tally, Finals, Collector]:
     """Fold a script into a tally."""
-    tally, kept = Tally(rule), Kept()
+    tally, kept = Tally(rule), Finals()
     collector = Collector(tally, kept)
     for item in script.items(until_ms=900):
         collector.fold(item.ring, item.record)
@@ -118,7 +103,7 @@ def test_requests_keep_their_names_and_phases_their_tokens() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_recorded_run_is_divided_as_its_requests_say(rule: str) -> None:
-    tally, kept = Tally(rule), Kept()
+    tally, kept = Tally(rule), Finals()
     source = RecordingSource(SAMPLE, sinks=(tally, kept))
     source.advance()
     source.close()
