@@ -110,15 +110,16 @@ def score(scenario: Scenario, parts: Parts, truth: Truth) -> dict[str, Any]:
             injected.append(injected_ns - truth.injected_ns(twin))
     right = sum(num for cause, num in named.items() if cause in scenario.accepted)
     grown = np.array(growths, dtype=np.float64).reshape(-1, len(CAUSES))
-    mine = [CAUSES.index(cause) for cause in sorted(scenario.accepted)]
+    mine = [CAUSES.index(cause) for cause in sorted(scenario.rows)]
     whole_ns = sum(injected) or 1
     others = dict(zip(CAUSES, (grown.sum(axis=0) / whole_ns).tolist(), strict=True))
-    growth = sum(others.pop(cause) for cause in scenario.accepted) - 1
+    growth = sum(others.pop(cause) for cause in scenario.rows) - 1
     each = grown[:, mine].sum(axis=1) / np.array(injected) - 1
     return {
         "cause": scenario.name,
         "metric": scenario.metric,
         "accepted": sorted(scenario.accepted),
+        "rows": sorted(scenario.rows),
         "objective_ms": objective.limit_ns / 1e6,
         "requests": len(parts["fault"]),
         "breaching": sum(named.values()),
