@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
@@ -165,6 +165,7 @@ class Edge:
         prompt_tokens: int | None = None,
         external_id: str | None = None,
         parent: str = "",
+        asked: Mapping[str, str] | None = None,
     ) -> None:
         """Say that the HTTP request being served is, or is part of, this one of the engine's.
 
@@ -173,6 +174,7 @@ class Edge:
             prompt_tokens: of it, where the prompt is tokenised by now.
             external_id: what the answer will call it; the client's own `X-Request-Id` is preferred.
             parent: of a request that is one of several answers to the same prompt.
+            asked: what was asked of its sampling, by the words of `asked`.
         """
         exchange = _exchange.get()
         if exchange is None or exchange.has_ended or request_id in self._by_id:
@@ -182,7 +184,7 @@ class Edge:
             external_id=exchange.external_id or external_id,
             trace=exchange.trace,
             at_ns=exchange.received_ns,
-            attributes=exchange.attributes,
+            attributes={**exchange.attributes, **(asked or {})},
             parent=parent,
             prompt_parts=exchange.parts,
         )

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from typing import Any
 
+from inferscope.adapters.asked import asked
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.stretches import Stretches
 from inferscope.records import RequestIndex
@@ -227,7 +228,11 @@ class Batcher:
         num_prompt = state._true_initial_tokens or len(state.initial_tokens)
         parent, _, child = name.rpartition("__child#")
         index = self.recorder.probe.queued(
-            name, prompt_tokens=num_prompt, at_ns=at_ns, parent=parent if child.isdigit() else ""
+            name,
+            prompt_tokens=num_prompt,
+            at_ns=at_ns,
+            parent=parent if child.isdigit() else "",
+            attributes=asked({"max_tokens": state.max_new_tokens}),
         )
         track = self._tracks[name] = Track(index, num_prompt, state)
         return track

@@ -20,6 +20,7 @@ import itertools
 import time
 from typing import Any
 
+from inferscope.adapters.hf_info import asked_of
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.stretches import Stretches
 from inferscope.records import RequestIndex
@@ -136,12 +137,15 @@ class MainLoop(Loop):
         self._padded_tokens = 0
         self._num_proposed = 0
         probe = recorder.probe
+        given = asked_of(settings.get("generation_config"))
         self.rows: list[Row] = []
         for at in range(self._batch):
             num_pads = pads[at]
             num_cached = max(0, cached - num_pads)
             row_name = name if self._batch == 1 else f"{name}/{at}"
-            index = probe.queued(row_name, prompt_tokens=width - num_pads, at_ns=arrived_ns)
+            index = probe.queued(
+                row_name, prompt_tokens=width - num_pads, at_ns=arrived_ns, attributes=given
+            )
             probe.admitted(index, cached_tokens=num_cached)
             self.rows.append(Row(index, num_pads, width - num_pads, num_cached))
         self._active = list(self.rows)

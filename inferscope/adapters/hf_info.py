@@ -6,6 +6,7 @@ import hashlib
 import sys
 from typing import Any
 
+from inferscope.adapters.asked import asked
 from inferscope.adapters.shapes import shape_of
 from inferscope.probe import EngineInfo, EventTimer, HostTimer, StepTimer, TorchEvents
 
@@ -43,6 +44,27 @@ def describe(model: Any, rank: int, *, processor: Any = None) -> tuple[EngineInf
         num_threads=0 if is_cuda else torch.get_num_threads(),
     )
     return info, EventTimer(TorchEvents()) if is_cuda else HostTimer()
+
+
+def asked_of(config: Any, *, is_stream: bool | None = None) -> dict[str, str]:
+    """Return what was asked of a request's sampling, by its `GenerationConfig`.
+
+    Where the likeliest token is taken, what would shape the choice is not in force. A temperature
+    of 0 is none to transformers, but what its server is given for that.
+    """
+    numbers = {
+        "max_tokens": getattr(config, "max_new_tokens", None),
+        "n": getattr(config, "num_return_sequences", None),
+    }
+    is_sampling, temperature = (
+        getattr(config, "do_sample", None),
+        getattr(config, "temperature", None),
+    )
+    if is_sampling or temperature == 0:
+        numbers["temperature"] = temperature
+    if is_sampling:
+        numbers |= {word: getattr(config, word, None) for word in ("top_p", "top_k")}
+    return asked(numbers, is_stream=is_stream)
 
 
 def _block_tokens(cache: Any) -> int:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from inferscope.adapters.edge import Edge
+from inferscope.adapters.hf_info import asked_of
 from inferscope.adapters.transformers import Function, Session, watch_all
 from inferscope.probe import EngineInfo, Probe
 
@@ -56,7 +57,8 @@ class ServedRequests:
         self._edge.watch(app)
         for name in ("GenerateManager", "CBGenerateManager"):
             manager = patches.find(_UTILITIES, name)
-            patches.around(manager, "generate_streaming", before=self._join, after=self._streams)
+            joins = functools.partial(self._join, True)
+            patches.around(manager, "generate_streaming", before=joins, after=self._streams)
             patches.replace(manager, "generate_non_streaming", self._answers)
         streamers = [patches.find(_UTILITIES, name) for name in ("DirectStreamer", "CBStreamer")]
         patches.around(streamers[0], "put", after=self._put_elsewhere)
@@ -64,6 +66,7 @@ class ServedRequests:
 
     def _join(
         self,
+        is_stream: bool,
         manager: Any,
         model: Any,
         processor: Any,
@@ -79,7 +82,8 @@ class ServedRequests:
             num_tokens = int(ids.shape[-1])
             self._session.expect(ids, request_id, time.monotonic_ns())
         if self._edge is not None:
-            self._edge.join(request_id, prompt_tokens=num_tokens)
+            given = asked_of(gen_config, is_stream=is_stream)
+            self._edge.join(request_id, prompt_tokens=num_tokens, asked=given)
         return request_id
 
     def _streams(self, joined: str | None, result: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -93,7 +97,7 @@ class ServedRequests:
 
         @functools.wraps(original)
         async def generate_non_streaming(*args: Any, **kwargs: Any) -> Any:
-            request_id = run(self._join, *args, **kwargs)
+            request_id = run(self._join, False, *args, **kwargs)
             result = await original(*args, **kwargs)
             if request_id is not None:
                 run(self._answered, request_id, result)

@@ -7,13 +7,25 @@ The edge, around the HTTP server, does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
 
 _MARK = "_inferscope_tokens"
 """Attribute of SGLang's `ReqState`: how many of its tokens were produced."""
+_WORDS = {
+    "max_tokens": "max_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "sampling_seed",
+    "n": "n",
+}
+"""By attribute, SGLang's word."""
 
 
 class FrontEndWatch:
@@ -24,7 +36,12 @@ class FrontEndWatch:
 
     def sending(self, manager: Any, tokenized: Any) -> None:
         """A request is tokenised and goes to the scheduler, in the task that serves it."""
-        self._edge.join(tokenized.rid, prompt_tokens=len(tokenized.input_ids or ()))
+        state = manager.rid_to_state.get(tokenized.rid)
+        self._edge.join(
+            tokenized.rid,
+            prompt_tokens=len(tokenized.input_ids or ()),
+            asked=asked_of(getattr(state, "obj", None)),
+        )
 
     def sending_batch(self, manager: Any, tokenized: Sequence[Any]) -> None:
         """Several prompts of one HTTP request go to the scheduler together."""
@@ -41,3 +58,16 @@ class FrontEndWatch:
             if state is not None:
                 self._edge.produced(request_id, count - getattr(state, _MARK, 0))
                 setattr(state, _MARK, count)
+
+
+def asked_of(given: Any) -> dict[str, str]:
+    """Return what was asked of a request's sampling, by the request as SGLang's API took it.
+
+    What goes to the scheduler says less: there a temperature of 0 is a `top_k` of 1.
+    """
+    params = getattr(given, "sampling_params", None)
+    if not isinstance(params, Mapping):
+        return {}
+    numbers = {word: params.get(theirs) for word, theirs in _WORDS.items()}
+    is_stream = getattr(given, "stream", None)
+    return asked(numbers, is_stream=is_stream if isinstance(is_stream, bool) else None)

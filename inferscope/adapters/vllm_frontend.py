@@ -2,17 +2,22 @@
 
 `OutputProcessor.add_request` runs in the task that serves the HTTP request, after the prompt is
 tokenised and before the core hears of it: there an exchange gets the internal id,
-`<external>-<8 hex>`, or one for each of n answers, `<i>_<external>-<8 hex>`.
+`<external>-<8 hex>`, or one for each of n answers, `<i>_<external>-<8 hex>`. What was asked of it
+are its `SamplingParams`, as vLLM's own traces have them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_info import engine_info
 from inferscope.probe import Probe
+
+_IS_STREAM = {"DELTA": True, "FINAL_ONLY": False}
+"""By `RequestOutputKind`; the third, cumulative, is for callers in Python."""
 
 
 class FrontEndHooks:
@@ -21,6 +26,7 @@ class FrontEndHooks:
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._edge: Edge | None = None
+        self._max_model_tokens = 0
 
     def install(self, engine_class: Any) -> None:
         """Hook `AsyncLLM`."""
@@ -38,6 +44,7 @@ class FrontEndHooks:
             engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
         )
         patches.probes.append(probe)
+        self._max_model_tokens = int(getattr(vllm_config.model_config, "max_model_len", 0) or 0)
         self._edge = edge = Edge(probe, patches)
         edge.watch(patches.find("starlette.applications", "Starlette"))
         processor = type(engine.output_processor)
@@ -65,6 +72,7 @@ class FrontEndHooks:
             prompt_tokens=None if tokens is None else len(tokens),
             external_id=request.external_req_id,
             parent="" if parent_req is None else parent_req.request_id,
+            asked=asked_of(request, parent_req, max_model_tokens=self._max_model_tokens),
         )
 
     def processed(
@@ -78,3 +86,37 @@ class FrontEndHooks:
             edge.produced(output.request_id, len(output.new_token_ids))
         for request_id in result.reqs_to_abort:
             edge.ended(request_id, "stop")
+
+
+def asked_of(request: Any, parent: Any, *, max_model_tokens: int) -> dict[str, str]:
+    """Return what was asked of a request's sampling; nothing of one that only embeds.
+
+    Args:
+        request: vLLM's `EngineCoreRequest`, one of several answers where there is a parent.
+        parent: its `ParentRequest`, or None.
+        max_model_tokens: where the model ends a text. An answer that may go on until there has
+            the limit that vLLM gives to those that ask for none.
+    """
+    params = getattr(request, "sampling_params", None)
+    if params is None:
+        return {}
+
+    def of(name: str) -> Any:
+        return getattr(params, name, None)
+
+    most, prompt = of("max_tokens"), request.prompt_token_ids
+    if prompt is not None and most is not None and len(prompt) + most >= max_model_tokens > 0:
+        most = None
+    whole = getattr(parent, "sampling_params", params)
+    numbers = {
+        "max_tokens": most,
+        "temperature": of("temperature"),
+        "top_p": of("top_p"),
+        "top_k": of("top_k"),
+        "frequency_penalty": of("frequency_penalty"),
+        "presence_penalty": of("presence_penalty"),
+        "seed": of("seed"),
+        "n": getattr(whole, "n", None),
+    }
+    kind = getattr(of("output_kind"), "name", "")
+    return asked(numbers, is_stream=_IS_STREAM.get(kind))

@@ -186,6 +186,7 @@ class Probe:
         trace: str = "",
         prompt: Sequence[int] = (),
         adapter: str = "",
+        attributes: dict[str, str] | None = None,
     ) -> RequestIndex:
         """Note that a request enters the engine's queue, for the base model or a LoRA adapter.
 
@@ -202,6 +203,7 @@ class Probe:
             trace=trace,
             prompt=prompt,
             adapter=adapter,
+            attributes=attributes,
         )
 
     def admitted(

@@ -65,7 +65,9 @@ class Front:
         """Give a request its id in the engine."""
         request_id = f"engine-{request.query_params.get('n', '0')}{suffix}"
         if self.edge is not None:
-            self.edge.join(request_id, prompt_tokens=5, external_id="ours")
+            asked = request.query_params.get("asked")
+            given = None if asked is None else {"max_tokens": asked}
+            self.edge.join(request_id, prompt_tokens=5, external_id="ours", asked=given)
         return request_id
 
     def produced(self, request_id: str, num: int) -> None:

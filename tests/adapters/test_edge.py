@@ -118,6 +118,14 @@ def test_headers_that_the_operator_allows_become_attributes(
     assert received.attributes == {"endpoint": "/stream", "tenant": "acme"}
 
 
+def test_what_was_asked_is_of_the_request_that_is_joined(watched: Watched) -> None:
+    watched.post("/plain?n=1&asked=12")
+    watched.post("/plain?n=2")
+    first, second = [event.attributes for event in watched.events() if event.request_id]
+    assert first == {"endpoint": "/plain", "max_tokens": "12"}
+    assert second == {"endpoint": "/plain"}
+
+
 def test_a_client_may_say_which_tokens_of_its_prompt_are_whose(watched: Watched) -> None:
     watched.post("/stream?n=1", **{"X-InferScope-Parts": "system=2, Retrieved=2,user=1"})
     watched.post("/twins?n=2", **{"x-inferscope-parts": "user=5"})

@@ -40,7 +40,8 @@ class TokenizerManager:
         self.tidy_ns = 0
 
     async def _send_one_request(self, tokenized: Any) -> None:
-        self.rid_to_state[tokenized.rid] = SimpleNamespace(chunks=asyncio.Queue())
+        state = self.rid_to_state.setdefault(tokenized.rid, SimpleNamespace())
+        state.chunks = asyncio.Queue()
         self._loop = asyncio.create_task(self._outputs(tokenized.rid))
 
     async def _send_batch_request(self, tokenized: list[Any]) -> None:
@@ -165,6 +166,28 @@ def test_each_prompt_of_a_request_is_joined_and_all_tokens_are_delivered(
         assert kinds == ["received", "tokenised", "first_byte", "last_byte"]
         assert (mine[0].request_id, mine[0].external_id) == (rid, "mine")
         assert mine[1].prompt_tokens == 3
+
+
+def test_what_was_asked_is_by_the_words_of_the_api_and_not_by_the_schedulers(
+    watched: tuple[type[TokenizerManager], Probe, Patches],
+) -> None:
+    kind, probe, _ = watched
+    manager = kind(1)
+    given = {"max_new_tokens": 9, "temperature": 0.0, "top_k": -1, "sampling_seed": 5, "n": 2}
+    manager.rid_to_state["a"] = SimpleNamespace(
+        obj=SimpleNamespace(sampling_params=given, stream=True)
+    )
+    manager.rid_to_state["b"] = SimpleNamespace(
+        obj=SimpleNamespace(sampling_params={"max_new_tokens": None}, stream=None)
+    )
+    asyncio.run(call(application(manager), "a", "b", "c"))
+    told = [event.attributes for event in of(RequestEvent, close(probe)) if event.request_id]
+    path = {"endpoint": "/generate"}
+    assert told == [
+        path | {"stream": "true", "max_tokens": "9", "temperature": "0.0", "seed": "5", "n": "2"},
+        path,
+        path,
+    ]
 
 
 def test_a_client_that_leaves_ends_its_exchange_then_and_not_when_the_server_has_tidied_up(

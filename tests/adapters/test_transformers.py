@@ -17,7 +17,15 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 import inferscope
 from inferscope.adapters import hf_batching, hf_generate, recorder, transformers
 from inferscope.errors import BadInput
-from inferscope.records import DECODE, DRAFT, PREFILL, EngineInfo, StepSlices, StepSpan
+from inferscope.records import (
+    DECODE,
+    DRAFT,
+    PREFILL,
+    EngineInfo,
+    RequestEvent,
+    StepSlices,
+    StepSpan,
+)
 from inferscope.ring.control import control_path
 from tests.adapters.exported import Exported
 from tests.engine.checkpoints import MODELS, randomise
@@ -121,6 +129,37 @@ def test_outputs_stay_and_every_token_is_told(way: str, model: Any, tmp_path: Pa
             assert told.surplus(name) == 0
             assert row["tokens_per_event"] == [1] * row["output_tokens"]
         assert row["finish"] == ("length" if row["output_tokens"] == NEW_TOKENS else "stop")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"do_sample": False, "top_k": 7}, {}),
+        (
+            {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 1.0},
+            {"temperature": "0.5", "top_k": "7"},
+        ),
+        (
+            {"do_sample": True, "num_return_sequences": 2, "temperature": 1.0, "top_k": 0},
+            {"temperature": "1.0", "n": "2"},
+        ),
+    ],
+    ids=["likeliest", "sampled", "several"],
+)
+def test_what_was_asked_of_the_sampling_is_what_is_in_force(
+    model: Any, given: dict[str, Any], expected: dict[str, str]
+) -> None:
+    with inferscope.observe(model) as seen:
+        model.generate(input_ids=tokens(5), max_new_tokens=2, **given)
+    told = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
+    assert told == [{"max_tokens": "2", **expected}] * (2 if "n" in expected else 1)
+
+
+def test_of_continuous_batching_the_most_tokens_are_told(model: Any) -> None:
+    with inferscope.observe(model) as seen:
+        batched(model)
+    told = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
+    assert told == [{"max_tokens": str(NEW_TOKENS)}] * len(PROMPTS)
 
 
 def test_a_sequence_that_ends_early_is_charged_no_further(model: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_frontend import FrontEndHooks
+from inferscope.adapters.vllm_frontend import FrontEndHooks, asked_of
 from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
@@ -147,6 +147,59 @@ def test_preemption_and_drafts_are_really_there(rings: Path, patches: Patches) -
     assert {phase for _, phase, _, _ in seen} == {PREFILL, DECODE, VERIFY}
     assert any(flags & RECOMPUTED for _, _, _, flags in seen)
     assert scheduler.num_preempted == sum(r.num_preemptions for r in told.requests.values())
+
+
+SAMPLING = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.25,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "seed": 11,
+    "max_tokens": 12,
+    "output_kind": SimpleNamespace(name="DELTA"),
+}
+OFF = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": None, "frequency_penalty": 0.0}
+
+
+def asked(parent: object = None, **other: object) -> dict[str, str]:
+    params = SimpleNamespace(**{**SAMPLING, **other})
+    request = SimpleNamespace(prompt_token_ids=[1] * 20, sampling_params=params)
+    return asked_of(request, parent, max_model_tokens=64)
+
+
+def test_what_was_asked_of_the_sampling_is_what_is_in_force() -> None:
+    told = {
+        "stream": "true",
+        "max_tokens": "12",
+        "temperature": "0.7",
+        "top_p": "0.9",
+        "top_k": "40",
+        "frequency_penalty": "0.25",
+        "seed": "11",
+    }
+    assert asked() == told
+    several = SimpleNamespace(sampling_params=SimpleNamespace(n=3))
+    assert asked(several) == {**told, "n": "3"}
+
+
+def test_what_is_off_or_ends_with_the_model_was_asked_by_nobody() -> None:
+    whole = SimpleNamespace(name="FINAL_ONLY")
+    assert asked(**OFF, max_tokens=43, output_kind=whole) == {
+        "stream": "false",
+        "max_tokens": "43",
+        "temperature": "0.0",
+    }
+    cumulative = SimpleNamespace(name="CUMULATIVE")
+    assert asked(**OFF, max_tokens=44, output_kind=cumulative) == {"temperature": "0.0"}
+
+
+def test_of_an_embedding_and_of_another_version_nothing_is_made_up() -> None:
+    bare = SimpleNamespace(prompt_token_ids=None, sampling_params=None)
+    assert asked_of(bare, None, max_model_tokens=64) == {}
+    bare.sampling_params = SimpleNamespace(max_tokens="twelve", temperature=True)
+    assert asked_of(bare, None, max_model_tokens=64) == {}
 
 
 FAULTS = [

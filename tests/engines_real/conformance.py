@@ -51,6 +51,7 @@ FEATURES = (
     "several answers (`n`)",
     "stop strings",
     "clients that hang up are cancels",
+    "what was asked of the sampling (`gen_ai.request.*`)",
     "refused requests, with their status",
     "health probes are no requests",
     "several API servers",

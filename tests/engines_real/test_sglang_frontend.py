@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from tests.engines_real import slow_tokeniser
+from tests.engines_real.folded import fold
 from tests.engines_real.sglang_server import Answer, Server, ask, require, serving, work_by_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -114,6 +115,43 @@ def test_each_of_several_answers_is_a_request_and_the_sums_are_the_apis(slow: Sl
             assert work[row["request"]].tokens == due
         if is_twins:
             assert all(row["cached_tokens"] >= row["prompt_tokens"] - 1 for row in answering)
+
+
+async def _asking(server: Server) -> None:
+    prompt = list(range(700, 720))
+    async with aiohttp.ClientSession() as session:
+        chosen = {"top_p": 0.75, "top_k": 20, "frequency_penalty": 0.125, "seed": 7}
+        await ask(session, server, "asked-much", prompt, 6, temperature=0.5, **chosen)
+        await ask(session, server, "asked-little", prompt, 6)
+        await ask(session, server, "asked-thrice", prompt, 6, temperature=0.9, n=3)
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 3}, "rid": "asked-raw"}
+        headers = {"X-Request-Id": "ext-asked-raw"}
+        async with session.post(f"{server.url}/generate", json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            await reply.read()
+
+
+@pytest.mark.conformance("SGLang", "what was asked of the sampling (`gen_ai.request.*`)")
+def test_what_was_asked_of_the_sampling_is_on_the_spans(slow: Slow) -> None:
+    asyncio.run(_asking(slow.server))
+    slow.requests("asked")
+    told = fold(slow.server.home)
+    assert told.asked("ext-asked-much") == {
+        "stream": True,
+        "max_tokens": 6,
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "top_k": 20,
+        "frequency_penalty": 0.125,
+        "seed": 7,
+    }
+    # To the scheduler this is a temperature of 1 and a choice of one token.
+    little = {"stream": True, "max_tokens": 6, "temperature": 0}
+    assert told.asked("ext-asked-little") == little
+    assert told.asked("ext-asked-raw") == {"stream": False, "max_tokens": 3}
+    several = [each for each in told.requests if each.external_id == "ext-asked-thrice"]
+    choices = {told.roots[each.request_id]["gen_ai.request.choice.count"] for each in several}
+    assert choices == {3}
 
 
 _METRICS = {

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.exported import Exported
+from tests.engines_real.folded import fold
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
@@ -168,6 +169,7 @@ def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any
     return told.requests
 
 
+@pytest.mark.conformance("transformers", "what was asked of the sampling (`gen_ai.request.*`)")
 @pytest.mark.conformance("transformers", "`inferscope run` in front of the server")
 @pytest.mark.conformance("transformers", "HTTP receipt and last byte are the edges")
 @pytest.mark.conformance("transformers", "the client's id (`X-Request-Id`)")
@@ -197,8 +199,13 @@ def test_a_served_request_is_told_from_its_first_byte_to_its_last(
         refused.send(port)
         time.sleep(1)
     assert "inferscope: the probe failed" not in (tmp_path / "server.log").read_text()
-    told = Exported(next((tmp_path / "rings").iterdir()))
+    rings = next((tmp_path / "rings").iterdir())
+    told = Exported(rings)
     hold_to_the_laws(told, [first, *asks, last])
+    folded = fold(rings)
+    for ask in asks:
+        expected = {"stream": ask.is_stream, "max_tokens": ask.max_tokens, "temperature": 0}
+        assert folded.asked(ask.name) == expected
     phases = [{share["phase"] for share in step["shares"]} for step in told.steps]
     if options:
         assert {"prefill", "decode"} in phases, "no step was mixed: nothing is tested"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inferscope_otlp import OtlpExporter
@@ -20,8 +21,27 @@ CLIENT = {
     "another": ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"),
 }
 """By the client's request id, its trace and the span from which it asked."""
+BODIES: dict[str, dict[str, Any]] = {
+    "traced": {
+        "max_tokens": 4,
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "top_k": 20,
+        "frequency_penalty": 0.125,
+        "presence_penalty": 0.25,
+        "seed": 7,
+        "stream": True,
+    },
+    "another": {"temperature": 0, "top_p": 1},
+}
+ASKED = {
+    "traced": BODIES["traced"],
+    "another": {"max_tokens": 16, "temperature": 0, "stream": False},
+}
+"""What the spans are to say: without a limit vLLM's API has one of 16 tokens."""
 
 
+@pytest.mark.conformance("vLLM", "what was asked of the sampling (`gen_ai.request.*`)")
 @pytest.mark.conformance("vLLM", "its own traces and ours are the client's (`traceparent`)")
 def test_the_servers_spans_and_ours_are_in_the_clients_trace(tmp_path: Path) -> None:
     with receiving() as sink:
@@ -44,13 +64,19 @@ def test_the_servers_spans_and_ours_are_in_the_clients_trace(tmp_path: Path) -> 
     for name, place in CLIENT.items():
         assert ours[place].attributes["inferscope.request.id"] == ids[name]
         assert ours[place].span.span_id != theirs[place].span.span_id
+        told = _asked(ours[place])
+        assert told == ASKED[name]
+        by_vllm = _asked(theirs[place])
+        both = by_vllm.keys() & told.keys()
+        assert "max_tokens" in both
+        assert {word: by_vllm[word] for word in both} == {word: told[word] for word in both}
 
 
 def _ask(server: Server, name: str) -> None:
     trace, span = CLIENT[name]
     request = urllib.request.Request(
         f"{server.url}/v1/completions",
-        json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode(),
+        json.dumps({"model": "tiny", "prompt": "hello", **BODIES[name]}).encode(),
         {
             "Content-Type": "application/json",
             "X-Request-Id": name,
@@ -59,6 +85,7 @@ def _ask(server: Server, name: str) -> None:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
+        answer.read()
 
 
 def _send_ours(server: Server, endpoint: str) -> None:
@@ -71,6 +98,12 @@ def _send_ours(server: Server, endpoint: str) -> None:
     source.close()
     exporter.close()
     assert exporter.num_sent == len(CLIENT)
+
+
+def _asked(each: Received) -> dict[str, Any]:
+    start = "gen_ai.request."
+    told = {k.removeprefix(start): v for k, v in each.attributes.items() if k.startswith(start)}
+    return {word: value for word, value in told.items() if word not in ("id", "model")}
 
 
 def _parent(each: Received) -> tuple[str, str]:

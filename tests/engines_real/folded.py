@@ -1,0 +1,74 @@
+"""What a real engine's rings say to the exporters: requests, roots of traces, a page of metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inferscope_otlp import OtlpExporter
+from inferscope_prometheus import PrometheusExporter
+
+from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.source import catch_up, open_source
+from tests.collecting.running import Scrape
+from tests.exporters.otlp.sink import receiving
+
+
+@dataclass
+class Folded:
+    """A sink that keeps the requests, and what exporters made of the same.
+
+    Attributes:
+        requests: in the order in which they became final.
+        roots: their spans' attributes, by the engine's own id.
+        page: the metrics.
+    """
+
+    requests: list[FinalRequest] = field(default_factory=list)
+    roots: dict[str, dict[str, Any]] = field(default_factory=dict)
+    page: Scrape = field(default_factory=lambda: Scrape(""))
+
+    def step(self, step: FinalStep) -> None:
+        """Steps are looked at elsewhere."""
+
+    def request(self, request: FinalRequest) -> None:
+        """Keep a request."""
+        self.requests.append(request)
+
+    def root(self, external_id: str) -> dict[str, Any]:
+        """Return what the trace says of the one request that a client named so."""
+        (found,) = (each for each in self.requests if each.external_id == external_id)
+        return self.roots[found.request_id]
+
+    def asked(self, external_id: str) -> dict[str, Any]:
+        """Return what it says was asked, without the model and the engine's id."""
+        start = "gen_ai.request."
+        told = {k.removeprefix(start): v for k, v in self.root(external_id).items() if start in k}
+        return {name: value for name, value in told.items() if name not in ("model", "id")}
+
+
+def fold(rings: Path) -> Folded:
+    """Fold the rings of one engine."""
+    folded = Folded()
+    with receiving() as sink:
+        traces = OtlpExporter({"endpoint": sink.url})
+        metrics = PrometheusExporter({"port": 0})
+        traces.open()
+        metrics.open()
+        source = open_source(rings, sinks=(folded, traces, metrics))
+        try:
+            catch_up(source)
+            view = source.snapshot(10**10)
+            traces.look(view)
+            metrics.look(view)
+            with urllib.request.urlopen(metrics.describe().split()[1], timeout=30) as answer:
+                folded.page = Scrape(answer.read().decode())
+        finally:
+            source.close()
+            traces.close()
+            metrics.close()
+        roots = [each.attributes for each in sink.roots()]
+    folded.roots = {each["inferscope.request.id"]: each for each in roots}
+    return folded
