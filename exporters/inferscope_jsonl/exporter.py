@@ -20,6 +20,7 @@ from inferscope.collector.finals import (
     DeviceTime,
     FinalRequest,
     FinalStep,
+    KvTransfer,
     PhaseWork,
     RunTotals,
 )
@@ -145,6 +146,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "engine": request.engine_id,
         "request": request.request_id,
         "external_id": request.external_id,
+        "adapter": request.adapter or None,
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "output_tokens": request.output_tokens,
@@ -157,6 +159,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "finish": request.finish,
         "joined_late": request.joined_late,
         "preemptions": request.num_preemptions,
+        "transfers": [_transfer(each) for each in request.transfers] or None,
         "ledger_ns": request.ledger_ns,
         "ttft_ledger_ns": request.ttft_ledger_ns,
         "prompt_parts": [structs.asdict(part) for part in request.parts] or None,
@@ -239,6 +242,17 @@ def request_provenance(request: FinalRequest) -> dict[str, Any]:
         "prompt_parts": parts,
         "blame": blame,
         "tbt_ns": times,
+    }
+
+
+def _transfer(transfer: KvTransfer) -> dict[str, Any]:
+    """Return KV blocks that came from another worker, as far as they are told."""
+    return {
+        "start_ns": transfer.start_ns,
+        "end_ns": transfer.end_ns,
+        "bytes": transfer.num_bytes,
+        "peer": transfer.peer or None,
+        "peer_request": transfer.peer_request_id or None,
     }
 
 

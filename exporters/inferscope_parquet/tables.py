@@ -63,6 +63,15 @@ _PART = pa.struct(
         ("flops", _INT),
     ]
 )
+_TRANSFER = pa.struct(
+    [
+        ("start_ns", _INT),
+        ("end_ns", _INT),
+        ("bytes", _INT),
+        ("peer", _TEXT),
+        ("peer_request", _TEXT),
+    ]
+)
 _ORIGIN = pa.struct([("method", _TEXT), ("source", _TEXT), ("fit", _TEXT), ("error", _REAL)])
 
 REQUESTS = pa.schema(
@@ -101,6 +110,8 @@ REQUESTS = pa.schema(
         ("by_phase", pa.struct([("prefill", _PREFILL), ("decode", _DECODE)])),
         ("saved_by_cache", pa.struct([("tokens", _INT), ("flops", _INT), ("ns", _INT)])),
         ("provenance", pa.map_(_TEXT, _ORIGIN)),
+        ("adapter", _TEXT),
+        ("transfers", pa.list_(_TRANSFER)),
     ]
 )
 _OF_STEP = [
@@ -144,7 +155,6 @@ SCHEMAS = {"requests": REQUESTS, "steps": STEPS, "slices": SLICES}
 _HOUR_OF = {"requests": "delivered_utc", "steps": "started_utc", "slices": "started_utc"}
 _MAPS = ("ledger_ns", "ttft_ledger_ns")
 _ORIGINS = "provenance"
-"""The last column."""
 
 
 def table_of(name: str, batch: Batch, *, host: str | None) -> pa.Table:
@@ -175,11 +185,11 @@ def first_s(name: str, table: pa.Table) -> int:
 def _requests(batch: Batch, host: str | None) -> pa.Table:
     rows = [_request(each, batch, host) for each in batch.requests]
     columns = [
-        pa.array([row[column.name] for row in rows], column.type)
+        _origins(batch.requests)
+        if column.name == _ORIGINS
+        else pa.array([row[column.name] for row in rows], column.type)
         for column in REQUESTS
-        if column.name != _ORIGINS
     ]
-    columns.append(_origins(batch.requests))
     return pa.Table.from_arrays(columns, schema=REQUESTS)
 
 

@@ -3,7 +3,8 @@
 A process for each engine's steps, with a track for each rank and counters of its scheduler; one for
 its requests, a track each; one for each device that was sampled, with its counters. A step is split
 visually into its prefill, decode, padding and unattributed parts, as long as their shares (the
-device ran them at once; the order is ours). A request shows its phases, and when it was preempted.
+device ran them at once; the order is ours). A request shows its phases, and when it was preempted;
+beside it are the KV blocks that another worker sent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
+from inferscope.collector.finals import (
+    DeviceTime,
+    FinalRequest,
+    FinalStep,
+    KvTransfer,
+    RunTotals,
+)
 from inferscope.records import (
     AMOUNTS,
     PREFILL,
@@ -119,6 +126,7 @@ class PerfettoExporter:
             request.delivered_ns,
             {
                 "request": request.request_id,
+                **({"adapter": request.adapter} if request.adapter else {}),
                 "prompt_tokens": request.prompt_tokens,
                 "cached_tokens": request.cached_tokens,
                 "output_tokens": request.output_tokens,
@@ -135,6 +143,17 @@ class PerfettoExporter:
                 from_ns, until_ns = max(out_ns, start_ns), min(back_ns, end_ns)
                 if from_ns < until_ns:
                     self._trace.slice(process, track, "preempted", from_ns, until_ns, {})
+        for transfer in request.transfers:
+            self._transferred(process, name, transfer)
+
+    def _transferred(self, process: str, name: str, transfer: KvTransfer) -> None:
+        """Write KV blocks' way beside the request: several may be under way at a time."""
+        times = transfer.start_ns, transfer.end_ns
+        track = self._trace.lane(process, f"{name}, KV transfers", *times)
+        told = {"bytes": transfer.num_bytes, "peer": transfer.peer}
+        if transfer.peer_request_id:
+            told["peer_request"] = transfer.peer_request_id
+        self._trace.slice(process, track, "KV transfer", *times, told)
 
     def listen(self, ring: int, record: Record) -> None:
         """Write what a record says of the scheduler or of a device."""

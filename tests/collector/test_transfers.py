@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inferscope_jsonl.exporter import request_row
+
 from inferscope.collector.finals import KvTransfer
 from tests.collector.scripts import MS, START_NS, Script, assert_all_closes
 
@@ -30,6 +32,17 @@ def test_the_wait_for_blocks_is_told_apart_from_the_queue() -> None:
     assert request.transfers == (
         KvTransfer(START_NS + 4 * MS, START_NS + 20 * MS, 4096, "prefill-0", "theirs"),
     )
+    lines = {each.request_id: request_row(each) for each in finals.requests}
+    assert lines["other"]["transfers"] is None
+    assert lines["mine"]["transfers"] == [
+        {
+            "start_ns": START_NS + 4 * MS,
+            "end_ns": START_NS + 20 * MS,
+            "bytes": 4096,
+            "peer": "prefill-0",
+            "peer_request": "theirs",
+        }
+    ]
 
 
 def test_transfers_in_turn_are_each_booked_once() -> None:

@@ -6,13 +6,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from inferscope_jsonl.exporter import request_row
+from msgspec.structs import replace
 
+from inferscope.collector.finals import KvTransfer
 from inferscope.collector.source import catch_up, open_source
 from inferscope.errors import BadInput
 from inferscope.records import Record, Tick
 from tests.cli.running import inferscope
 from tests.collecting.test_scrape import exported
 from tests.exporters.finals import HOUR_S, T0_S, look, step
+from tests.exporters.otlp.conftest import Finals
 from tests.report.test_why import SAMPLE
 
 pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
@@ -87,6 +91,30 @@ def test_rows_stand_in_the_hour_they_belong_to(tmp_path: Path) -> None:
             assert told.num_rows == rows_an_hour
             assert {each.hour for each in told["started_utc"].to_pylist()} == {at.hour}
     assert table(tmp_path, "steps")["step"].to_pylist() == list(range(30))
+
+
+def test_adapters_and_transfers_are_those_of_the_json_lines(tmp_path: Path) -> None:
+    finals = Finals()
+    source = open_source(SAMPLE, sinks=(finals,))
+    catch_up(source)
+    source.close()
+    moved = KvTransfer(5, 9, 4096, "10.0.0.7:5600"), KvTransfer(6, 9, 512, "prefill-0", "theirs")
+    told = [
+        replace(finals.requests[0], adapter="sql", transfers=moved),
+        replace(finals.requests[1], adapter="", transfers=()),
+    ]
+    exporter = FolderExport(tmp_path)
+    exporter.look(look(0))
+    for request in told:
+        exporter.request(request)
+    exporter.close()
+    rows = table(tmp_path, "requests").to_pylist()
+    for row, line in zip(rows, map(request_row, told), strict=True):
+        assert {name: row[name] for name in ("request", "adapter", "transfers")} == {
+            name: line[name] for name in ("request", "adapter", "transfers")
+        }
+    assert rows[0]["transfers"][1]["peer_request"] == "theirs"
+    assert (rows[1]["adapter"], rows[1]["transfers"]) == (None, None)
 
 
 def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:

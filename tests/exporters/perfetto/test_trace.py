@@ -14,7 +14,7 @@ from inferscope_perfetto import PerfettoExporter
 from inferscope_perfetto.events import microseconds
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep, RunTotals
+from inferscope.collector.finals import FinalRequest, FinalStep, KvTransfer, RunTotals
 from inferscope.collector.source import catch_up, open_source
 from inferscope.records import CounterSample, EngineInfo, Record, RingOpened, StepPlan
 from tests.collecting.test_scrape import exported
@@ -177,6 +177,29 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
         (phase.name, each.end_ns - each.start_ns) for phase in track.inside for each in phase.inside
     ]
     assert out == [("prefill", 5), ("decode", middle_ns - first_ns)]
+
+
+def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> None:
+    request = sample.requests[0]
+    at_ns = request.arrived_ns
+    told = Told()
+    first = KvTransfer(at_ns + 10, at_ns + 30, 4096, "10.0.0.7:5600")
+    second = KvTransfer(at_ns + 20, at_ns + 40, 512, "prefill-0", "theirs")
+    named = replace(request, external_id="mine", adapter="sql", transfers=(first, second))
+    told.exporter.request(named)
+    trace = told.read()
+    tracks = trace.of(f"requests of {request.engine_id}")
+    assert tracks["mine"][0].args["adapter"] == "sql"
+    ((one,), (other,)) = (
+        tracks["mine, KV transfers"],
+        tracks["mine, KV transfers, overlapping (1)"],
+    )
+    for each, meant in ((one, first), (other, second)):
+        assert each.name == "KV transfer"
+        assert each.start_ns + trace.origin_ns == meant.start_ns
+        assert each.end_ns + trace.origin_ns == meant.end_ns
+    assert one.args == {"bytes": 4096, "peer": "10.0.0.7:5600"}
+    assert other.args == {"bytes": 512, "peer": "prefill-0", "peer_request": "theirs"}
 
 
 def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample) -> None:
