@@ -41,6 +41,7 @@ from inferscope.adapters.receipt import received_ns, stamp_receipts
 from inferscope.probe import Probe
 from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels, Parts
+from inferscope.probe.place import server_place
 from inferscope.records import RequestIndex
 
 Message = MutableMapping[str, Any]
@@ -61,7 +62,7 @@ class Exchange:
         external_id: as the client named it, in `X-Request-Id`.
         trace: its `traceparent`.
         parts: of its prompt, as the client says.
-        attributes: its path, and what the headers say that are allowed to.
+        attributes: its path, the server's place, and what the headers say that are allowed to.
         status: of the answer, 0 before it began.
         index_by_id: the engine's requests that belong to it.
         waiting: their tokens that are produced and not yet written.
@@ -95,7 +96,11 @@ class Exchange:
                 self.trace = content.decode("latin-1")
             elif name == HEADER:
                 self.parts = labels.read(content)
-        self.attributes = {"endpoint": self.path, **allowed.read(scope["headers"])}
+        self.attributes = {
+            "endpoint": self.path,
+            **server_place(scope),
+            **allowed.read(scope["headers"]),
+        }
         self.status = 0
         self.index_by_id: dict[str, RequestIndex] = {}
         self.waiting: dict[RequestIndex, int] = {}

@@ -52,6 +52,11 @@ class Watched:
         assert self.probe.path is not None
         return records(self.probe.path)
 
+    def attributes(self, path: str, **others: str) -> dict[str, str]:
+        """Return what the record of a request to this server says besides."""
+        host, _, port = self.address.partition(":")
+        return {"endpoint": path, "server.address": host, "server.port": port, **others}
+
     def events(self) -> list[RequestEvent]:
         return [record for record in self.records() if isinstance(record, RequestEvent)]
 
@@ -102,7 +107,7 @@ def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
     received, tokenised, first, last = watched.events()
     assert (received.request_id, received.external_id) == ("engine-1", "mine")
     assert received.trace == trace
-    assert received.attributes == {"endpoint": "/stream"}
+    assert received.attributes == watched.attributes("/stream")
     assert tokenised.prompt_tokens == 5
     assert before_ns <= received.at_ns <= tokenised.at_ns <= first.at_ns <= last.at_ns <= after_ns
     assert watched.tokens() == [(0, 2)] * 3
@@ -115,15 +120,15 @@ def test_headers_that_the_operator_allows_become_attributes(
     with watching(tmp_path, monkeypatch) as watched:
         watched.post("/stream?n=1", **{"X-Tenant": "acme", "X-Other": "not-listed"})
         received, *_ = watched.events()
-    assert received.attributes == {"endpoint": "/stream", "tenant": "acme"}
+    assert received.attributes == watched.attributes("/stream", tenant="acme")
 
 
 def test_what_was_asked_is_of_the_request_that_is_joined(watched: Watched) -> None:
     watched.post("/plain?n=1&asked=12")
     watched.post("/plain?n=2")
     first, second = [event.attributes for event in watched.events() if event.request_id]
-    assert first == {"endpoint": "/plain", "max_tokens": "12"}
-    assert second == {"endpoint": "/plain"}
+    assert first == watched.attributes("/plain", max_tokens="12")
+    assert second == watched.attributes("/plain")
 
 
 def test_a_client_may_say_which_tokens_of_its_prompt_are_whose(watched: Watched) -> None:
@@ -252,7 +257,7 @@ def test_what_never_reaches_the_engine_is_counted_by_status(
     assert watched.kinds() == ["received", "finished", "last_byte"]
     received, finished, _ = watched.events()
     assert received.external_id == "mine"
-    assert received.attributes == {"endpoint": path, "status": str(status)}
+    assert received.attributes == watched.attributes(path, status=str(status))
     assert finished.reason == reason
 
 

@@ -64,6 +64,9 @@ def test_the_servers_spans_and_ours_are_in_the_clients_trace(tmp_path: Path) -> 
     for name, place in CLIENT.items():
         assert ours[place].attributes["inferscope.request.id"] == ids[name]
         assert ours[place].span.span_id != theirs[place].span.span_id
+        _, _, url = server.url.partition("//")
+        at = ours[place].attributes["server.address"], ours[place].attributes["server.port"]
+        assert at == (url.partition(":")[0], int(url.partition(":")[2]))
         told = _asked(ours[place])
         assert told == ASKED[name]
         by_vllm = _asked(theirs[place])

@@ -29,6 +29,7 @@ from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
 from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels
+from inferscope.probe.place import server_place
 
 MOST_BODY_BYTES = 8 << 20
 _MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
@@ -128,7 +129,7 @@ class _Generation:
             parts=() if told is None else self._labels.read(told),
             attributes={
                 "response_id": answer.id,
-                **_place(scope),
+                **server_place(scope),
                 **self._allowed.read(scope["headers"]),
             },
         )
@@ -306,12 +307,6 @@ def _headers(error: ApiError) -> Headers:
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
     return next((bytes(value) for key, value in scope["headers"] if key == name), None)
-
-
-def _place(scope: Scope) -> dict[str, str]:
-    """Return where the server is, as the connection has it."""
-    host, port = scope.get("server") or (None, None)
-    return {} if port is None else {"server.address": str(host), "server.port": str(port)}
 
 
 def _text(value: bytes) -> str:
