@@ -13,6 +13,7 @@ from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.sglang_frontend import FrontEndWatch
 from inferscope.adapters.sglang_info import (
+    adapter_names,
     engine_info,
     free_and_cached,
     place,
@@ -130,6 +131,7 @@ class SchedulerHooks:
             total_tokens=scheduler.max_total_num_tokens,
             max_running=scheduler.max_running_requests,
             graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
+            adapter_of=adapter_names(scheduler),
         )
 
     def _hook_drafting(self, scheduler: Any) -> None:

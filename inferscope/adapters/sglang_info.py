@@ -101,6 +101,20 @@ def free_and_cached(scheduler: Any) -> Callable[[], tuple[int, int]]:
     return lambda: (allocator.available_size(), cache.evictable_size())
 
 
+def adapter_names(scheduler: Any) -> Callable[[str], str]:
+    """Return what names a LoRA adapter by SGLang's id, and gives the id back where none is known.
+
+    Requests carry the id alone; SGLang makes a new one each time that an adapter is loaded.
+    """
+    runner = getattr(scheduler.tp_worker, "model_runner", None)
+
+    def name(lora_id: str) -> str:
+        loaded = getattr(getattr(runner, "lora_manager", None), "lora_refs", {})
+        return str(getattr(loaded.get(lora_id), "lora_name", None) or lora_id)
+
+    return name
+
+
 def _device(scheduler: Any) -> tuple[str, str, int]:
     torch: Any = sys.modules["torch"]  # loaded long ago: the scheduler holds tensors
     if scheduler.device == "cuda":

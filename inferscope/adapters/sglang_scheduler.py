@@ -51,6 +51,7 @@ class SchedulerWatch:
         total_tokens: int = 0,
         max_running: int = 0,
         graph_sizes: Sequence[int] = (),
+        adapter_of: Callable[[str], str] = str,
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -63,6 +64,7 @@ class SchedulerWatch:
             total_tokens: of the KV pool.
             max_running: the most requests at a time.
             graph_sizes: batch sizes that were captured as graphs.
+            adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
             clock: tells the time.
         """
         self.probe = probe
@@ -72,6 +74,7 @@ class SchedulerWatch:
         self._total_tokens = total_tokens
         self._max_running = max_running
         self._graph_sizes = sorted(graph_sizes)
+        self._adapter_of = adapter_of
         self._now = (clock or SystemClock()).monotonic_ns
         self._scheduled_ns = (0, 0)
         self._preempted: list[int] = []
@@ -113,7 +116,9 @@ class SchedulerWatch:
     def _enter(self, request: Any) -> int:
         if self._is_core:
             num_prompt = len(request.origin_input_ids)
-            return self.probe.queued(request.rid, prompt_tokens=num_prompt)
+            lora_id = getattr(request, "lora_id", None)
+            adapter = self._adapter_of(lora_id) if lora_id else ""
+            return self.probe.queued(request.rid, prompt_tokens=num_prompt, adapter=adapter)
         # All ranks see the same requests in the same order: the core gives them these numbers too.
         return next(self._indices)
 

@@ -101,7 +101,8 @@ class Core:
         if request_id in self._requests:
             return
         num_prompt = int(request.num_prompt_tokens)
-        index = self.probe.queued(request_id, prompt_tokens=num_prompt)
+        adapter = getattr(getattr(request, "lora_request", None), "lora_name", "")
+        index = self.probe.queued(request_id, prompt_tokens=num_prompt, adapter=adapter)
         self._requests[request_id] = Progress(index, num_prompt)
 
     def scheduled(self, output: Any, *, start_ns: int) -> None:

@@ -61,6 +61,7 @@ class Req:
         self.to_finish: Reason | None = None
         self.finished_len: int | None = None
         self.is_retracted = False
+        self.lora_id: str | None = None
 
     @property
     def seqlen(self) -> int:

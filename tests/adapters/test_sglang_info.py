@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferscope.adapters.sglang_info import Place, free_and_cached, place_in, step_timer
+from inferscope.adapters.sglang_info import (
+    Place,
+    adapter_names,
+    free_and_cached,
+    place_in,
+    step_timer,
+)
 from inferscope.probe.timers import HostTimer
 
 
@@ -45,6 +51,19 @@ def test_every_scheduler_has_a_rank_of_its_own_and_every_replica_one_core(
 def test_steps_are_timed_where_something_can_time_them() -> None:
     assert isinstance(step_timer(SimpleNamespace(device="cpu")), HostTimer)
     assert step_timer(SimpleNamespace(device="npu")) is None
+
+
+def test_an_adapter_goes_by_its_name_while_it_is_loaded_and_by_its_id_else() -> None:
+    manager = SimpleNamespace(lora_refs={})
+    runner = SimpleNamespace(lora_manager=None)
+    name = adapter_names(SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner)))
+    assert name("1f") == "1f"
+    runner.lora_manager = manager
+    assert name("1f") == "1f"
+    manager.lora_refs["1f"] = SimpleNamespace(lora_name="sql")
+    assert (name("1f"), name("2a")) == ("sql", "2a")
+    bare = SimpleNamespace(tp_worker=SimpleNamespace())
+    assert adapter_names(bare)("1f") == "1f"
 
 
 @pytest.mark.parametrize("is_hybrid", [False, True])

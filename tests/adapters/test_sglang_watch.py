@@ -60,7 +60,12 @@ def watched(
     patches.probes.append(probe)
     hooks = SchedulerHooks()
     hooks._watch = SchedulerWatch(
-        probe, is_core=is_core, pool=lambda: (60, 30), total_tokens=100, max_running=8
+        probe,
+        is_core=is_core,
+        pool=lambda: (60, 30),
+        total_tokens=100,
+        max_running=8,
+        adapter_of={"1f": "sql"}.__getitem__,
     )
     return hooked({k: v for k, v in hooks.by_target().items() if "run_event_loop" not in k}), probe
 
@@ -108,6 +113,15 @@ def rows_of(path: Path) -> list[Row]:
 
 def kinds_of(path: Path, index: int) -> list[str]:
     return [EVENTS[event.kind] for event in of(RequestEvent, path) if event.index == index]
+
+
+def test_a_request_is_of_the_adapter_that_it_asks_for(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches)
+    requests = requests_of([(5, 2), (5, 2)])
+    requests[0].lora_id = "1f"
+    run(kind(), requests)
+    events = of(RequestEvent, path_of(probe))
+    assert [event.adapter for event in events if event.request_id] == ["sql", ""]
 
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6)

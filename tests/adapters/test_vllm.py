@@ -149,6 +149,17 @@ def test_preemption_and_drafts_are_really_there(rings: Path, patches: Patches) -
     assert scheduler.num_preempted == sum(r.num_preemptions for r in told.requests.values())
 
 
+def test_a_request_is_of_the_adapter_that_it_asks_for(rings: Path, patches: Patches) -> None:
+    lora = SimpleNamespace(lora_name="sql", lora_int_id=1, lora_path="/somewhere")
+    serve(Options(lives=[(5, 3)] * 3, loras=[lora, None]))
+    told, _ = fold(rings)
+    assert {name: each.adapter for name, each in told.requests.items()} == {
+        "r0": "sql",
+        "r1": "",
+        "r2": "",
+    }
+
+
 SAMPLING = {
     "n": 1,
     "presence_penalty": 0.0,

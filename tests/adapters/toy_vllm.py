@@ -12,6 +12,7 @@ import pickle
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,7 @@ class Request:
     num_in_flight: int = 0
     num_drafts: int = 0
     status: Status = Status.WAITING
+    lora_request: Any = None
 
     def is_finished(self) -> bool:
         return self.status > Status.PREEMPTED
@@ -300,6 +302,8 @@ class Options:
     is_v2: bool = False
     abort_every: int = 0
     lives: list[tuple[int, int]] = field(default_factory=list)
+    loras: list[Any] = field(default_factory=list)
+    """Of the first requests, in their order."""
 
 
 def config(options: Options) -> Any:
@@ -322,7 +326,10 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
     wrapper.init_device()
     wrapper.worker.initialize_from_config(None)
     scheduler = Scheduler(setting)
-    requests = [Request(f"r{i}", *life) for i, life in enumerate(options.lives)]
+    requests = [
+        Request(f"r{i}", *life, lora_request=lora)
+        for i, (life, lora) in enumerate(zip_longest(options.lives, options.loras))
+    ]
     coming = deque(requests)
     flying: deque[tuple[SchedulerOutput, Any]] = deque()
     turn = 0

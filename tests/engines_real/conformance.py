@@ -50,6 +50,7 @@ FEATURES = (
     "overlapped scheduling, and without",
     "several answers (`n`)",
     "stop strings",
+    "LoRA adapters",
     "clients that hang up are cancels",
     "what was asked of the sampling (`gen_ai.request.*`)",
     "refused requests, with their status",

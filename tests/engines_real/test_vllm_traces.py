@@ -92,10 +92,9 @@ def _ask(server: Server, name: str) -> None:
 
 
 def _send_ours(server: Server, endpoint: str) -> None:
-    (rings,) = (path for path in (server.folder / "rings").iterdir() if path.is_dir())
     exporter = OtlpExporter({"endpoint": endpoint})
     exporter.open()
-    source = open_source(rings, sinks=(exporter,))
+    source = open_source(server.home, sinks=(exporter,))
     catch_up(source)
     exporter.look(source.snapshot(10**10))
     source.close()

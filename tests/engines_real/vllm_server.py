@@ -50,6 +50,12 @@ class Server:
     words: list[str] = field(default_factory=list)
 
     @property
+    def home(self) -> Path:
+        """The folder of its rings, named as the engine is."""
+        (home,) = (path for path in (self.folder / "rings").iterdir() if path.is_dir())
+        return home
+
+    @property
     def engine(self) -> EngineRings:
         """Its rings."""
         (engine,) = find_engines(self.folder / "rings")
@@ -123,10 +129,9 @@ def stop(server: Server) -> int:
 
 def export(server: Server) -> list[dict[str, Any]]:
     """Return the JSON lines of what the rings hold."""
-    (folder,) = (path for path in (server.folder / "rings").iterdir() if path.is_dir())
     out = server.folder / "run.jsonl"
     subprocess.run(
-        [sys.executable, "-m", "inferscope", "export", str(folder), "-o", str(out)],
+        [sys.executable, "-m", "inferscope", "export", str(server.home), "-o", str(out)],
         check=True,
         stderr=subprocess.DEVNULL,
         timeout=120,
