@@ -22,6 +22,7 @@ from inferscope.cli.doctor_pod import pod
 from inferscope.counters.source import has_nvidia
 from inferscope.errors import InferScopeError
 from inferscope.records import SAMPLER_ROLE
+from inferscope.ring.access import closed_under, why_closed
 from inferscope.ring.discovery import find_engines, find_rings, make_private, ring_directory
 
 _EXTRAS = {
@@ -99,6 +100,9 @@ def _rings() -> Finding:
 def _running() -> Finding:
     now_ns = time.monotonic_ns()
     engines = [engine for engine in find_engines() if engine.is_alive(now_ns)]
+    closed = next(closed_under(ring_directory()), None)
+    if closed is not None:
+        return Finding("engines", False, f"{len(engines)} observed now", why_closed(closed))
     if not engines:
         return Finding("engines", True, "none observed here now", "start one: inferscope demo")
     pids = ", ".join(str(pid) for engine in engines for pid in engine.pids)

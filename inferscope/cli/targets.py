@@ -11,6 +11,7 @@ from pathlib import Path
 from inferscope.cli import remote
 from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.errors import NotFound
+from inferscope.ring.access import closed_under, is_there, why_closed
 from inferscope.ring.discovery import EngineRings, find_engines, ring_directory, sampler_rings
 from inferscope.ring.extent import Extent, extent_of_rings
 from inferscope.tui.plots import duration
@@ -22,7 +23,7 @@ _HOST_AND_PORT = re.compile(r"(?=.*[A-Za-z.\[])[\w.\-]+:\d+|\[[0-9A-Fa-f:.]+\]:\
 
 def is_remote(target: str | None) -> bool:
     """Tell whether a server's address is meant: a URL, or a host and a port."""
-    if target is None or ("://" not in target and Path(target).exists()):
+    if target is None or ("://" not in target and is_there(Path(target))):
         return False
     return "://" in target or _HOST_AND_PORT.fullmatch(target) is not None
 
@@ -32,7 +33,7 @@ def path_of(target: str | None) -> Path | None:
     if target is None or target.isdigit():
         return None
     path = Path(target)
-    return path if path.exists() or path.suffix or "/" in target else None
+    return path if is_there(path) or path.suffix or "/" in target else None
 
 
 def engine_of(target: str | None) -> EngineRings:
@@ -49,6 +50,7 @@ def engine_of(target: str | None) -> EngineRings:
     by_id = [engine for engine in engines if engine.engine_id == target]
     if not by_id:
         list_engines(engines)
+        refuse_if_closed(target)
         raise NotFound(f"{target} is neither a file, a folder, a pid nor an engine's id.")
     return by_id[0]
 
@@ -83,6 +85,7 @@ def _only_one(engines: list[EngineRings]) -> EngineRings:
         list_engines(alive)
         raise NotFound(f"{len(alive)} engines are running. Name one by its pid.")
     if not engines:
+        refuse_if_closed(None)
         raise NotFound(f"no engine is running under {ring_directory()}. {_HOW_TO_START}")
     list_engines(engines)
     ended = "One that has ended" if len(engines) == 1 else f"{len(engines)} that have ended"
@@ -90,6 +93,20 @@ def _only_one(engines: list[EngineRings]) -> EngineRings:
         f"no engine is running under {ring_directory()}. {ended} can still be read: name it by pid"
         " or id, or say how far to look back, as in `inferscope attach --since -5m`."
     )
+
+
+def refuse_if_closed(engine_id: str | None) -> None:
+    """Say which rings there are that this user may not read: they look as if there were none.
+
+    Args:
+        engine_id: whose they would be; None for anybody's.
+
+    Raises:
+        NotFound: there are some.
+    """
+    for path in closed_under(ring_directory()):
+        if engine_id is None or path == ring_directory() or engine_id in path.parts:
+            raise NotFound(why_closed(path))
 
 
 def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
@@ -113,6 +130,7 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
     execute = remote.executor() if run_command(pid) is not None else None
     if execute is not None:
         return _observed_from_now(pid, execute)
+    refuse_if_closed(None)
     raise NotFound(_unknown_pid(pid))
 
 

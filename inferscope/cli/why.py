@@ -18,7 +18,7 @@ from pathlib import Path
 from inferscope.attribution.breach import Objective
 from inferscope.attribution.spent import Metric
 from inferscope.cli.numbers import latency_ns
-from inferscope.cli.targets import engine_of, path_of
+from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
 from inferscope.probe.ids import digits
@@ -111,7 +111,10 @@ def place_of(target: str | None) -> Place:
     """
     if target is None:
         folder = ring_directory()
-        return Place(f"the rings under {folder}", engines=find_engines(folder))
+        engines = find_engines(folder)
+        if not engines:
+            refuse_if_closed(None)
+        return Place(f"the rings under {folder}", engines=engines)
     path = path_of(target)
     if path is None:
         engine = engine_of(target)

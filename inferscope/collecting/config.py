@@ -23,6 +23,7 @@ import msgspec
 
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
+from inferscope.ring.access import PINS
 from inferscope.ring.discovery import ring_directory
 from inferscope.slo.objectives import Objectives, read_objectives
 
@@ -30,8 +31,6 @@ PREFIX = "INFERSCOPE_COLLECT_"
 INCIDENTS = ("breach", "engine_lost", "stall", "signal")
 """What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
 goodbye or one that has requests and makes no step, SIGUSR1."""
-PINS = "pins"
-"""The folder of the pins, beside the engines', unless another is named."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),

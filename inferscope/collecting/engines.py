@@ -31,6 +31,7 @@ from inferscope.collector.windows import SECOND_NS
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import SAMPLER_ROLE
+from inferscope.ring.access import closed_under, why_closed
 from inferscope.ring.discovery import ALIVE_NS, boot_id
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
@@ -44,6 +45,8 @@ _SETTLE_NS = 1_000_000_000
 """From an engine's first ring to following it: its other processes have made theirs by then."""
 _DISCOVER_NS = 500_000_000
 """Between two looks for rings: one takes 2 ms where there are a hundred engines."""
+_CLOSED_NS = 10_000_000_000
+"""Between two looks for rings that this user may not read."""
 _WINDOW_NS = 10_000_000_000
 _JUST_NOW_NS = 30_000_000_000
 """What becomes of an engine's requests is decided by then after its end."""
@@ -81,6 +84,8 @@ class Engines:
         self._samplers: list[Path] = []
         """Rings of what samples this host's devices: every engine's fold reads them."""
         self.notes: list[str] = []
+        self._noted: set[str] = set()
+        self._closed_ns = 0
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -95,6 +100,10 @@ class Engines:
         if now_ns >= self._discover_ns:
             self._discover_ns = now_ns + _DISCOVER_NS
             self._discover(now_ns)
+        if now_ns >= self._closed_ns:
+            self._closed_ns = now_ns + _CLOSED_NS
+            for path in closed_under(self._folder):
+                self._note(why_closed(path))
         self._settle(now_ns, is_start=is_start)
         for engine_id, engine in list(self._followed.items()):
             engine.advance(now_ns)
@@ -213,7 +222,7 @@ class Engines:
         try:
             reader = RingReader(path)
         except UnreadableFile as error:
-            self.notes.append(str(error))
+            self._note(str(error))
             return None
         try:
             heartbeat_ns, identity = reader.heartbeat_ns(), reader.identity
@@ -226,6 +235,12 @@ class Engines:
             return None if is_start and not is_of_interest else identity
         finally:
             reader.close()
+
+    def _note(self, line: str) -> None:
+        """Have a line said, once."""
+        if line not in self._noted:
+            self._noted.add(line)
+            self.notes.append(line)
 
 
 class _Followed:

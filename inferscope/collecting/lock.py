@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from inferscope.errors import InferScopeError
+from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.ring.discovery import make_private
 
 LOCK_NAME = "collect.lock"
@@ -24,7 +24,15 @@ def only_collector(folder: Path) -> Iterator[None]:
     Raises:
         InferScopeError: another one runs, with its pid; or the folder cannot be used.
     """
-    make_private(folder)
+    try:
+        make_private(folder)
+    except RingUnavailable as error:
+        if not folder.is_dir():
+            raise
+        raise InferScopeError(
+            f"{folder} belongs to uid {folder.stat().st_uid}, and a collector keeps its lock there."
+            " Collect as that user, or have root make the folder for all users, with mode 1777."
+        ) from error
     path = folder / LOCK_NAME
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -24,6 +24,7 @@ from inferscope.records import (
     UnknownRecord,
     decode,
 )
+from inferscope.ring.access import closed_under, is_there, why_closed
 from inferscope.ring.discovery import find_engines
 from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
@@ -322,16 +323,18 @@ def open_source(
         NotFound: nothing is there.
         UnreadableFile: it is none of them.
     """
+    if not is_there(path):
+        raise NotFound(f"{path} does not exist.")
     if path.is_dir():
         if not find_engines(path):
+            for closed in closed_under(path):
+                raise NotFound(why_closed(closed))
             raise NotFound(
                 f"{path} holds no readable rings. They end in .ring; recordings end in .isr."
             )
         return RingSource(
             lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks, listen=listen
         )
-    if not path.exists():
-        raise NotFound(f"{path} does not exist.")
     if path.suffix == ".ring":
         reader = RingReader(path)
         reader.close()

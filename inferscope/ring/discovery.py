@@ -84,9 +84,6 @@ def make_private(folder: Path, *, group_id: int | None = None) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         entry, status = folder.lstat(), folder.stat()
-        if group_id is not None and status.st_uid == os.geteuid():
-            os.chown(folder, -1, group_id)
-            folder.chmod(0o750)
     except OSError as error:
         raise RingUnavailable(
             f"cannot make the folder {folder}: {error.strerror}. "
@@ -98,6 +95,16 @@ def make_private(folder: Path, *, group_id: int | None = None) -> None:
                 f"the folder {folder} belongs to uid {owner}, not to this process. "
                 "Set INFERSCOPE_DIR to a folder of your own."
             )
+    if group_id is None or status.st_uid != os.geteuid():
+        return
+    try:
+        os.chown(folder, -1, group_id)
+        folder.chmod(0o750)
+    except OSError as error:
+        raise RingUnavailable(
+            f"cannot let group {group_id} read {folder}: {error.strerror}. "
+            "Start the engine as a member of that group, or unset INFERSCOPE_GROUP."
+        ) from error
 
 
 @functools.cache

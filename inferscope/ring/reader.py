@@ -21,6 +21,7 @@ from typing import NamedTuple
 from inferscope.errors import UnreadableFile
 from inferscope.records import Keyframe, UnknownRecord, decode
 from inferscope.ring import layout
+from inferscope.ring.access import why_closed
 
 READ_BYTES = 2 * layout.MAX_PAYLOAD_BYTES
 """Of one copy; more than the largest frame, so that every copy holds a whole one."""
@@ -77,6 +78,8 @@ class RingReader:
         try:
             # Not blocking: a pipe by that name would wait for a writer forever.
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except PermissionError as error:
+            raise UnreadableFile(why_closed(path)) from error
         except OSError as error:
             raise UnreadableFile(f"cannot open {path}: {error.strerror}") from error
         try:
