@@ -7,7 +7,7 @@ FROM (
     SELECT
         unnest(map_keys(ledger_ns)) AS cause,
         unnest(map_values(ledger_ns)) AS ns
-    FROM read_parquet('demo.parquet/requests/*/*/*.parquet')
+    FROM read_parquet('demo.parquet/requests/*/*/*.parquet', union_by_name = true)
     WHERE NOT joined_late
 )
 GROUP BY cause

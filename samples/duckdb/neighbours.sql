@@ -7,7 +7,7 @@ WITH steps AS (
         step,
         sum(CASE phase WHEN 'prefill' THEN tokens ELSE 0 END) AS prefill_tokens,
         count(*) FILTER (phase <> 'prefill') AS decodes
-    FROM read_parquet('demo.parquet/slices/*/*/*.parquet')
+    FROM read_parquet('demo.parquet/slices/*/*/*.parquet', union_by_name = true)
     GROUP BY ALL
 )
 SELECT
@@ -20,7 +20,7 @@ SELECT
     round(median(measured_ns) / 1e6, 3) AS median_ms,
     round(quantile_cont(measured_ns, 0.99) / 1e6, 3) AS p99_ms
 FROM steps
-JOIN read_parquet('demo.parquet/steps/*/*/*.parquet') USING (engine, dp_rank, rank, step)
+JOIN read_parquet('demo.parquet/steps/*/*/*.parquet', union_by_name = true) USING (engine, dp_rank, rank, step)
 WHERE decodes > 0 AND NOT cold
 GROUP BY beside
 ORDER BY median_ms;

@@ -6,6 +6,6 @@ SELECT
     sum(ns) / 1e9 AS device_seconds,
     sum(tokens) AS tokens,
     round(sum(tokens) / (sum(ns) / 1e9)) AS tokens_per_device_second
-FROM read_parquet('demo.parquet/slices/*/*/*.parquet', hive_partitioning = true)
+FROM read_parquet('demo.parquet/slices/*/*/*.parquet', hive_partitioning = true, union_by_name = true)
 GROUP BY ALL
 ORDER BY ALL;

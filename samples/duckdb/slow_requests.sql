@@ -12,7 +12,7 @@ SELECT
                 unnest(map_values(ttft_ledger_ns)) AS ns
         )
     ) AS mostly
-FROM read_parquet('demo.parquet/requests/*/*/*.parquet')
+FROM read_parquet('demo.parquet/requests/*/*/*.parquet', union_by_name = true)
 WHERE first_token_ns IS NOT NULL AND NOT joined_late
 ORDER BY ttft_ms DESC
 LIMIT 10;

@@ -7,6 +7,6 @@ SELECT
     sum(cached_tokens) AS cached_tokens,
     sum(output_tokens) AS output_tokens,
     sum(compute_ns.prefill + compute_ns.decode) / 1e9 AS device_seconds
-FROM read_parquet('demo.parquet/requests/*/*/*.parquet')
+FROM read_parquet('demo.parquet/requests/*/*/*.parquet', union_by_name = true)
 GROUP BY ALL
 ORDER BY device_seconds DESC;

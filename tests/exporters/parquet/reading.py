@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+OLDER = Path(__file__).parents[2] / "golden" / "parquet-1"
+"""Files of a short demo, written when `slices` had no column `synthetic` yet."""
 _MAPS = ("ledger_ns", "ttft_ledger_ns", "provenance")
 _ADDED = (
     "host",

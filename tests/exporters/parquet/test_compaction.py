@@ -29,7 +29,7 @@ from inferscope_parquet.naming import is_of_host
 from inferscope_parquet.settings import Settings
 from inferscope_parquet.tables import SCHEMAS
 
-from tests.exporters.parquet.reading import table
+from tests.exporters.parquet.reading import OLDER, table
 
 ROOT = Path(__file__).parents[3]
 NUM = 6
@@ -120,6 +120,21 @@ def test_files_of_a_release_with_fewer_columns_are_filled_up(
     assert compact(the_hour(tmp_path), "steps", settings)
     (path,) = files(tmp_path)
     assert pq.ParquetFile(path).read()["later"].to_pylist() == [None, None]
+
+
+def test_files_of_an_earlier_release_are_merged_with_those_of_this_one(tmp_path: Path) -> None:
+    (older,) = (OLDER / "slices").rglob("*.parquet")
+    before = pq.ParquetFile(older).read()
+    write(Folder(settings := Settings(tmp_path, host="mine", tables=("slices",))), 0)
+    (path,) = files(tmp_path, "slices")
+    new = pq.ParquetFile(path).read()
+    shutil.copy(older, path.with_name("mine-000000-00000000.parquet"))
+    assert compact(path.parent, "slices", settings)
+    (merged,) = files(tmp_path, "slices")
+    told = pq.ParquetFile(merged).read()
+    assert told.schema.equals(SCHEMAS["slices"])
+    assert told["ns"].to_pylist() == before["ns"].to_pylist() + new["ns"].to_pylist()
+    assert told["synthetic"].to_pylist() == [None] * len(before) + new["synthetic"].to_pylist()
 
 
 def test_merged_files_are_bounded(tmp_path: Path) -> None:

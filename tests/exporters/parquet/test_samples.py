@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,14 @@ pytest.importorskip("duckdb", reason="duckdb is not installed")
 pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
 
 import duckdb
+import pyarrow.parquet as pq
 from inferscope_parquet import FolderExport
+from inferscope_parquet.tables import SCHEMAS
+
+from tests.exporters.parquet.reading import OLDER
 
 QUESTIONS = sorted((SAMPLE.parent / "duckdb").glob("*.sql"))
+Row = dict[str, Any]
 
 
 @dataclass
@@ -46,7 +52,9 @@ class Asked:
     """The sample as JSON Lines, and what its Parquet files answer, by question."""
 
     lines: list[dict[str, Any]]
-    answers: dict[str, list[dict[str, Any]]]
+    answers: dict[str, list[Row]]
+    folder: Path
+    """Of the files."""
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of one kind."""
@@ -60,14 +68,19 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     target = folder / "demo.parquet"
     done = inferscope("export", str(SAMPLE), "--format", "parquet", "-o", str(target), rings=folder)
     assert done.returncode == 0, done.stderr
+    return Asked(exported(SAMPLE, folder / "demo.jsonl"), answers(folder), target)
+
+
+def answers(folder: Path) -> dict[str, list[Row]]:
+    """Ask all questions of the demo.parquet in a folder."""
+    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        answers = {}
         for question in QUESTIONS:
             answer = duckdb.sql(question.read_text(encoding="utf-8"))
             rows = answer.fetchall()
-            answers[question.stem] = [dict(zip(answer.columns, r, strict=True)) for r in rows]
-    return Asked(exported(SAMPLE, folder / "demo.jsonl"), answers)
+            found[question.stem] = [dict(zip(answer.columns, r, strict=True)) for r in rows]
+    return found
 
 
 def test_every_question_is_known_here(asked: Asked) -> None:
@@ -162,3 +175,45 @@ def test_steps_with_decodes_are_each_in_one_row(asked: Asked) -> None:
         for line in asked.of_kind("step")
     )
     assert sum(row["steps"] for row in asked.answers["neighbours"]) == num > 0
+
+
+def total(rows: list[Row], by: tuple[str, ...], *columns: str) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the sums of columns."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        sums = found.setdefault(tuple(row[name] for name in by), [0] * len(columns))
+        for at, name in enumerate(columns):
+            sums[at] += row[name]
+    return found
+
+
+def test_files_of_a_release_before_are_asked_together_with_those_of_this_one(
+    asked: Asked, tmp_path: Path
+) -> None:
+    for name in ("old", "both"):
+        shutil.copytree(OLDER, tmp_path / name / "demo.parquet")
+    shutil.copytree(asked.folder, tmp_path / "both" / "demo.parquet", dirs_exist_ok=True)
+    old, both = (answers(tmp_path / name) for name in ("old", "both"))
+    for question, by, columns in (
+        ("causes", ("cause",), ("seconds",)),
+        ("neighbours", ("beside",), ("steps",)),
+        ("phases", ("date", "hour", "phase"), ("device_seconds", "tokens")),
+        ("tenants", ("model", "tenant"), ("requests", "output_tokens", "device_seconds")),
+    ):
+        apart = total(old[question] + asked.answers[question], by, *columns)
+        together = total(both[question], by, *columns)
+        assert together.keys() == apart.keys()
+        assert all(together[key] == pytest.approx(apart[key]) for key in apart), question
+        assert old[question]
+    assert both["conservation"] == old["conservation"] == []
+    latest = sorted(
+        old["slow_requests"] + asked.answers["slow_requests"], key=lambda row: -row["ttft_ms"]
+    )
+    assert both["slow_requests"] == latest[:10]
+
+
+def test_the_older_files_lack_what_came_since() -> None:
+    for name, lacks in (("requests", ()), ("steps", ()), ("slices", ("synthetic",))):
+        (file,) = (OLDER / name).rglob("*.parquet")
+        names = pq.read_schema(file).names
+        assert [*names, *lacks] == SCHEMAS[name].names
