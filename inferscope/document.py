@@ -53,7 +53,7 @@ class Section:
             where: file and line, for what is said of what is missing.
         """
         self.settings = dict(settings)
-        self._path = path
+        self.path = path
         self.where = where
 
     def only(self, known: Iterable[str]) -> None:
@@ -186,7 +186,7 @@ class Section:
         )
 
     def _name(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
+        return f"{self.path}.{key}" if self.path else key
 
 
 def near(word: str, known: Iterable[str]) -> str:

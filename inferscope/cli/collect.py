@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from inferscope.cli.counters import add_counters_option, sample_beside
+from inferscope.cli.counters import add_counters_option, sample_beside, usual
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     config = read()
     exporters = make_exporters(config.exporters)
     if options.check:
-        return _check(config, exporters)
+        return _check(config, exporters, usual(_sources(options, config)))
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
     with only_collector(config.rings), stoppable() as stop:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         outlets = Outlets(exporters, sections=config.exporters, say=_say)
         outlets.open()
         gc.freeze()  # what is loaded by now stays
-        sample_beside(options.counters)
+        sample_beside(_sources(options, config), config.counters.options)
         _say(f"collecting from {config.rings}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
         is_through = service.run(wishes)
@@ -112,13 +112,22 @@ def _say(line: str) -> None:
     sys.stderr.write(f"inferscope: {line}\n")
 
 
-def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
+def _sources(options: argparse.Namespace, config: Config) -> tuple[str, ...] | None:
+    """Return what is to be sampled, as usual here where nobody says; the option comes first."""
+    given: tuple[str, ...] | None = options.counters
+    return config.counters.sources if given is None else given
+
+
+def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[str, ...]) -> int:
     """Print what a collector would do, unless it could not."""
     check_exporters(exporters)
     now_ns = time.monotonic_ns()
     num_alive = sum(engine.is_alive(now_ns) for engine in find_engines(config.rings))
     rows = [("rings", f"{config.rings}, engines there now: {num_alive}")]
     rows += [(name, exporter.describe()) for name, exporter in exporters.items()]
+    sampled = " ".join((", ".join(sources), *config.counters.options))
+    rows.append(("counters", sampled if sources else "none are sampled by this collector"))
+    rows.append(("headers", _headers(config.headers)))
     pins, slo = config.pins, config.slo
     if pins is None:
         rows.append(("pins", "none"))
@@ -141,3 +150,10 @@ def _check(config: Config, exporters: dict[str, LiveExporter]) -> int:
         rows.append(("budgets", f"kept in {slo.state or config.rings / STATE}"))
     sys.stdout.write("".join(f"{name:<12}{what}\n" for name, what in rows))
     return 0
+
+
+def _headers(told: tuple[str, ...] | None) -> str:
+    """Say what exporters are told of what engines note from headers."""
+    if told is None:
+        return "all that engines note (INFERSCOPE_HEADERS in their environment)"
+    return f"{', '.join(told)}, of what engines note" if told else "nothing of what engines note"

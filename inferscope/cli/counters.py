@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 
 from inferscope.counters.source import AUTO, SOURCES, has_nvidia
 from inferscope.records import SAMPLER_ROLE
@@ -65,19 +66,23 @@ def how_to_sample(engine: EngineRings) -> str | None:
     return f"inferscope sampler --for {engine.engine_id} --dir {folder}"
 
 
-def sample_beside(sources: tuple[str, ...] | None) -> None:
+def usual(sources: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return what is sampled; of nothing said, what costs nobody anything where there is a GPU."""
+    return (AUTO if has_nvidia() else ()) if sources is None else sources
+
+
+def sample_beside(sources: tuple[str, ...] | None, options: Iterable[str] = ()) -> None:
     """Start a sampler that ends with this process, whatever that becomes; None: as usual here.
 
     It is nobody's child: a command that this process becomes does not expect one, and some count
     theirs, or wait for any of them.
     """
-    if sources is None:
-        sources = AUTO if has_nvidia() else ()
+    sources = usual(sources)
     if not sources:
         return
     words = [
         sys.executable, "-m", "inferscope", "sampler",
-        "--counters", ",".join(sources), "--beside", str(os.getpid()),
+        "--counters", ",".join(sources), "--beside", str(os.getpid()), *options,
     ]  # fmt: skip
     go_between = os.fork()
     if go_between:

@@ -6,8 +6,11 @@
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
     outlive_s: 30
     slo: {file: slo.yaml, state: /var/lib/inferscope/slo-state.json}
+    counters: {sources: auto, interval: 100ms}
+    headers: [tenant, priority]
 
-`pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file.
+`pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file, and `counters: auto` or
+`counters: off` that of its sources.
 INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
 exporter's port; each scalar has such a name.
 """
@@ -21,8 +24,10 @@ from pathlib import Path
 
 import msgspec
 
+from inferscope.counters.source import SOURCES
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
+from inferscope.probe.headers import HASH, WORDS
 from inferscope.ring.access import PINS
 from inferscope.ring.discovery import ring_directory
 from inferscope.slo.objectives import Objectives, read_objectives
@@ -39,12 +44,21 @@ _SCALARS = {
     "PINS_MAX_MB": ("pins", "max_mb"),
     "PINS_BEFORE_S": ("pins", "before_s"),
     "PINS_AFTER_S": ("pins", "after_s"),
+    "HEADERS": ("headers",),
+    "COUNTERS_SOURCES": ("counters", "sources"),
+    "COUNTERS_INTERVAL": ("counters", "interval"),
+    "COUNTERS_PM_INTERVAL": ("counters", "pm_interval"),
+    "COUNTERS_DCGM_URL": ("counters", "dcgm_url"),
     "SLO_FILE": ("slo", "file"),
     "SLO_STATE": ("slo", "state"),
     "SLO_TTFT_MS": ("slo", "ttft_ms"),
     "SLO_TBT_MS": ("slo", "tbt_ms"),
 }
 _EXPORTERS = "EXPORTERS_"
+_TEXTS = ("rings", "folder", "file", "state", "headers", "sources", "dcgm_url")
+_SHORT = {"slo": "file", "counters": "sources"}
+"""Sections for which a word may stand, and which of their settings that is."""
+_OFF = "off"
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,27 @@ class SloSettings:
     objectives: Objectives | None = None
     state: Path | None = None
     """Where budgets are kept; None for the rings' folder."""
+
+
+@dataclass(frozen=True)
+class CounterSettings:
+    """What a sampler beside the collector counts; None is as `inferscope sampler` has it."""
+
+    sources: tuple[str, ...] | None = None
+    """`auto` or names; none for no sampler. None: auto where there is an NVIDIA driver."""
+    interval_ns: int | None = None
+    pm_interval_ns: int | None = None
+    dcgm_url: str | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What is set, but for the sources, as options of the sampler."""
+        given = {
+            "--interval": _microseconds(self.interval_ns),
+            "--pm-interval": _microseconds(self.pm_interval_ns),
+            "--dcgm-url": self.dcgm_url,
+        }
+        return tuple(word for name, value in given.items() if value for word in (name, value))
 
 
 @dataclass(frozen=True)
@@ -92,6 +127,10 @@ class Config:
     exporters: Mapping[str, Mapping[str, object]]
     pins: PinSettings | None
     slo: SloSettings
+    counters: CounterSettings = CounterSettings()
+    headers: tuple[str, ...] | None = None
+    """What exporters are told of what engines note from headers: words, `:hash` after those that
+    become digits. None for all of it."""
     outlive_s: float = 0.0
     """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
 
@@ -119,14 +158,16 @@ def read_config(
     for name in sorted(environment):
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
-    document.only(("rings", "outlive_s", "exporters", "pins", "slo"))
+    document.only(("rings", "outlive_s", "exporters", "pins", "slo", "counters", "headers"))
     given = document.text("rings")
     rings = Path(given) if given else ring_directory()
     return Config(
         rings,
         _exporters(document.section("exporters")),
         None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS),
-        _slo(_slo_section(document), path, slo),
+        _slo(_section(document, "slo"), path, slo),
+        _counters(document),
+        _headers(document),
         document.number("outlive_s") or 0.0,
     )
 
@@ -145,14 +186,14 @@ def _override(document: Section, name: str, text: str) -> None:
     settings = document.settings
     for step in path[:-1]:
         found = settings.get(step)
-        if found is None or found.value is None:
+        if found is None or found.value is None or (found.value is False and step in _SHORT):
             found = settings[step] = Setting({}, name)
+        elif isinstance(found.value, str) and step in _SHORT:
+            found = settings[step] = Setting({_SHORT[step]: found}, found.where)
         if not isinstance(found.value, dict):
             return  # which is wrong whatever the variable says
         settings = found.value
-    settings[path[-1]] = Setting(
-        text if path[-1] in ("rings", "folder", "file", "state") else read_scalar(text), name
-    )
+    settings[path[-1]] = Setting(text if path[-1] in _TEXTS else read_scalar(text), name)
 
 
 def _exporters(section: Section | None) -> Mapping[str, Mapping[str, object]]:
@@ -179,12 +220,53 @@ def _pins(section: Section | None, folder: Path) -> PinSettings:
     )
 
 
-def _slo_section(document: Section) -> Section | None:
-    """Return the section `slo`; a file's name stands for a section with that file."""
-    given = document.settings.get("slo")
+def _section(document: Section, name: str) -> Section | None:
+    """Return a section for which a word may stand."""
+    given = document.settings.get(name)
     if given is not None and isinstance(given.value, str):
-        return Section({"file": given}, path="slo", where=given.where)
-    return document.section("slo")
+        return Section({_SHORT[name]: given}, path=name, where=given.where)
+    return document.section(name)
+
+
+def _counters(document: Section) -> CounterSettings:
+    if document.is_off("counters"):
+        return CounterSettings(())
+    section = _section(document, "counters")
+    if section is None:
+        return CounterSettings()
+    section.only(("sources", "interval", "pm_interval", "dcgm_url"))
+    return CounterSettings(
+        _words(section, "sources", ("auto", *SOURCES)),
+        section.duration_ns("interval"),
+        section.duration_ns("pm_interval"),
+        section.text("dcgm_url"),
+    )
+
+
+def _microseconds(span_ns: int | None) -> str | None:
+    return None if span_ns is None else f"{max(1, span_ns // 1000)}us"
+
+
+def _headers(document: Section) -> tuple[str, ...] | None:
+    allowed = [f"{word}{how}" for word in WORDS for how in ("", f":{HASH}")]
+    words = _words(document, "headers", tuple(allowed))
+    told = [word.partition(":")[0] for word in words or ()]
+    if len(told) > len(set(told)):
+        raise document.wrong("headers", "each of them once, as it is or with :hash")
+    return words
+
+
+def _words(section: Section, key: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return a list of words, which a variable has as text with commas; `off` is none of them."""
+    setting = section.settings.get(key)
+    if setting is None or setting.value is None:
+        return None
+    if setting.value is False or setting.value == _OFF:
+        return ()
+    if isinstance(setting.value, str):
+        words: list[object] = [word.strip() for word in setting.value.split(",")]
+        section = Section({key: setting._replace(value=words)}, path=section.path)
+    return section.words(key, allowed)
 
 
 def _slo(section: Section | None, config: Path | None, file: Path | None) -> SloSettings:

@@ -11,6 +11,7 @@ import inferscope
 from inferscope.collecting.config import Config, config_hash
 from inferscope.collecting.engines import Engines
 from inferscope.collecting.incidents import Incidents
+from inferscope.collecting.noted import Noted
 from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
 from inferscope.collecting.promises import STATE, Promises
@@ -66,6 +67,7 @@ class Service:
         self._say = say
         self._outlets = outlets
         self._look_ns = 0
+        self._noted = Noted(config.headers)
         self._promises = self._promised(config)
         self._engines = Engines(config.rings, sink=self, clock=clock, promises=self._promises)
         self._pins: Pins | None = None
@@ -98,7 +100,7 @@ class Service:
 
     def request(self, request: FinalRequest) -> None:
         """Take a request from the fold."""
-        self._outlets.request(request)
+        self._outlets.request(self._noted.told(request))
         if self._incidents is not None:
             self._incidents.request(request)
 
@@ -173,6 +175,9 @@ class Service:
             self._running = replace(self._running, num_reloads_refused=refused)
             self._say(f"the configuration stays as it was: {error}")
             return
+        if config.counters != self._config.counters:
+            self._say("counters stay as they were until the collector is started again")
+        self._noted = Noted(config.headers)
         self._promise(config)
         self._watch_for_incidents(config)
         self._config = config

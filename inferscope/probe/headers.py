@@ -17,7 +17,7 @@ from inferscope.probe.voice import warn
 VARIABLE = "INFERSCOPE_HEADERS"
 WORDS = ("tenant", "priority", "adapter")
 """What a header may tell."""
-_HASH = "hash"
+HASH = "hash"
 
 
 class AllowedHeaders:
@@ -31,7 +31,7 @@ class AllowedHeaders:
             said, _, header = item.partition("=")
             word, _, how = said.strip().partition(":")
             name = header.strip().lower()
-            if word not in WORDS or how not in ("", _HASH) or not name or not name.isascii():
+            if word not in WORDS or how not in ("", HASH) or not name or not name.isascii():
                 warn(
                     "%s: %r cannot be read, and is left out. Write WORD=HEADER or "
                     "WORD:hash=HEADER, with a word of: %s.",
@@ -40,7 +40,7 @@ class AllowedHeaders:
                     ", ".join(WORDS),
                 )
                 continue
-            self._told[name.encode()] = (word, how == _HASH)
+            self._told[name.encode()] = (word, how == HASH)
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         """Return the attributes that a request's headers tell, by ASGI's lower-case names."""

@@ -205,6 +205,7 @@ def test_check_tries_the_address(host: str) -> None:
 def test_check_says_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "collect.yaml"
     settings = f"pins: {{folder: {tmp_path}/pins, on: []}}\nslo: {{ttft_ms: 500}}\n"
+    settings += "counters: {sources: [host], interval: 1s}\nheaders: [tenant, 'adapter:hash']\n"
     file.write_text(settings + "exporters: {prometheus: {port: 0}, otlp: }", encoding="utf-8")
     done = inferscope("collect", "--config", str(file), "--check", rings=tmp_path / "rings")
     assert done.returncode == 0
@@ -212,5 +213,13 @@ def test_check_says_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
     assert "http://127.0.0.1:0/metrics" in done.stdout
     assert "on nothing" in done.stdout
     assert "first token 500 ms" in done.stdout
+    lines = done.stdout.splitlines()
+    assert f"{'counters':<12}host --interval 1000000us" in lines
+    assert f"{'headers':<12}tenant, adapter:hash, of what engines note" in lines
+    asked = ("collect", "--config", str(file), "--check", "--counters", "off")
+    done = inferscope(*asked, rings=tmp_path / "rings", INFERSCOPE_COLLECT_HEADERS="off")
+    lines = done.stdout.splitlines()
+    assert f"{'counters':<12}none are sampled by this collector" in lines
+    assert f"{'headers':<12}nothing of what engines note" in lines
     assert not (tmp_path / "pins").exists()
     assert not (tmp_path / "rings").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -14,8 +15,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferscope.cli import sampler
 from inferscope.collecting.config import (
     INCIDENTS,
+    CounterSettings,
     PinSettings,
     SloSettings,
     config_hash,
@@ -37,6 +40,8 @@ pins:
   after_s: 6
   on: [breach, signal]
 slo: {ttft_ms: 2000, tbt_ms: 200.5}
+counters: {sources: [auto, pm], interval: 50ms, pm_interval: 1ms}
+headers: [tenant, "priority:hash"]
 outlive_s: 30
 """
 _SLO = "slos: [{metric: ttft, threshold: 1s, objective: 99%, window: 30d}]"
@@ -55,6 +60,9 @@ def test_a_whole_configuration_is_read(tmp_path: Path) -> None:
     assert config.pins == PinSettings(Path("/var/pins"), 10, 5, 6, ("breach", "signal"))
     assert config.slo == SloSettings(2000, 200.5)
     assert config.outlive_s == 30
+    assert config.counters == CounterSettings(("auto", "pm"), 50_000_000, 1_000_000)
+    assert config.counters.options == ("--interval", "50000us", "--pm-interval", "1000us")
+    assert config.headers == ("tenant", "priority:hash")
 
 
 def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_command_line(
@@ -128,6 +136,14 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
         ("slo: 3", 1, "slo is 3. Give a section"),
         ("slo:\n  ttft_ms: 1\n  ttft_ms: 2", 3, "ttft_ms is set twice"),
         ("- a list", 1, "not a mapping"),
+        ("counters: 3", 1, "counters is 3. Give a section"),
+        ("counters: nvlm", 1, "counters.sources has 'nvlm'. Did you mean nvml?"),
+        ("counters: {sources: 3}", 1, "counters.sources is 3. Give a list of: auto, nvml"),
+        ("counters: {interval: 100}", 1, "counters.interval is 100. Give a time with its unit"),
+        ("counters: {every: 1s}", 1, "counters.every is no setting. There are: sources"),
+        ("headers: [cookie]", 1, "headers has 'cookie'. There are: tenant, tenant:hash"),
+        ("headers: tenant, tenant:hash", 1, "headers is 'tenant, tenant:hash'. Give each of them"),
+        ("headers: {tenant: x}", 1, "headers is a section. Give a list of: tenant"),
         ("a: [", 1, "not YAML"),
         ("rings: &x {y: *x}", 1, "nested deeper"),
     ],
@@ -170,6 +186,62 @@ def test_a_variable_that_is_none_is_named(tmp_path: Path) -> None:
         read_config(None, {"INFERSCOPE_COLLECT_SLO_TBT_MS": "soon"})
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "sources"),
+    [
+        ("", {}, None),
+        ("counters: off", {}, ()),
+        ("counters: {sources: off}", {}, ()),
+        ("counters: auto", {}, ("auto",)),
+        ("counters: nvml, host", {}, ("nvml", "host")),
+        ("counters:", {}, None),
+        ("counters: off", {"SOURCES": "host"}, ("host",)),
+        ("counters: auto", {"SOURCES": "off"}, ()),
+        ("counters: auto", {"INTERVAL": "1s"}, ("auto",)),
+        ("", {"SOURCES": "auto,dcgm", "DCGM_URL": "http://node:9400/metrics"}, ("auto", "dcgm")),
+    ],
+)
+def test_counters_are_those_of_the_sampler(
+    tmp_path: Path, text: str, environment: dict[str, str], sources: tuple[str, ...] | None
+) -> None:
+    named = {f"INFERSCOPE_COLLECT_COUNTERS_{key}": value for key, value in environment.items()}
+    counters = read_config(configured(tmp_path, text), named).counters
+    assert counters.sources == sources
+    assert counters.interval_ns == (10**9 if "INTERVAL" in environment else None)
+    assert counters.dcgm_url == environment.get("DCGM_URL")
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    sampler.configure(parser)  # which is told them so
+    told = ["--counters", ",".join(sources or ("auto",)), *counters.options]
+    options = parser.parse_args(told)
+    assert options.interval == (counters.interval_ns or 100_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "headers"),
+    [
+        ("", None, None),
+        ("headers: off", None, ()),
+        ("headers: []", None, ()),
+        ("headers: [tenant:hash]", None, ("tenant:hash",)),
+        ("headers: [tenant]", "adapter, priority:hash", ("adapter", "priority:hash")),
+        ("headers: [tenant]", "off", ()),
+    ],
+)
+def test_headers_are_a_list_which_a_variable_has_with_commas(
+    tmp_path: Path, text: str, variable: str | None, headers: tuple[str, ...] | None
+) -> None:
+    environment = {} if variable is None else {"INFERSCOPE_COLLECT_HEADERS": variable}
+    assert read_config(configured(tmp_path, text), environment).headers == headers
+
+
+def test_a_variable_adds_to_objectives_in_their_short_form(tmp_path: Path) -> None:
+    (tmp_path / "slo.yaml").write_text(_SLO, encoding="utf-8")
+    short = configured(tmp_path, "slo: slo.yaml")
+    told = read_config(short, {"INFERSCOPE_COLLECT_SLO_STATE": "/var/state.json"}).slo
+    assert told.objectives is not None
+    assert told.state == Path("/var/state.json")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"none\.yaml: No such file"):
         read_config(tmp_path / "none.yaml", {})
@@ -203,7 +275,10 @@ def test_pins_can_be_switched_off(tmp_path: Path) -> None:
 
 
 _WORDS = st.sampled_from(
-    ["rings", "exporters", "pins", "slo", "prometheus", "parquet", "otlp", "on"]
+    [
+        *("rings", "exporters", "pins", "slo", "prometheus", "parquet", "otlp", "on"),
+        *("counters", "headers", "sources", "off", "tenant"),
+    ]
 )
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | _WORDS,

@@ -110,7 +110,10 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
 
         # Another price and other tenants: what was paid is paid, on the address that it serves.
         other = good.replace("price_per_gpu_hour: 10", "price_per_gpu_hour: 1, tenants: [acme]")
-        assert f"serves {collector.url}" in collector.reload(other)
+        other += "counters: off\nheaders: [tenant]\n"
+        said = collector.reload(other)
+        assert f"serves {collector.url}" in said
+        assert "counters stay as they were until the collector is started again" in said
         engine.do("begin d", "go d 2", "end d stop")
         cheap = scraped(collector, num_requests=6)
         no_less(judged, cheap)
