@@ -56,7 +56,11 @@ class Incidents:
             self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Notice engines that stall, or went without a goodbye, even those back at once."""
+        """Notice engines that stall, or went without a goodbye, even those back at once.
+
+        What an engine does is known up to where its records are folded. A collector that is behind
+        has not seen a stall, only not yet what came since.
+        """
         self._look_for_stalls(snapshot)
         silent = {v.engine_id for v in snapshot.engines if not (v.is_alive or v.has_ended)}
         lost = silent & self._silent  # its goodbye may have been on its way
@@ -68,20 +72,20 @@ class Incidents:
         self._silent, self._lost, self._num_replaced = silent, lost, replaced
 
     def _look_for_stalls(self, snapshot: Snapshot) -> None:
-        now_ns = snapshot.mono_ns
-        stalled = {v.engine_id for v in snapshot.engines if self._is_stalled(v, now_ns)}
+        stalled = {view.engine_id for view in snapshot.engines if self._is_stalled(view)}
         new = stalled - self._stalled
+        in_sight = {view.engine_id: view for view in snapshot.engines}
         if new and "stall" in self._on:
-            self._pins.pin("stall", min(self._moved_ns[name] for name in new), now_ns)
+            since_ns = min(self._moved_ns[name] for name in new)
+            self._pins.pin("stall", since_ns, max(in_sight[name].folded_ns for name in new))
         self._stalled = stalled
-        in_sight = {view.engine_id for view in snapshot.engines}
         for noted in (self._moved_ns, self._long_step_ns):
-            for name in noted.keys() - in_sight:
+            for name in noted.keys() - in_sight.keys():
                 del noted[name]
 
-    def _is_stalled(self, view: EngineView, now_ns: int) -> bool:
+    def _is_stalled(self, view: EngineView) -> bool:
         """Tell whether an engine that has requests has made no step for too long."""
-        name = view.engine_id
+        name, now_ns = view.engine_id, view.folded_ns
         if view.step.p99_ns is not None:
             self._long_step_ns[name] = view.step.p99_ns
         if not (view.is_alive and view.num_running and view.health.probe_state == "on"):

@@ -2,8 +2,9 @@
 
 A second follower reads the rings again from before the incident on, so nothing is kept in memory
 for the case that something happens, and the recording is just what `inferscope record` would have
-written. Windows that overlap go into one file. All this is the collector's: engines never notice,
-and if a file cannot be written that costs a line and the pin.
+written. It reads a piece at a time: the rings keep the rest for minutes. Windows that overlap go
+into one file. All this is the collector's: engines never notice, and if a file cannot be written
+that costs a line and the pin.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ LONGEST_NS = 300_000_000_000
 """Of a window: a request that took longer is not in the file from its beginning."""
 _RETRY_NS = 60_000_000_000
 _ROOM_NS = 1_000_000_000
+_PIECE_BYTES = 4 << 20
+"""Of all rings together, copied at once."""
+_CATCH_UP_NS = 2_000_000_000
 _EMPTY_BYTES = 12
 _MEGABYTE = 1_000_000
 
@@ -89,14 +93,28 @@ class Pins:
                 self._room_ns = now_ns + _ROOM_NS
                 self._make_room()
             # The next window overlaps this one up to then.
-            is_over = now_ns > pin.until_ns + self._settings.before_ns
+            is_over = now_ns > pin.until_ns + self._settings.before_ns and pin.is_through
             if is_over or 2 * pin.num_bytes() > self._settings.max_bytes:
-                self.close()
+                self._end()
         except (InferScopeError, OSError) as error:
             self._fail(error)
 
     def close(self) -> None:
-        """Finish the file that is open; safe to call twice."""
+        """Copy what there is by now, for two seconds at most, and finish the file that is open.
+
+        Safe to call twice.
+        """
+        late_ns = self._clock.monotonic_ns() + _CATCH_UP_NS
+        try:
+            while self._open is not None and not self._open.is_through:
+                if self._clock.monotonic_ns() > late_ns:
+                    break
+                self._open.copy()
+        except (InferScopeError, OSError) as error:
+            self._fail(error)
+        self._end()
+
+    def _end(self) -> None:
         pin, self._open = self._open, None
         if pin is None:
             return
@@ -162,7 +180,9 @@ class _Pin:
     ) -> None:
         self.path = path
         self.until_ns = until_ns
-        self._follower = RingFollower(rings, clock, since_ns=since_ns, stays=True)
+        self._follower = RingFollower(
+            rings, clock, since_ns=since_ns, stays=True, most_bytes=_PIECE_BYTES
+        )
         self._writer = RecordingWriter(path)
         self._held: deque[Item] = deque()
         """Read, but later than the window's end, which may yet move on."""
@@ -173,6 +193,11 @@ class _Pin:
             self._held.extend(self._follower.poll())
         while self._held and self._held[0].t_ns <= self.until_ns:
             self._writer.write(recorded(self._held.popleft()))
+
+    @property
+    def is_through(self) -> bool:
+        """Tell whether what the rings hold of the window is written."""
+        return bool(self._held) or not self._follower.has_more
 
     def num_bytes(self) -> int:
         """Return how large the file is by now."""

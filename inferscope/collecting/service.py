@@ -22,6 +22,8 @@ from inferscope.probe.clock import Clock
 
 LOOK_NS = 1_000_000_000
 _PAUSE_S = 0.1
+_COPY_NS = 90_000_000
+"""Between two pieces of a pin: once in a turn of a collector that is not behind."""
 _WAIT_NS = 60_000_000_000
 """For engines to end, at most, where it is to outlive them."""
 _CATCH_UP_NS = 1_000_000_000
@@ -66,7 +68,7 @@ class Service:
         self._clock = clock
         self._say = say
         self._outlets = outlets
-        self._look_ns = 0
+        self._look_ns = self._copy_ns = 0
         self._noted = Noted(config.headers)
         self._promises = self._promised(config)
         self._engines = Engines(config.rings, sink=self, clock=clock, promises=self._promises)
@@ -111,11 +113,13 @@ class Service:
             self._look_if_due()
             return is_over()
 
-        self._turn(wishes, look)
+        has_more = self._turn(wishes, look)
         self._look_if_due()
-        time.sleep(_PAUSE_S)
+        if not has_more:
+            time.sleep(_PAUSE_S)
 
     def _look_if_due(self) -> None:
+        self._copy_if_due()
         if self._clock.monotonic_ns() >= self._look_ns:
             self._look_ns = self._clock.monotonic_ns() + LOOK_NS
             self._look()
@@ -136,13 +140,15 @@ class Service:
             return self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
 
         while True:
-            self._turn(wishes, is_late)
+            has_more = self._turn(wishes, is_late)
             if is_late() or self._engines.through_ns() >= now_ns:
                 return
-            time.sleep(_PAUSE_S / 4)
+            if not has_more:
+                time.sleep(_PAUSE_S / 4)
 
-    def _turn(self, wishes: Wishes, is_over: Callable[[], bool]) -> None:
-        self._engines.advance(is_over)
+    def _turn(self, wishes: Wishes, is_over: Callable[[], bool]) -> bool:
+        """Fold what is due, or a bite of it; tell whether there is more."""
+        has_more = self._engines.advance(is_over)
         notes, self._engines.notes = self._engines.notes, []
         for note in notes:
             self._say(note)
@@ -155,8 +161,14 @@ class Service:
         if wishes.wants_reload and not wishes.is_asked:
             wishes.wants_reload = False
             self._reload()
-        if self._pins is not None:
+        self._copy_if_due()
+        return has_more
+
+    def _copy_if_due(self) -> None:
+        """Let pins go on: where engines' turns take long, their rings turn over meanwhile."""
+        if self._pins is not None and self._clock.monotonic_ns() >= self._copy_ns:
             self._pins.advance()
+            self._copy_ns = self._clock.monotonic_ns() + _COPY_NS
 
     # --- the configuration, at the start and when it is read again ------------------------------
 

@@ -2,11 +2,15 @@
 
 The watermark is how far the fold may go: not beyond now, nor beyond the oldest step whose span is
 still on its way, but never more than half a second behind. A dead ring holds nobody back.
+
+What is not folded yet stays in its ring: of history, or of what a slow reader has not come to, each
+poll takes a bounded piece, of the ring first that is furthest behind.
 """
 
 from __future__ import annotations
 
 import fcntl
+import heapq
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +18,7 @@ from pathlib import Path
 from inferscope.calibration import cost_tables
 from inferscope.collector.calibrated import Calibrated, TablesOf
 from inferscope.collector.fold import READER
-from inferscope.collector.merge import Item, Merger
+from inferscope.collector.merge import RECORD_BYTES, Item, Merger
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import (
@@ -40,8 +44,11 @@ RESTATE_NS = 10_000_000_000
 RETIRE_NS = 60_000_000_000
 """Without a heartbeat: where rings come and go, that of a dead process is not kept open longer."""
 _END_OF_TIME_NS = 1 << 62
-_COPIES_PER_POLL = 8
-"""16 MiB: history comes in pieces, so that a screen can show the first ones."""
+MOST_BYTES = 16 << 20
+"""Of records read in a poll and left from those before: history comes in pieces, so that a screen
+can show the first ones. Decoded they take some five times as much."""
+_MOST_COPY_BYTES, _LEAST_COPY_BYTES = 1 << 18, 1 << 14
+"""Of one ring at once: half of the above over all rings, within these."""
 
 
 class RingFollower:
@@ -60,6 +67,7 @@ class RingFollower:
         since_ns: int | None = None,
         stays: bool = False,
         tables_of: TablesOf = cost_tables,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """Prepare; the first `poll` opens the rings.
 
@@ -69,12 +77,14 @@ class RingFollower:
             since_ns: how far back to read, to the keyframe before it; None for all there is.
             stays: time goes on when all rings are dead, for others may come.
             tables_of: what this host has measured for an engine of its own that does not tell it.
+            most_bytes: of records in memory at once, before they are decoded; and a piece more.
         """
         self._calibrated = Calibrated(tables_of)
         self._find = find
         self._clock = clock
         self._since_ns = since_ns
         self._stays = stays
+        self._most_bytes = most_bytes
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
         self._num_rings = 0
@@ -87,6 +97,7 @@ class RingFollower:
         self._restate_ns: int | None = None
         self._has_ended = False
         self._is_manned = True
+        self._has_more = False
         self.num_unknown = 0
         self.notes: list[str] = []
 
@@ -99,6 +110,11 @@ class RingFollower:
     def is_manned(self) -> bool:
         """Tell whether a process of an engine was there at the last call."""
         return self._is_manned
+
+    @property
+    def has_more(self) -> bool:
+        """Tell whether rings held more than the last call took."""
+        return self._has_more
 
     def look_again(self) -> None:
         """Ask for the rings at the next call, without waiting for the second to be over."""
@@ -113,19 +129,19 @@ class RingFollower:
         if now_ns >= self._look_again_ns:
             self._look_again_ns = now_ns + LOOK_AGAIN_NS
             self._discover(out)
-        has_more = False
         until_ns = now_ns - GUARD_NS
         alive = False
-        for number, reader in self._readers.items():
+        for reader in self._readers.values():
             _, _, _, heartbeat_ns, pending_ns, _ = reader.words()
             is_this_boot = reader.identity.boot_id == boot_id()
             is_alive = is_this_boot and now_ns - heartbeat_ns < ALIVE_NS
             alive |= is_alive and not _is_sampler(reader)
             if is_alive and pending_ns:
                 until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
-            if self._read(number, reader):
-                has_more = True
-                until_ns = min(until_ns, self._last_ns[number])
+        read_ns = self._read_on()
+        self._has_more = has_more = read_ns is not None
+        if read_ns is not None:
+            until_ns = min(until_ns, read_ns)
         # A sampler outlives the engines that it is for.
         self._is_manned = alive or any(
             is_held(reader) for reader in self._readers.values() if not _is_sampler(reader)
@@ -230,33 +246,57 @@ class RingFollower:
             return _END_OF_TIME_NS
         return self._clock.monotonic_ns() + LONGEST_WAIT_NS + 1
 
-    def _read(self, number: int, reader: RingReader) -> bool:
-        """Read a ring up to its head, or as far as one poll goes; return whether there is more."""
-        for _ in range(_COPIES_PER_POLL):
-            frames = reader.read()
-            if not frames:
-                return False
-            future_ns, last_ns = self._future_ns(reader), self._last_ns[number]
-            add = self._merger.add
-            for frame in frames:
-                if isinstance(frame, Loss):
-                    self._merger.miss(number, frame.num_frames, frame.reason)
-                    continue
-                sequence, code, payload = frame
-                try:
-                    record: Record = decode(code, payload)
-                except UnknownRecord:
-                    self.num_unknown += 1
-                    continue
-                t_ns = record.t_ns
-                if not 0 <= t_ns < future_ns:
-                    self.num_unknown += 1
-                    continue
-                if t_ns > last_ns:
-                    last_ns = t_ns
-                add(number, sequence, record, payload)
-            self._last_ns[number] = last_ns
-        return True
+    def _read_on(self) -> int | None:
+        """Read on where it is furthest behind, up to the heads, or until that is enough at once.
+
+        Returns:
+            up to when all rings are read; None where that is to their heads.
+        """
+        behind = [(self._last_ns[number], number) for number in self._readers]
+        heapq.heapify(behind)
+        left = self._most_bytes - self._merger.num_bytes
+        copy_bytes = self._most_bytes // (2 * len(behind)) if behind else 0
+        copy_bytes = min(max(copy_bytes, _LEAST_COPY_BYTES), _MOST_COPY_BYTES)
+        while behind:
+            number = behind[0][1]
+            num_bytes = self._read(number, copy_bytes)
+            if not num_bytes:
+                heapq.heappop(behind)
+                continue
+            heapq.heapreplace(behind, (self._last_ns[number], number))
+            left -= num_bytes
+            if left <= 0:
+                return behind[0][0]
+        return None
+
+    def _read(self, number: int, copy_bytes: int) -> int:
+        """Read a piece of a ring; return how large it was, 0 at the head."""
+        reader = self._readers[number]
+        frames = reader.read(copy_bytes)
+        if not frames:
+            return 0
+        future_ns, last_ns = self._future_ns(reader), self._last_ns[number]
+        add, num_bytes = self._merger.add, RECORD_BYTES * len(frames)
+        for frame in frames:
+            if isinstance(frame, Loss):
+                self._merger.miss(number, frame.num_frames, frame.reason)
+                continue
+            sequence, code, payload = frame
+            num_bytes += len(payload)
+            try:
+                record: Record = decode(code, payload)
+            except UnknownRecord:
+                self.num_unknown += 1
+                continue
+            t_ns = record.t_ns
+            if not 0 <= t_ns < future_ns:
+                self.num_unknown += 1
+                continue
+            if t_ns > last_ns:
+                last_ns = t_ns
+            add(number, sequence, record, payload)
+        self._last_ns[number] = last_ns
+        return num_bytes
 
 
 def is_held(reader: RingReader) -> bool:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from inferscope.collector.fold import READER
 from inferscope.records import TICK_NS, Clock, Missed, Record, Tick, encode
 
+RECORD_BYTES = 100
+"""Of each record besides its payload, where what waits is bounded: most are small."""
 _MOST_TICKED_NS = 60_000_000_000
 """Of a silence, at its beginning and at its end."""
 
@@ -35,6 +37,11 @@ class Merger:
         self._last_ns: dict[int, int] = {}
         self._next_tick_ns: int | None = None
         self._real_offset_ns = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how much was taken and is not given out: its payload, and what records take."""
+        return sum(len(item[4]) + RECORD_BYTES for item in self._waiting)
 
     def add(self, ring: int, sequence: int, record: Record, payload: bytes) -> None:
         """Take a record; time within a ring never runs backwards."""

@@ -252,6 +252,8 @@ class EngineView:
     """Each device's wall time since the fold began, or since it is counted."""
     through_ns: int = 0
     """Up to when that wall time reaches."""
+    folded_ns: int = 0
+    """Up to when all that is told of it is folded: behind the present, or far behind it."""
     cost_models: tuple[CostModel, ...] = ()
     """By execution mode, the ones with the most steps first."""
     counters: CountersView = CountersView()

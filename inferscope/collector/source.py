@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inferscope.collector.finals import Sink
 from inferscope.collector.fold import READER, Collector
-from inferscope.collector.follow import RingFollower
+from inferscope.collector.follow import MOST_BYTES, RingFollower
 from inferscope.collector.merge import Item
 from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
@@ -57,16 +57,19 @@ class RingSource:
         since_ns: int | None = None,
         stays: bool = False,
         kept_s: int = KEPT_SECONDS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """Follow the rings that `find` returns; `name` is for the header of screens.
 
-        `since_ns` and `stays` are a RingFollower's, `kept_s` is a Collector's.
+        `since_ns`, `stays` and `most_bytes` are a RingFollower's, `kept_s` is a Collector's.
         """
         self.title = name
         self.focus: str | None = None
         self._listen = listen
         self.collector = Collector(*sinks, kept_s=kept_s)
-        self._follower = RingFollower(find, clock or SystemClock(), since_ns=since_ns, stays=stays)
+        self._follower = RingFollower(
+            find, clock or SystemClock(), since_ns=since_ns, stays=stays, most_bytes=most_bytes
+        )
         self._recording = recording
 
     @property
@@ -78,6 +81,11 @@ class RingSource:
     def is_manned(self) -> bool:
         """Tell whether a process that writes was there at the last call."""
         return self._follower.is_manned
+
+    @property
+    def has_more(self) -> bool:
+        """Tell whether rings held more than the last call folded."""
+        return self._follower.has_more
 
     def listen_with(self, listen: Listener | None) -> None:
         """Have somebody else told of records from now on, or nobody."""

@@ -173,6 +173,7 @@ def _engine(
         deployment=_deployment(info),
         devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
+        folded_ns=engine.now_ns,
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),

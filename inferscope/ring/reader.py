@@ -122,10 +122,13 @@ class RingReader:
         if lowest <= position < head and self._keyframe_at(position) is not None:
             self._position, self._expected = position, None
 
-    def read(self) -> list[Frame | Loss]:
-        """Copy out what was written since the last call, about `READ_BYTES`; empty at the head.
+    def read(self, num_bytes: int = READ_BYTES) -> list[Frame | Loss]:
+        """Copy out what was written since the last call, about so much; empty at the head.
 
         Never raises for what the file contains.
+
+        Args:
+            num_bytes: to copy at once; where the next frame is larger, it is copied whole.
         """
         out: list[Frame | Loss] = []
         # One round suffices, but for damage and for a writer that laps this reader as it reads.
@@ -138,7 +141,7 @@ class RingReader:
                 self._resume(self._oldest(claim, head))
             start = self._position
             ring_end = (start // self._capacity + 1) * self._capacity
-            end = min(head, start + READ_BYTES, ring_end)
+            end = min(head, start + num_bytes, ring_end)
             if end <= start:
                 self._note_tail(out, head, sequence)
                 return out
@@ -155,6 +158,7 @@ class RingReader:
                 self._skipped_bytes += end - start - len(copied)
             if out:
                 break
+            num_bytes = READ_BYTES  # what comes next is larger, or damaged
         return out
 
     def seek(self, t_ns: int) -> bool:

@@ -162,11 +162,68 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
     for second in range(stands_s + 1):
         # The window is ten seconds: after that it holds no step.
         steps = step if second < 10 else view.step
-        now = replace(view, num_running=num_running, step=steps, health=health)
-        mono_ns = began_ns + second * SECOND_NS
-        incidents.look(replace(look, mono_ns=mono_ns, engines=(now,)))
+        at_ns = began_ns + second * SECOND_NS
+        now = replace(view, num_running=num_running, step=steps, health=health, folded_ns=at_ns)
+        incidents.look(replace(look, mono_ns=at_ns, engines=(now,)))
     engines.close()
     ring.close()
     assert [why for why, _, _ in pins.told] == ["stall"] * num_pins
     for _, first_ns, _ in pins.told:
         assert first_ns == began_ns
+
+
+def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    engines = Engines(tmp_path, sink=Finals(), clock=time)
+    pins = Noting(tmp_path / "pins", time)
+    incidents = Incidents(pins, on=("stall",), slo=SloSettings())
+    ring.pass_time(2)
+    engines.advance()
+    (view,) = engines.snapshot().engines
+    folded_ns = view.folded_ns
+    assert 0 <= time.now_ns - folded_ns < SECOND_NS
+    for _ in range(60):  # a minute in which no turn comes to this engine, which makes steps
+        ring.pass_time(1)
+        look = engines.snapshot()
+        (view,) = look.engines
+        assert view.folded_ns == folded_ns
+        incidents.look(replace(look, engines=(replace(view, num_running=1),)))
+    assert pins.told == []
+    while engines.advance():
+        pass
+    look = engines.snapshot()
+    (view,) = look.engines
+    assert time.now_ns - view.folded_ns < SECOND_NS
+    # Folded, the minute has brought no step: that was one.
+    incidents.look(replace(look, engines=(replace(view, num_running=1),)))
+    assert [why for why, _, _ in pins.told] == ["stall"]
+    engines.close()
+    ring.close()
+
+
+def test_who_left_in_order_is_not_lost_before_the_goodbye_is_folded(tmp_path: Path) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    engines = Engines(tmp_path, sink=Finals(), clock=time)
+    pins = Noting(tmp_path / "pins", time)
+    incidents = Incidents(pins, on=("engine_lost",), slo=SloSettings())
+    ring.pass_time(2)
+    engines.advance()
+    incidents.look(engines.snapshot())
+    for _ in range(3000):  # more than a turn takes
+        ring.tell()
+    ring.say_goodbye()
+    time.now_ns += 10 * SECOND_NS
+    assert engines.advance()
+    for _ in range(3):
+        (view,) = engines.snapshot().engines
+        assert (view.is_alive, view.has_ended) == (True, False)
+        incidents.look(engines.snapshot())
+    while engines.advance():
+        pass
+    (view,) = engines.snapshot().engines
+    assert (view.is_alive, view.has_ended) == (False, True)
+    incidents.look(engines.snapshot())
+    assert pins.told == []
+    engines.close()

@@ -67,6 +67,38 @@ def test_windows_that_overlap_are_one_file_and_others_are_not(tmp_path: Path) ->
     reader.close()
 
 
+def test_a_window_is_whole_though_its_rings_are_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferscope.collecting.pins._PIECE_BYTES", 1)
+    time = Time()
+    rings = [Ring(tmp_path, time, pid=pid, role=f"worker{pid}") for pid in (1, 2)]
+    for _ in range(1000):
+        for ring in rings:
+            ring.tell()
+    for _ in range(40):
+        rings[0].pass_time(1)
+        rings[1].tell()
+    settings = PinSettings(tmp_path / "pins", before_s=35, after_s=1)
+    paths = [ring.path for ring in rings]
+    pins = Pins(settings, lambda: paths, clock=time, say=lambda _: None)
+    at_ns = time.now_ns
+    pins.pin("signal", at_ns, at_ns)
+    time.now_ns += 60 * SECOND_NS  # the window and what may be added to it are over
+    num_turns = 0
+    while not (pin := next((tmp_path / "pins").iterdir())).stat().st_size or pins._open:
+        pins.advance()
+        num_turns += 1
+    reader = RecordingReader(pin)
+    of_rings = [frame.ring for frame in reader.frames() if frame.code == ProbeHealth.CODE]
+    assert (of_rings.count(1), of_rings.count(2)) == (1080, 1040)
+    reader.close()
+    assert num_turns > 2
+    pins.close()
+    for ring in rings:
+        ring.close()
+
+
 def test_the_oldest_go_first_and_what_is_not_a_pin_stays(tmp_path: Path) -> None:
     time, folder = Time(), tmp_path / "pins"
     folder.mkdir()

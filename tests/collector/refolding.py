@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferscope.collector.follow import MOST_BYTES
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.records import Keyframe, decode
 from inferscope.ring import layout
@@ -48,7 +49,12 @@ def told_by(rings: list[Path]) -> Told:
 
 
 def fold_again(
-    rings: list[Path], told: Told, folder: Path, rng: random.Random, *sinks: Finals
+    rings: list[Path],
+    told: Told,
+    folder: Path,
+    rng: random.Random,
+    *sinks: Finals,
+    most_bytes: int = MOST_BYTES,
 ) -> tuple[str, Path]:
     """Write the rings anew as time passes, fold them at odd moments; return digest and file."""
     folder.mkdir()
@@ -69,6 +75,7 @@ def fold_again(
         sinks=sinks,
         recording=RecordingWriter(recording),
         clock=clock,
+        most_bytes=most_bytes,
     )
     next_poll_ns = clock.now_ns
     for t_ns, number, frame in told:

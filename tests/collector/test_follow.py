@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.collector.follow import RingFollower
-from inferscope.collector.merge import Item
+from inferscope.collector.merge import RECORD_BYTES, Item
 from inferscope.collector.source import RingSource
 from inferscope.records import Clock, ProbeHealth, RingOpened, Tick, encode
 from inferscope.ring.discovery import boot_id
@@ -132,9 +132,9 @@ class _Clock:
         return self.now_ns
 
 
-def made_ring(folder: Path, name: str, clock: _Clock) -> RingWriter:
+def made_ring(folder: Path, name: str, clock: _Clock, capacity: int = 1 << 16) -> RingWriter:
     me = Identity("made", "core", 0, 1, "host", boot_id(), clock.now_ns, 0)
-    return RingWriter(folder / f"{name}.ring", me, capacity=1 << 16)
+    return RingWriter(folder / f"{name}.ring", me, capacity=capacity)
 
 
 def test_ticks_keep_their_grid_and_rings_are_named_again(tmp_path: Path) -> None:
@@ -204,3 +204,40 @@ def test_a_name_used_again_is_another_ring(tmp_path: Path) -> None:
     for ring in (first, second):
         ring.close()
     follower.close()
+
+
+@pytest.mark.parametrize("most_bytes", [1, 20_000, 1 << 24])
+def test_what_is_behind_stays_in_its_rings_and_comes_in_the_same_order(
+    tmp_path: Path, most_bytes: int
+) -> None:
+    clock = _Clock()
+    rings = [made_ring(tmp_path, f"core-{number}-1", clock, 1 << 20) for number in range(3)]
+    began_ns, now_ns = clock.now_ns, clock.now_ns
+    for number in range(3000):
+        now_ns += 1_000_000
+        # One ring is as full as the others together, and ends early.
+        ring = rings[number % 2 if number < 1500 else 2]
+        record = Clock(now_ns, number)
+        ring.write(record.CODE, encode(record))
+    clock.now_ns = now_ns + 1_000_000_000
+    for ring in rings:
+        ring.beat(clock.now_ns)
+    follower = RingFollower(lambda: sorted(tmp_path.glob("*.ring")), clock, most_bytes=most_bytes)
+    seen, most_held_bytes = list[int](), 0
+    polls = 0
+    while polls == 0 or follower.has_more:
+        items = follower.poll()
+        polls += 1
+        held_bytes = sum(len(item.payload) + RECORD_BYTES for item in items)
+        held_bytes += follower._merger.num_bytes
+        most_held_bytes = max(most_held_bytes, held_bytes)
+        seen += [item.record.real_ns for item in items if isinstance(item.record, Clock)]
+    assert seen == list(range(3000))
+    assert now_ns - began_ns == 3_000_000_000
+    # Beyond the bound: a piece of each ring, the least that is copied, of frames of 32 bytes.
+    piece_bytes = (1 << 14) / 32 * (RECORD_BYTES + 16)
+    assert most_held_bytes < most_bytes + 3 * piece_bytes < 3000 * RECORD_BYTES + most_bytes
+    assert (polls > 1) is (most_bytes < 1 << 20)
+    follower.close()
+    for ring in rings:
+        ring.close()

@@ -45,7 +45,7 @@ def totals_of(collector: Collector) -> bytes:
 
 
 def test_counters_are_the_same_however_the_rings_are_read(
-    rings: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rings: list[Path], tmp_path: Path
 ) -> None:
     whole, expected = Finals(), None
     source = RingSource(lambda: rings, name="offline", sinks=(whole,))
@@ -60,9 +60,11 @@ def test_counters_are_the_same_however_the_rings_are_read(
     assert counters_of(source.collector).num_unplaced > 100
     told = told_by(rings)
     for seed in range(2):
-        monkeypatch.setattr("inferscope.collector.follow._COPIES_PER_POLL", 1 + 7 * seed)
         live, again = Finals(), Finals()
-        digest, file = fold_again(rings, told, tmp_path / str(seed), random.Random(seed), live)
+        folder, most_bytes = tmp_path / str(seed), (1 << 24, 20_000)[seed]
+        digest, file = fold_again(
+            rings, told, folder, random.Random(seed), live, most_bytes=most_bytes
+        )
         replay = RecordingSource(file, sinks=(again,))
         replay.advance()
         replay.close()

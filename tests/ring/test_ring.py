@@ -75,6 +75,31 @@ def test_every_frame_is_either_read_or_counted_whatever_the_sizes(
     assert sequences == sorted(set(sequences))
 
 
+@pytest.mark.parametrize("num_bytes", [1, 64, 5000, 1 << 20])
+def test_small_copies_show_the_same_frames_and_the_same_losses(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    ring = make_ring(tmp_path, capacity=1 << 18)
+    for number in range(200):
+        ring.write(7, number.to_bytes(4, "little") * (1 if number % 9 else 2000))
+    ring.close()
+    with ring.path.open("r+b") as file:  # whatever is there is damaged now
+        file.seek(layout.PAGE + (1 << 15))
+        file.write(bytes(9000))
+    whole, pieces = RingReader(ring.path), RingReader(ring.path)
+    at_once = [item for _ in range(9) for item in whole.read()]
+    found: list[Frame | Loss] = []
+    while piece := pieces.read(num_bytes):
+        found += piece
+    assert num_seen(found) == num_seen(at_once) == 200
+    assert [f for f in found if isinstance(f, Frame)] == [
+        f for f in at_once if isinstance(f, Frame)
+    ]
+    assert any(isinstance(item, Loss) for item in found)
+    whole.close()
+    pieces.close()
+
+
 def test_a_lapped_reader_counts_what_it_missed_and_goes_on_at_a_keyframe(tmp_path: Path) -> None:
     ring = make_ring(tmp_path)
     reader = RingReader(ring.path)
