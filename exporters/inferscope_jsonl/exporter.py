@@ -159,7 +159,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "finish": request.finish,
         "joined_late": request.joined_late,
         "preemptions": request.num_preemptions,
-        "transfers": [_transfer(each) for each in request.transfers] or None,
+        "transfers": [transfer_facts(each) for each in request.transfers] or None,
         "ledger_ns": request.ledger_ns,
         "ttft_ledger_ns": request.ttft_ledger_ns,
         "prompt_parts": [structs.asdict(part) for part in request.parts] or None,
@@ -245,7 +245,7 @@ def request_provenance(request: FinalRequest) -> dict[str, Any]:
     }
 
 
-def _transfer(transfer: KvTransfer) -> dict[str, Any]:
+def transfer_facts(transfer: KvTransfer) -> dict[str, Any]:
     """Return KV blocks that came from another worker, as far as they are told."""
     return {
         "start_ns": transfer.start_ns,

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from inferscope.collector.counted import RequestCounters
 from inferscope.collector.finals import FinalRequest
+from inferscope.records import CAUSES
 from inferscope_otlp import names
 from inferscope_otlp.facts import PhaseSteps
 from inferscope_otlp.finished import Engine, Finished
@@ -41,6 +42,10 @@ _NUMBERS = {
 """What a front end notes of a request; the conventions have a double for each, top_k as well."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MOST_BLAMED = 3
+_BEGINNING_WITH = {
+    word: frozenset(cause for cause in CAUSES if cause.startswith(word))
+    for word in ("queue", "prefill", "decode")
+}
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -127,20 +132,22 @@ def _asked(given: dict[str, str]) -> Attributes:
     found: Attributes = {
         name: int(given[word])
         for word, name in _WHOLE_NUMBERS.items()
-        if _WHOLE.fullmatch(given.get(word, ""))
+        if word in given and _WHOLE.fullmatch(given[word])
     }
     if found.get(names.REQUEST_CHOICE_COUNT) == 1:
         del found[names.REQUEST_CHOICE_COUNT]
     for word, name in _NUMBERS.items():
-        number = _number(given.get(word))
+        if word not in given:
+            continue
+        number = _number(given[word])
         if number is not None:
             found[name] = number
     return found
 
 
-def _number(text: str | None) -> float | None:
+def _number(text: str) -> float | None:
     try:
-        number = float(text or "")
+        number = float(text)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -157,10 +164,16 @@ def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:
 
 
 def blame_attributes(request: FinalRequest, causes: str) -> Attributes:
-    """Return the three requests that it waited for most, for causes that begin with this word."""
+    """Return the three requests that it waited for most, for causes that begin with this word.
+
+    Args:
+        request: who waited.
+        causes: queue, prefill or decode.
+    """
     waited_ns: dict[str, int] = {}
+    of_word = _BEGINNING_WITH[causes]
     for cause, other, ns in request.blame:
-        if other is not None and cause.startswith(causes):
+        if cause in of_word and other is not None:
             waited_ns[other] = waited_ns.get(other, 0) + ns
     if not waited_ns:
         return {}

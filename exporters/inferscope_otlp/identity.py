@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
@@ -54,10 +56,27 @@ def span_id_of(engine_id: str, request_id: str, name: str) -> int:
     return _hash(8, engine_id, request_id, name)
 
 
+def span_ids_of(engine_id: str, request_id: str) -> Callable[[str], int]:
+    """Return what tells the ids of all of a request's spans by their names."""
+    digest = hashlib.blake2b(_part(engine_id) + _part(request_id), digest_size=8)
+
+    def span_id(name: str) -> int:
+        own = digest.copy()
+        own.update(_part_of_name(name))
+        return int.from_bytes(own.digest(), "big") or 1
+
+    return span_id
+
+
 def _hash(num_bytes: int, *parts: str) -> int:
     """Return a number of so many bytes that is never zero, which would be no id."""
-    digest = hashlib.blake2b(digest_size=num_bytes)
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    digest = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=num_bytes)
     return int.from_bytes(digest.digest(), "big") or 1
+
+
+def _part(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return len(encoded).to_bytes(4, "little") + encoded
+
+
+_part_of_name = lru_cache(256)(_part)

@@ -132,3 +132,6 @@ CHUNK_TOKENS = "inferscope.chunk.tokens"
 CHUNK_CONTEXT = "inferscope.chunk.context_tokens"
 CHUNK_DURATION = "inferscope.chunk.duration"
 CHUNK_RECOMPUTED = "inferscope.chunk.recomputed"
+
+UNIQUE = frozenset({RESPONSE_ID, REQUEST_ID_OF_ENGINES, REQUEST_ID, EXTERNAL_ID})
+"""Whose value is another one in each trace."""

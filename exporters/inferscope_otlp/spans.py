@@ -28,7 +28,7 @@ from inferscope_otlp.attributes import (
 )
 from inferscope_otlp.facts import Chunk
 from inferscope_otlp.finished import Engine, Finished
-from inferscope_otlp.identity import Parent, span_id_of, trace_id_of
+from inferscope_otlp.identity import Parent, span_id_of, span_ids_of, trace_id_of
 from inferscope_otlp.keeping import FAILURES
 
 _NS_PER_S = 1e9
@@ -106,6 +106,7 @@ class _Builder:
         self._finished = finished
         self._offset_ns = offset_ns
         request = finished.request
+        self._span_id = span_ids_of(request.engine_id, request.request_id)
         self._through_ns = request.arrived_ns
         """Where the last phase ended."""
         self._end_ns = max(request.delivered_ns, request.arrived_ns)
@@ -195,8 +196,7 @@ class _Builder:
         key: str = "",
         link: Link | None = None,
     ) -> Span:
-        request, offset_ns = self._finished.request, self._offset_ns
-        span_id = span_id_of(request.engine_id, request.request_id, key or name)
+        offset_ns, span_id = self._offset_ns, self._span_id(key or name)
         times_ns = since_ns + offset_ns, until_ns + offset_ns
         return Span(name, span_id, *times_ns, attributes, events, link)
 

@@ -2,8 +2,9 @@
 
 Protobuf's own messages take five times as long, and the SDK's spans before them as long again: a
 request has some seventy attributes, nearly all of them of the same few names. So what stands before
-a value is kept by name. Field numbers are those of opentelemetry-proto 1.x, where they may not
-change: trace.proto, metrics.proto, common.proto, resource.proto.
+a value is kept by name, and whole pairs where values are few. Field numbers are those of
+opentelemetry-proto 1.x, where they may not change: trace.proto, metrics.proto, common.proto,
+resource.proto.
 
     message = (tag, content)*      tag = number << 3 | type      types: 0 varint, 1 eight bytes,
                                                                  2 length and bytes
@@ -15,6 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes, Value
 from inferscope_otlp.spans import Event, Link, Span, Trace
 
@@ -24,6 +26,8 @@ _times = struct.Struct("<BQBQ").pack
 _INTERNAL, _SERVER = b"\x30\x01", b"\x30\x02"
 _ERROR = b"\x18\x02"
 _CUMULATIVE = 2
+_DOUBLE_OF_LIST = b"\x0a\x09\x21"
+"""What stands before the eight bytes of one value among others."""
 
 
 def varint(number: int) -> bytes:
@@ -40,11 +44,15 @@ def varint(number: int) -> bytes:
 
 
 _SMALL = [bytes((number,)) for number in range(0x80)]
+_TAGS = [varint(number << 3 | 2) for number in range(32)]
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a field of bytes: a text or another message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    """Return a field of bytes, of a number below 32: a text or another message."""
+    num_bytes = len(content)
+    if num_bytes < 0x80:
+        return _TAGS[number] + _SMALL[num_bytes] + content
+    return _TAGS[number] + varint(num_bytes) + content
 
 
 def text(number: int, content: str) -> bytes:
@@ -63,14 +71,18 @@ def packed(number: int, values: Iterable[float], *, is_whole: bool) -> bytes:
 
 def pairs(number: int, attributes: Attributes) -> bytes:
     """Return attributes, each as the field of this number."""
-    return b"".join(
-        [
-            _before_double(number, name) + _double(value)
-            if type(value) is float
-            else _pair(number, name, value)
-            for name, value in attributes.items()
-        ]
-    )
+    out = []
+    for name, value in attributes.items():
+        if isinstance(value, float):
+            out.append(_before_double(number, name) + _double(value))
+        elif isinstance(value, int) and value is not True and value is not False:
+            content = varint(value)
+            out.append(_before_whole(number, name, len(content)) + content)
+        elif isinstance(value, str) and name not in names.UNIQUE:
+            out.append(_pair_of_word(number, name, value))
+        else:
+            out.append(_pair(number, name, value))
+    return b"".join(out)
 
 
 @lru_cache(1024)
@@ -78,6 +90,14 @@ def _before_double(number: int, name: str) -> bytes:
     """Return all of a pair but the eight bytes of its value, which are its end."""
     key = text(1, name)
     return varint(number << 3 | 2) + varint(len(key) + 11) + key + b"\x12\x09\x21"
+
+
+@lru_cache(1024)
+def _before_whole(number: int, name: str, num_bytes: int) -> bytes:
+    """Return all of a pair but its value, a whole number of so many bytes, which is its end."""
+    key = text(1, name)
+    before = varint(number << 3 | 2) + varint(len(key) + 3 + num_bytes) + key
+    return before + b"\x12" + varint(1 + num_bytes) + b"\x18"
 
 
 def _pair(number: int, name: str, value: Value) -> bytes:
@@ -94,6 +114,11 @@ def _pair(number: int, name: str, value: Value) -> bytes:
     )
 
 
+@lru_cache(4096)
+def _pair_of_word(number: int, name: str, value: str) -> bytes:
+    return _pair(number, name, value)
+
+
 @lru_cache(1024)
 def _key(name: str) -> bytes:
     return text(1, name)
@@ -108,7 +133,15 @@ def _any(value: Value) -> bytes:
         return b"\x18" + varint(value)
     if isinstance(value, float):
         return b"\x21" + _double(value)
-    return field(5, b"".join([field(1, _any(each)) for each in value]))
+    return field(
+        5,
+        b"".join(
+            [
+                _DOUBLE_OF_LIST + _double(each) if type(each) is float else field(1, _any(each))
+                for each in value
+            ]
+        ),
+    )
 
 
 # --- traces -------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ the ledger's rows: the ledger says how long, this says for whom.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -310,6 +312,9 @@ class Blame:
             at_ns: now, for one that waits to be resumed.
             waited_ns: what it has waited in the queue, for one that is there yet.
         """
+        wanted = [cause for cause in BLAMED if row_ns.get(cause, 0) > 0]
+        if not wanted:
+            return ()
         found = {
             cause: Found(it.total_ns, dict(it.by_name))
             for cause, it in self._found.get(slot, {}).items()
@@ -317,17 +322,15 @@ class Blame:
         if waited_ns > 0 and slot in self._waiting:
             self._note_wait(slot, found, self._waiting[slot], waited_ns)
         for stay in self._stays.get(slot, ()):
-            self._note_stay(slot, found, stay)
+            self._note_stay(slot, found, stay, wanted)
         if slot in self._staying:
-            self._note_stay(slot, found, self._staying[slot])
+            self._note_stay(slot, found, self._staying[slot], wanted)
         if slot in self._held:
             _note_held(found, self._held[slot], at_ns)
         nothing = Found()
         culprits: list[Culprit] = []
-        for cause in BLAMED:
-            ns = row_ns.get(cause, 0)
-            if ns > 0:
-                culprits += found.get(cause, nothing).told(cause, ns)
+        for cause in wanted:
+            culprits += found.get(cause, nothing).told(cause, row_ns[cause])
         return tuple(culprits)
 
     def _found_of(self, slot: int) -> dict[str, Found]:
@@ -340,7 +343,14 @@ class Blame:
             parts += self._marks.growth(wait.mark)
         self._note(slot, found, "queue", parts, waited_ns)
 
-    def _note_stay(self, slot: int, found: dict[str, Found], stay: Stay) -> None:
+    def _note_stay(
+        self,
+        slot: int,
+        found: dict[str, Found],
+        stay: Stay,
+        wanted: Collection[str] = BLAMED,
+    ) -> None:
+        """Add what a stay in the batch has shown, of the causes that are wanted."""
         course, start, end = stay.course, stay.entered, stay.left or stay.course.place()
         middle = stay.promoted or end
         beside_ns = middle.beside_ns - start.beside_ns
@@ -354,7 +364,7 @@ class Blame:
             ("decode_co_batched", DECODING, middle, end, co_batched_ns),
         ):
             first, last = since.scales[scale], until.scales[scale]
-            if last > first:
+            if last > first and cause in wanted:
                 parts = self._roster.common(scale, first, last, now=now[scale])
                 if len(self._courses) > 1:
                     parts *= self._roster.dp_ranks == course.dp_rank

@@ -28,6 +28,10 @@ class Culprit(NamedTuple):
     ns: int
 
 
+_culprit = tuple.__new__
+"""Makes a Culprit of a tuple: half the time of its own constructor, which is Python code."""
+
+
 class Found(msgspec.Struct):
     """Of one request and one cause: all that there is to answer for, and who answers for most."""
 
@@ -46,10 +50,12 @@ class Found(msgspec.Struct):
             but_for: who has waited.
         """
         rows = parts.nonzero()[0]
+        found = parts[rows]
         if len(rows) > _KEPT:
-            rows = rows[parts[rows].argpartition(-_KEPT)[-_KEPT:]]
+            most = found.argpartition(-_KEPT)[-_KEPT:]
+            rows, found = rows[most], found[most]
         by_name: dict[str, float] = {}
-        for row, part in zip(rows.tolist(), parts[rows].tolist(), strict=True):
+        for row, part in zip(rows.tolist(), found.tolist(), strict=True):
             name = names[row]
             if part > 0 and name is not None and name != but_for:
                 by_name[name] = by_name.get(name, 0.0) + part
@@ -73,14 +79,19 @@ class Found(msgspec.Struct):
         scale = row_ns / self.total_ns if self.total_ns > 0 else 0.0
         exact = [-part * scale for part, _ in most]
         exact.append(max(0.0, row_ns - sum(exact)))
-        whole = [int(part) for part in exact]
+        whole = list(map(int, exact))
         missing = row_ns - sum(whole)
-        order = sorted(range(len(exact)), key=lambda at: (whole[at] - exact[at], at))
-        for at in order[: max(0, missing)]:
-            whole[at] += 1
-        whole[order[0]] += row_ns - sum(whole)  # a float is not exact beyond a hundred days
-        names = [*(name for _, name in most), None]
-        return [Culprit(cause, name, ns) for name, ns in zip(names, whole, strict=True) if ns > 0]
+        if missing:
+            order = sorted([(whole[at] - part, at) for at, part in enumerate(exact)])
+            for _, at in order[: max(0, missing)]:
+                whole[at] += 1
+            whole[order[0][1]] += row_ns - sum(whole)  # floats are inexact beyond a hundred days
+        names = [*[name for _, name in most], None]
+        return [
+            _culprit(Culprit, (cause, name, ns))
+            for name, ns in zip(names, whole, strict=True)
+            if ns > 0
+        ]
 
 
 def _by_ns(item: tuple[str, float]) -> tuple[float, str]:

@@ -68,6 +68,14 @@ class Explained(Protocol):
     def tbt_ns(self) -> list[int]:
         """Return the gaps between its emission events."""
 
+    @property
+    def num_gaps(self) -> int:
+        """Return how many there are."""
+
+    @property
+    def longest_gap_ns(self) -> int:
+        """Return the longest of them, 0 where there are none."""
+
 
 class Spent(msgspec.Struct, frozen=True):
     """One request's time under one metric."""
@@ -95,7 +103,7 @@ def spent(request: Explained, metric: Metric) -> Spent | None:
     up_to_last = _without_tail(ledger_ns, request.delivered_ns - last_ns)
     if metric == "e2e":
         return Spent(last_ns - arrived_ns, 1, up_to_last)
-    num_gaps = len(request.tbt_ns) if metric == "tbt" else request.output_tokens - 1
+    num_gaps = request.num_gaps if metric == "tbt" else request.output_tokens - 1
     if num_gaps < 1:
         return None
     before = request.ttft_ledger_ns

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from inferscope.collecting.config import SloSettings
 from inferscope.collecting.pins import Pins
 from inferscope.collector.finals import FinalRequest, FinalStep
@@ -115,6 +113,4 @@ def is_breach(slo: SloSettings, request: FinalRequest) -> bool:
             return True
     if slo.tbt_ms is None:
         return False
-    gaps = itertools.pairwise(request.token_times_ns)
-    longest_ns = max((late - early for early, late in gaps), default=0)
-    return longest_ns > slo.tbt_ms * 1e6
+    return request.longest_gap_ns > slo.tbt_ms * 1e6

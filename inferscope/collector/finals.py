@@ -179,6 +179,19 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
         times = self.token_times_ns
         return list(map(sub, times[1:], times))
 
+    @property
+    def num_gaps(self) -> int:
+        """Return how many of them there are."""
+        return max(0, len(self.token_times_ns) - 1)
+
+    @property
+    def longest_gap_ns(self) -> int:
+        """Return the longest of them, 0 where there are none."""
+        if len(self.token_times_ns) < 2:
+            return 0
+        times_ns = np.frombuffer(self.token_times_ns, dtype=np.int64)
+        return int((times_ns[1:] - times_ns[:-1]).max())
+
 
 @dataclass(frozen=True)
 class DeviceHealth:

@@ -34,6 +34,7 @@ EXPLAIN_NS = 10_000_000_000
 WARM_UP_NS = 300_000_000_000
 MOST_WARM_UP = 20
 _MOST_PEERS = 200
+_NEVER_NS = 1 << 62
 _FORGET_NS = 600_000_000_000
 ENGINE_LOST = "engine_lost"
 """A request's end, and its cause."""
@@ -116,7 +117,7 @@ class Judge:
         self._is_known = False
         self._objectives: tuple[Objective, ...] = ()
         self._deadlines: tuple[tuple[Objective, int], ...] = ()
-        self._least_ns = 0
+        self._least_ns = self._least_e2e_ns = 0
         self._started_ns: int | None = None
         self._answered_ns: int | None = None
         self._num_warm_up = 0
@@ -138,6 +139,10 @@ class Judge:
                 if one.metric in ("ttft", "e2e") and one.limit_ns is not None
             )
             self._least_ns = min((limit_ns for _, limit_ns in self._deadlines), default=0)
+            self._least_e2e_ns = min(
+                (limit_ns for one, limit_ns in self._deadlines if one.metric == "e2e"),
+                default=_NEVER_NS,
+            )
         if started_ns != self._started_ns:
             self._started_ns, self._answered_ns, self._num_warm_up = started_ns, None, 0
 
@@ -167,9 +172,14 @@ class Judge:
         self.now_ns = now_ns
         if self._deadlines:
             latest_ns = now_ns - SETTLE_NS - self._least_ns
+            answering_ns = now_ns - SETTLE_NS - self._least_e2e_ns
             for request in in_flight.values():
-                if request.arrived_ns < latest_ns and not request.joined_late:
-                    self._pass_deadlines(request, now_ns - SETTLE_NS, is_spoken_of)
+                arrived_ns = request.arrived_ns
+                if arrived_ns >= latest_ns or request.joined_late:
+                    continue
+                if arrived_ns >= answering_ns and request.first_edge_ns is not None:
+                    continue  # as nearly all of them: only the deadline of its end is to come
+                self._pass_deadlines(request, now_ns - SETTLE_NS, is_spoken_of)
         for request_id, hand in list(self.in_hand.items()):
             if hand.explain_ns > now_ns:
                 continue
@@ -321,6 +331,7 @@ class _SoFar:
         self.ledger_ns = ledger_ns
         self.ttft_ledger_ns: dict[str, int] = {}
         self.tbt_ns: list[int] = []
+        self.num_gaps = self.longest_gap_ns = 0
 
 
 def _is_in_one_piece(request: InFlight) -> bool:

@@ -87,11 +87,10 @@ def _whole(request: Explained, limit_ns: int) -> bool | None:
 
 
 def _gaps(request: Explained, limit_ns: int) -> bool | None:
-    gaps_ns = request.tbt_ns
-    if gaps_ns and max(gaps_ns) > limit_ns:
+    if request.longest_gap_ns > limit_ns:
         return False
     if request.finish in ANSWERS:
-        return True if gaps_ns else None
+        return True if request.num_gaps else None
     # The token that somebody waited for when it ended never came.
     last_ns = request.last_token_ns
     is_late = last_ns is not None and request.delivered_ns - last_ns > limit_ns

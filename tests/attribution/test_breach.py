@@ -33,6 +33,11 @@ class Lived:
     finish: str = "length"
     joined_late: bool = False
     is_in_one_piece: bool = False
+
+    @property
+    def longest_gap_ns(self) -> int:
+        return max(self.tbt_ns, default=0)
+
     arrived_ns: int = 7
     unseen_ns: int = 0
     """Before its first token, in no row."""
