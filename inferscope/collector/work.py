@@ -1,9 +1,9 @@
 """What was computed for each request, by phase: time, tokens, FLOPs, bytes, and what was wasted.
 
-A team that decodes one token each in step after step is kept as sums, one column each, keyed by
-its array of slots: a team that stays keeps its array. The sums are told when another team comes, or
-somebody asks. FLOPs and a slice's own bytes are linear in its context, so the contexts' sum is all
-they need; of the weights all members with one token read alike.
+A team that decodes one token each in step after step is kept as sums, keyed by its array of slots:
+a team that stays keeps its array. The sums are told when another team comes, or somebody asks.
+FLOPs and a slice's own bytes are linear in its context, so the contexts' sum is all they need; of
+the weights all members with one token read alike.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Work:
 
     def __init__(self, num_slots: int) -> None:
         self._cells = np.zeros((2, num_slots, NUM_COLUMNS), dtype=np.int64)
-        self._singles = np.zeros((num_slots, _NUM_SUMS), dtype=np.int64)
-        """What is to be added to the decodes."""
+        self._singles = np.zeros((_NUM_SUMS, num_slots), dtype=np.int64)
+        """What is to be added to the decodes: teams come and go by columns."""
         self._instead: dict[int, list[int]] = {}
         """By slot, what is to be added to its prefill, and behind that to its singles."""
         self._team = _NOBODY
@@ -50,14 +50,15 @@ class Work:
         """How much of a context a windowed layer sees; None where there is no such layer."""
         self._num_steps = 0
         """Of the team, not told yet."""
-        self._use(np.zeros((0, _NUM_SUMS), dtype=np.int64))
+        self._shares_ns = self._contexts = self._seen = _NOBODY
+        """Sums of the team: [members]."""
         self._weights_each = self._weights_rest = 0
         """Bytes of the weights that each member reads, and the first besides."""
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
         self._cells[:, slot] = 0
-        self._singles[slot] = 0
+        self._singles[:, slot] = 0
         self._instead.pop(slot, None)
 
     def end(self, slot: int) -> None:
@@ -68,11 +69,11 @@ class Work:
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        num_more = num_slots - len(self._singles)
+        num_more = num_slots - self._singles.shape[1]
         none = np.zeros((2, num_more, NUM_COLUMNS), dtype=np.int64)
         self._cells = np.concatenate([self._cells, none], axis=1)
-        no_sums = np.zeros((num_more, _NUM_SUMS), dtype=np.int64)
-        self._singles = np.concatenate([self._singles, no_sums])
+        no_sums = np.zeros((_NUM_SUMS, num_more), dtype=np.int64)
+        self._singles = np.concatenate([self._singles, no_sums], axis=1)
 
     def decoded_together(
         self,
@@ -100,23 +101,22 @@ class Work:
                 self._rates = rates
                 self._totalled_of_sums = _totalled_of_sums(rates)
                 self._reach = rates.window - 1 if rates is not None and rates.window else None
-        if not self._num_steps:
-            self._use(np.zeros((len(slots), _NUM_SUMS), dtype=np.int64))
-        for of_rank_ns in shares_ns:
-            self._shares_ns += of_rank_ns
-        self._contexts += contexts
+        if self._num_steps:
+            self._contexts += contexts
+            for of_rank_ns in shares_ns:
+                self._shares_ns += of_rank_ns
+        else:
+            self._contexts = contexts.copy()
+            self._shares_ns = shares_ns[0].copy()
+            for of_rank_ns in shares_ns[1:]:
+                self._shares_ns += of_rank_ns
         if self._reach is not None:
-            self._seen += np.minimum(contexts, self._reach)
+            seen = np.minimum(contexts, self._reach)
+            self._seen = self._seen + seen if self._num_steps else seen
         self._num_steps += 1
         if weights is not None:
             self._weights_each += weights.each
             self._weights_rest += weights.rest
-
-    def _use(self, sums: Ints) -> None:
-        """Take the sums of a team: [members, sums]."""
-        self._sums = sums
-        self._shares_ns, self._contexts = sums[:, _SHARES_NS], sums[:, _CONTEXTS]
-        self._seen = sums[:, _SEEN]
 
     def prefilled_instead(
         self, slot: int, amounts: list[int], *, context: int, weight_bytes: int
@@ -154,17 +154,21 @@ class Work:
         num_steps, self._num_steps = self._num_steps, 0
         if not num_steps:
             return
-        sums = self._sums
-        sums[:, _SINGLES] = num_steps
+        team = self._team
+        singles, contexts, seen, shares_ns, weights = self._singles
+        singles[team] += num_steps
+        contexts[team] += self._contexts
+        shares_ns[team] += self._shares_ns
+        if self._reach is not None:
+            seen[team] += self._seen
         if self._rates is not None:
-            sums[:, _WEIGHTS] = self._weights_each
-            sums[0, _WEIGHTS] += self._weights_rest
+            weights[team] += self._weights_each
+            weights[team[0]] += self._weights_rest
             self._weights_each = self._weights_rest = 0
-        self._singles[self._team] += sums
 
     def _count_singles(self) -> None:
         """Count the decodes of all slots by the rates they were computed at: others come."""
-        for slot in self._singles[:, _SINGLES].nonzero()[0].tolist():
+        for slot in self._singles[_SINGLES].nonzero()[0].tolist():
             self._cells[:, slot] = self.of(slot)
         self._singles[:] = 0
 
@@ -177,7 +181,7 @@ class Work:
         if self._is_untold(slot):
             self._tell()
         prefill, decode = self._cells[:, slot].tolist()
-        singles = self._singles[slot].tolist()
+        singles = self._singles[:, slot].tolist()
         instead = self._instead.get(slot)
         if instead is not None:
             prefill = list(map(add, prefill, instead))
@@ -204,15 +208,15 @@ class Work:
         if self._instead:
             prefilled, more = list(self._instead), np.array(list(self._instead.values()))
             self._cells[0, prefilled] += more[:, :NUM_COLUMNS]
-            self._singles[prefilled] += more[:, NUM_COLUMNS:]
+            self._singles[:, prefilled] += more[:, NUM_COLUMNS:].T
             self._instead.clear()
         cells = self._cells.take(slots, axis=1)
-        singles = self._singles.take(slots, axis=0)
+        singles = self._singles.take(slots, axis=1)
         totals = np.empty((2, len(TOTALLED), len(slots)))
         totals[:, 0] = cells[:, :, COMPUTE_NS]
         totals[:, 1:] = cells[:, :, READ_BYTES : WRITE_BYTES + 1].transpose(0, 2, 1)
         # Whole numbers that floats hold exactly, in whatever order they are added up.
-        totals[1] += self._totalled_of_sums @ singles.T.astype(np.float64)
+        totals[1] += self._totalled_of_sums @ singles.astype(np.float64)
         return totals
 
     @property
@@ -220,7 +224,7 @@ class Work:
         """Return the attributed time: [slots, 2]."""
         self._tell()
         compute_ns: Ints = self._cells[:, :, COMPUTE_NS].T.copy()
-        compute_ns[:, 1] += self._singles[:, _SHARES_NS]
+        compute_ns[:, 1] += self._singles[_SHARES_NS]
         for slot, amounts in self._instead.items():
             compute_ns[slot] += amounts[COMPUTE_NS], amounts[NUM_COLUMNS + _SHARES_NS]
         return compute_ns
