@@ -4,7 +4,7 @@ From one decode step to the next a batch mostly stays as it is, and all that dis
 members is their own part of each step. So the ledger adds numbers here and leaves the rows alone:
 
     cpu_gap, output, excess, interference    the same for every decode: one sum each
-    decode_own                               one vector, by member
+    decode_own                               one vector, by slot
     decode_co_batched                        time in steps - excess - interference - decode_own
 
 Who joins has the sums so far taken from its row, who leaves has them added to it; the others are
@@ -46,17 +46,14 @@ class Together:
 
     __slots__ = (
         "_cold_ns",
-        "_column",
         "_excess_ns",
         "_gap_ns",
         "_in_steps_ns",
         "_interference_ns",
         "_is_written",
         "_marks_ns",
-        "_next_column",
         "_output_ns",
         "_own_ns",
-        "_own_slots",
         "_rows",
         "is_member",
         "mark_ns",
@@ -79,11 +76,10 @@ class Together:
         self.team: Ints | None = team
         self.mark_ns = mark_ns
         self._rows = rows
-        self._column, self._next_column = rows[:, _DECODE], rows[:, _DECODE + 1]
         self._marks_ns = marks_ns
         self._is_written = False
-        self._own_ns: Ints | None = None
-        self._own_slots = team
+        self._own_ns: Ints = np.zeros(len(marks_ns), dtype=np.int64)
+        """[slots], 0 of who is no member."""
         self._gap_ns = self._output_ns = 0
         self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
 
@@ -99,8 +95,10 @@ class Together:
 
     def leave(self, slot: int) -> None:
         """Let a request go: its row and its mark are its own again."""
-        self._tell_own()
-        self._add_sums(self._rows[slot], 1)
+        row = self._rows[slot]
+        self._add_sums(row, 1)
+        self._add_own(row, slot)
+        self._own_ns[slot] = 0
         self._marks_ns[slot] = self.mark_ns
         self.members.remove(slot)
         self.is_member[slot] = False
@@ -146,13 +144,7 @@ class Together:
             row[_DECODE] -= mine_ns
             row[_DECODE + 1] -= delay.decode_class_ns - mine_ns
             row[_DECODE + 2] -= interference_ns
-        if self._own_slots is not step.slots:
-            self._tell_own()
-            self._own_slots = step.slots
-        if self._own_ns is None:
-            self._own_ns = own_ns.copy()
-        else:
-            self._own_ns += own_ns
+        self._own_ns[step.slots] += own_ns
         self._in_steps_ns += step.end_ns - step.start_ns
         self._interference_ns += interference_ns
         self._excess_ns += delay.excess_ns
@@ -168,12 +160,7 @@ class Together:
         """Return a copy of a member's row, up to date."""
         row: Ints = self._rows[slot].copy()
         self._add_sums(row, 1)
-        if self._own_ns is not None:
-            team = self._own_slots.tolist()
-            if slot in team:
-                own_ns = self._own_ns.item(team.index(slot))
-                row[_DECODE] += own_ns
-                row[_DECODE + 1] -= own_ns
+        self._add_own(row, slot)
         return row
 
     def write(self) -> None:
@@ -181,14 +168,18 @@ class Together:
         if self._is_written:
             return
         self._is_written = True
-        self._tell_own()
         slots = self.team
         if slots is None:
             slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
         self._marks_ns[slots] = self.mark_ns
         sums = np.zeros(len(CAUSES), dtype=np.int64)
         self._add_sums(sums, 1)
-        self._rows[slots] += sums
+        rows, own_ns = self._rows.take(slots, axis=0), self._own_ns[slots]
+        rows += sums
+        rows[:, _DECODE] += own_ns
+        rows[:, _DECODE + 1] -= own_ns
+        self._rows[slots] = rows
+        self._own_ns[slots] = 0
         self._gap_ns = self._output_ns = 0
         self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
 
@@ -204,12 +195,11 @@ class Together:
         row[_CPU_GAP] += sign * self._gap_ns
         row[_OUTPUT] += sign * self._output_ns
 
-    def _tell_own(self) -> None:
-        """Write the members' own parts into their rows."""
-        if self._own_ns is not None:
-            self._column[self._own_slots] += self._own_ns
-            self._next_column[self._own_slots] -= self._own_ns
-            self._own_ns = None
+    def _add_own(self, row: Ints, slot: int) -> None:
+        """Add to a row its owner's own parts."""
+        own_ns = self._own_ns.item(slot)
+        row[_DECODE] += own_ns
+        row[_DECODE + 1] -= own_ns
 
 
 def outsiders(slots: Ints, is_in: Flags) -> list[int]:
