@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.cost.alone import alone
-from inferscope.cost.batch import Batch, Line
+from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
 
 Ints = NDArray[np.int64]
@@ -120,6 +120,13 @@ def _class_ns(
 ) -> tuple[float, float]:
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
+    if prefills == team.chunks:
+        kept = team.classes
+        if kept is None or kept[0] is not model.key:
+            kept = team.classes = (model.key, *_classes_alone(model, team))
+        visible, longest = batch.single_visible, batch.longest_single
+        of_singles = _singles_ns(model, team.num_single, visible, longest)
+        return kept[1] + sum(own.chunks), kept[2] + of_singles
     tokens = rows = 0
     of_prefills = 0.0
     singles: list[int] = []
@@ -146,6 +153,15 @@ def _class_ns(
         model.f(tokens) + model.g(rows) + of_prefills,
         model.f(others) + model.g(team.num_rows - rows) + of_decodes if others else 0.0,
     )
+
+
+def _classes_alone(model: StepModel, team: Team) -> tuple[float, float]:
+    """Return f and g of the chunks only, and of the others only."""
+    tokens, rows = sum(team.chunk_tokens), sum(team.chunk_rows)
+    of_others = 0.0
+    if team.num_single:
+        of_others = model.f(team.num_single) + model.g(team.num_rows - rows)
+    return model.f(tokens) + model.g(rows), of_others
 
 
 def _singles_ns(model: StepModel, num: int, visible: int, longest: int) -> float:

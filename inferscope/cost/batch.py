@@ -43,6 +43,7 @@ class Team:
         shared: what `attribution.split` has worked out for it, and the key of the model.
         spread: of its last step.
         alone: what `cost.alone` has.
+        classes: what `attribution.counterfactual` has.
         weights: what `attribution.weights` has, and of which model's.
     """
 
@@ -51,6 +52,7 @@ class Team:
         "chunk_rows",
         "chunk_tokens",
         "chunks",
+        "classes",
         "features",
         "num_rows",
         "num_single",
@@ -81,6 +83,7 @@ class Team:
         self.spread: Spread | None = None
         self.alone: tuple[object, Line] | None = None
         self.weights: tuple[object, Any] | None = None
+        self.classes: tuple[object, float, float] | None = None
 
     @classmethod
     def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
@@ -103,7 +106,7 @@ class Team:
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
         team.rows = team.features = team.shared = team.spread = team.alone = None
-        team.weights = None
+        team.weights = team.classes = None
         return team
 
     def rows_of(self, at: int) -> int:
