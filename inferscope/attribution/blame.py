@@ -82,6 +82,8 @@ class Blame:
         self._names = [""] * num_slots
         self._row_of: Ints = np.zeros(num_slots, dtype=np.int64)
         """[slots], of their stays under way."""
+        self._is_staying = np.arange(num_slots) == 0
+        """[slots], where there is one; nobody, who has no row to enter, is there always."""
         self._roster = Roster()
         self._marks = Marks(self._roster)
         self._waiting: dict[int, _Wait] = {}
@@ -106,6 +108,7 @@ class Blame:
         more = num_slots - len(self._names)
         self._names += [""] * more
         self._row_of = np.concatenate([self._row_of, np.zeros(more, dtype=np.int64)])
+        self._is_staying = np.concatenate([self._is_staying, np.zeros(more, dtype=np.bool_)])
 
     @property
     def num_waiting(self) -> int:
@@ -165,7 +168,7 @@ class Blame:
         else:
             self._end_spans(stay.row, stay.left, _OF_DECODES)
         self._roster.end(stay.row)
-        self._row_of[slot] = NOBODY_ROW
+        self._row_of[slot], self._is_staying[slot] = NOBODY_ROW, False
         stays = self._stays.setdefault(slot, [])
         stays.append(stay)
         if len(stays) > _MOST_STAYS:
@@ -225,10 +228,11 @@ class Blame:
             course = self._courses[dp_rank] = Course(dp_rank)
         if slots is not course.members or course.num_left != self._num_left:
             course.members, course.num_left = slots, self._num_left
-            for at in (self._row_of[slots] == NOBODY_ROW).nonzero()[0].tolist():
-                slot = slots.item(at)
-                if slot:
-                    self._enter(slot, course, is_prefill=at in prefills)
+            are_staying = self._is_staying[slots].tobytes()
+            at = are_staying.find(0)
+            while at >= 0:
+                self._enter(slots.item(at), course, is_prefill=at in prefills)
+                at = are_staying.find(0, at + 1)
         course.grip = grip
         if self._prefilling:
             done = self._prefilling.difference([slots.item(at) for at in prefills])
@@ -277,7 +281,7 @@ class Blame:
 
     def _enter(self, slot: int, course: Course, *, is_prefill: bool) -> None:
         row = self._roster.take(self._names[slot], course.dp_rank)
-        self._row_of[slot] = row
+        self._row_of[slot], self._is_staying[slot] = row, True
         self._roster.entered[SLOTS, row] = self._slots_ns
         place = course.place()
         self._staying[slot] = Stay(row, course, place, None if is_prefill else place)

@@ -48,7 +48,7 @@ def beyond_own(visible: Floats | Ints) -> Floats:
     levels = ordered[1:] - ordered[:-1]
     by_shorter, more_by_longer = _level_prices(len(visible))
     prices = np.empty(len(visible))
-    prices[0] = levels @ by_shorter
+    prices[0] = levels.dot(by_shorter)
     np.multiply(levels, more_by_longer, out=prices[1:])
     beyond = np.empty(len(visible))
     beyond[order] = np.add.accumulate(prices)

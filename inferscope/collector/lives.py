@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import compress
 
 import numpy as np
 from msgspec.structs import replace
@@ -450,5 +449,4 @@ def by_cause(row: Ints | None) -> dict[str, int]:
     """Return a ledger's row by name, without the causes that took no time."""
     if row is None:
         return {}
-    spent_ns = row.tolist()
-    return dict(zip(compress(CAUSES, spent_ns), filter(None, spent_ns), strict=True))
+    return {cause: ns for cause, ns in zip(CAUSES, row.tolist(), strict=True) if ns}

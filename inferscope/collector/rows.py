@@ -151,17 +151,15 @@ class Rows:
         if prefills:
             if len(tokens_of) != 4 * num or len(rows_of) != 2 * num:
                 return None
-            of_decodes, rows_of_decodes = bytearray(tokens_of), bytearray(rows_of)
             for at in prefills:
                 tokens = int.from_bytes(tokens_of[4 * at : 4 * at + 4], "little")
                 rows = int.from_bytes(rows_of[2 * at : 2 * at + 2], "little")
-                of_decodes[4 * at : 4 * at + 4] = _ONE_TOKEN
                 if not tokens:
                     return None
                 if tokens != 1:
                     chunks.append((at, tokens, rows))
-                    rows_of_decodes[2 * at : 2 * at + 2] = _ONE_ROW
-            tokens_of, rows_of = bytes(of_decodes), bytes(rows_of_decodes)
+                    tokens_of = tokens_of[: 4 * at] + _ONE_TOKEN + tokens_of[4 * at + 4 :]
+                    rows_of = rows_of[: 2 * at] + _ONE_ROW + rows_of[2 * at + 2 :]
         is_simple = tokens_of == _ONE_TOKEN * num and rows_of == _ONE_ROW * num
         return tuple(chunks) if is_simple else None
 

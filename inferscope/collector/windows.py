@@ -22,7 +22,7 @@ SECOND_NS = 1_000_000_000
 KEPT_SECONDS = 320
 _LOWEST_NS = 1e4
 _BINS_PER_E = 100
-_MOST_NOTED = 256
+_MOST_NOTED = 512
 
 DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 AMOUNTS = (
@@ -51,29 +51,28 @@ class _Distribution:
     They are noted as they come, and put into bins many at once.
     """
 
-    __slots__ = ("_durations_ns", "_nums", "bins", "longest_ns", "num", "sum_ns")
+    __slots__ = ("_noted", "bins", "longest_ns", "num", "sum_ns")
 
     def __init__(self) -> None:
         self.bins: defaultdict[int, int] = defaultdict(int)
         self.num = 0
         self.sum_ns = 0
         self.longest_ns = 0
-        self._durations_ns: list[int] = []
-        """Noted; likewise how many of each."""
-        self._nums: list[int] = []
+        self._noted: list[int] = []
+        """Durations in nanoseconds, each with how many there were of it behind it."""
 
     def add(self, duration_ns: int, num: int) -> None:
-        self._durations_ns.append(duration_ns)
-        self._nums.append(num)
-        if len(self._nums) >= _MOST_NOTED:
+        noted = self._noted
+        noted += duration_ns, num
+        if len(noted) >= _MOST_NOTED:
             self.settle()
 
     def settle(self) -> None:
         """Put into bins what is noted; before that, nothing here holds."""
-        durations_ns, nums = self._durations_ns, self._nums
-        if not nums:
+        noted, self._noted = self._noted, []
+        if not noted:
             return
-        self._durations_ns, self._nums = [], []
+        durations_ns, nums = noted[::2], noted[1::2]
         above = np.maximum(np.array(durations_ns, dtype=np.float64) / _LOWEST_NS, 1.0)
         numbers = (np.log(above) * _BINS_PER_E).astype(np.int64)
         bins = self.bins
