@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test check test-engines bench dashboards clean
+.PHONY: install demo test check test-engines bench dashboards sbom clean
 
 install: $(READY)
 
@@ -42,6 +42,15 @@ bench: $(READY)
 
 dashboards: $(READY)
 	$(BIN)/python -m dashboards.generate
+
+# What an environment holds, with versions and licences, as CycloneDX; OF is its Python. The tool has
+# an environment of its own, so that it is not on the list.
+OF ?= $(BIN)/python
+sbom: $(READY)
+	$(PYTHON) -m venv out/sbom
+	out/sbom/bin/python -m pip install --quiet "cyclonedx-bom>=7,<8"
+	out/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file out/sbom.json $(OF)
 
 clean:
 	rm -rf .venv .engines .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out

@@ -1,0 +1,41 @@
+"""What the page about supply says is what the package asks for, and what that says of itself."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "supply.md"
+ROW = re.compile(r"^\| ([\w-]+) \| (\w*) ?\| (.+) \|$", re.MULTILINE)
+LISTED = {
+    name: (extra, licence)
+    for name, extra, licence in ROW.findall(PAGE.read_text(encoding="utf-8"))
+    if name != "package"
+}
+_ASKED = re.compile(r"([\w-]+)[^;]*(?:;.*extra == .(\w+).)?")
+
+
+def test_each_package_that_is_asked_for_is_listed_with_its_extra() -> None:
+    asked: dict[str, set[str]] = {}
+    for line in metadata.requires("inferscope") or ():
+        name, extra = _ASKED.fullmatch(line).groups("")  # type: ignore[union-attr]
+        if extra not in ("dev", "all") and name != "inferscope":
+            asked.setdefault(name.lower(), set()).add(extra)
+    assert set(LISTED) == set(asked)
+    for name, (extra, _) in LISTED.items():
+        assert extra in asked[name], name
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_its_licence_is_what_it_says_of_itself(name: str) -> None:
+    try:
+        told = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+    words = [told.get(key) or "" for key in ("License-Expression", "License")]
+    words += [each for each in told.get_all("Classifier") or () if each.startswith("License")]
+    family = re.split(r"[-,;]", LISTED[name][1])[0]
+    assert family in " ".join(words), words
