@@ -42,6 +42,7 @@ from probe_cost import machine
 
 from inferscope import __version__
 from inferscope.attribution.breach import Objective, breaches
+from inferscope.attribution.peers import Peers
 from inferscope.attribution.spent import spent
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import CAUSES
@@ -78,7 +79,7 @@ def score(scenario: Scenario, parts: Parts, truth: Truth) -> dict[str, Any]:
     """Judge one scenario's run."""
     calibrated = [metric_ns(request, scenario) for request in parts["calibrate"].values()]
     objective = Objective(scenario.metric, round(SLACK * float(np.quantile(calibrated, 0.99))))
-    peers = [request for part in parts.values() for request in part.values()]
+    peers = Peers([request for part in parts.values() for request in part.values()])
 
     clean = {name: breaches(r, [objective], peers) for name, r in parts["clean"].items()}
     accused, deserved = 0, 0

@@ -18,11 +18,12 @@ cause that took too little is ruled out, and none is proved sufficient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 import msgspec
 import numpy as np
 
+from inferscope.attribution.peers import Objective as Objective
+from inferscope.attribution.peers import Peer, Peers, beyond_ns
 from inferscope.attribution.spent import Explained, Metric, Spent, spent
 from inferscope.records import CAUSES
 
@@ -33,13 +34,6 @@ _FEWEST_PEERS = 5
 _MOST_PEERS = 50
 _LIKE = 2
 """Lengths within this factor of each other are alike."""
-
-
-class Objective(msgspec.Struct, frozen=True):
-    """What a request has to meet."""
-
-    metric: Metric
-    limit_ns: int
 
 
 class BreachCause(msgspec.Struct, frozen=True):
@@ -86,7 +80,7 @@ class Breach(msgspec.Struct, frozen=True):
 
 
 def breaches(
-    request: Explained, objectives: Iterable[Objective], peers: Sequence[Explained] = ()
+    request: Explained, objectives: Iterable[Objective], peers: Peers | Sequence[Explained] = ()
 ) -> tuple[Breach, ...]:
     """Explain each objective that a request missed.
 
@@ -94,14 +88,17 @@ def breaches(
         request: whose ledger it is.
         objectives: an objective on something the request does not have is not missed.
         peers: requests to compare with, of any length; those that are like it and met the
-            objective are chosen, so the request itself may be among them.
+            objective are chosen, so the request itself may be among them. As `Peers` they are
+            looked at once for all breaches.
     """
+    if not isinstance(peers, Peers):
+        peers = Peers(peers)
     missed = (_breach(request, objective, peers) for objective in objectives)
     return tuple(breach for breach in missed if breach is not None)
 
 
 def top_cause(
-    request: Explained, objectives: Iterable[Objective], peers: Sequence[Explained] = ()
+    request: Explained, objectives: Iterable[Objective], peers: Peers | Sequence[Explained] = ()
 ) -> str | None:
     """Name the cause of what a request missed by most, in parts of its limit."""
     missed = breaches(request, objectives, peers)
@@ -113,23 +110,25 @@ def top_cause(
 def is_met(request: Explained, objective: Objective) -> bool | None:
     """Tell whether a request met an objective; None where it does not have what it is about."""
     took = spent(request, objective.metric)
-    return None if took is None else not _over_ns(request, objective, took)
+    return None if took is None else not beyond_ns(request, objective, took)
 
 
 # --- one objective --------------------------------------------------------------------------------
 
 
-def _breach(request: Explained, objective: Objective, peers: Sequence[Explained]) -> Breach | None:
+def _breach(request: Explained, objective: Objective, peers: Peers) -> Breach | None:
     took = spent(request, objective.metric)
     if took is None:
         return None
-    over_ns = _over_ns(request, objective, took)
+    over_ns = beyond_ns(request, objective, took)
     if over_ns <= 0:
         return None
+    alike = [
+        peer for peer in peers.compliant(objective) if _is_like(peer.request, request, objective)
+    ]
     # The nearest in time: what is normal drifts with the machine and the load.
-    nearest = sorted(peers, key=lambda peer: abs(peer.arrived_ns - request.arrived_ns))
-    alike = (_of_peer(peer, request, objective) for peer in nearest)
-    like = list(islice(filter(None, alike), _MOST_PEERS))
+    alike.sort(key=lambda peer: abs(peer.request.arrived_ns - request.arrived_ns))
+    like = alike[:_MOST_PEERS]
     typical_ns = _typical_ns(like, took.num_gaps) if len(like) >= _FEWEST_PEERS else None
     causes = _ranked(took, over_ns, typical_ns, is_one_span=objective.metric != "tbt")
     is_tbt = objective.metric == "tbt"
@@ -144,15 +143,6 @@ def _breach(request: Explained, objective: Objective, peers: Sequence[Explained]
         minimal_set=() if is_tbt else _minimal_set(took.by_cause, over_ns),
         num_peers=len(like) if typical_ns is not None else 0,
     )
-
-
-def _over_ns(request: Explained, objective: Objective, took: Spent) -> int:
-    """Return what is beyond the limit, over all gaps; 0 for nothing."""
-    if objective.metric == "tbt":
-        if request.longest_gap_ns <= objective.limit_ns:
-            return 0  # as most are; to go through all gaps takes ten times as long
-        return sum(max(0, gap_ns - objective.limit_ns) for gap_ns in request.tbt_ns)
-    return max(0, took.whole_ns - took.num_gaps * objective.limit_ns)
 
 
 def _ranked(
@@ -207,18 +197,14 @@ def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
 # --- peers ----------------------------------------------------------------------------------------
 
 
-def _of_peer(peer: Explained, request: Explained, objective: Objective) -> Spent | None:
-    """Return what a peer spent, if it is like the request and met the objective."""
-    if peer.joined_late or peer.finish != request.finish:
-        return None
+def _is_like(peer: Explained, request: Explained, objective: Objective) -> bool:
+    """Tell whether a peer is to be compared with a request."""
+    if peer.finish != request.finish:
+        return False
     if not _are_alike(peer.prompt_tokens, request.prompt_tokens):
-        return None
-    if objective.metric in ("e2e", "delivered") and not _are_alike(
-        peer.output_tokens, request.output_tokens
-    ):
-        return None
-    took = spent(peer, objective.metric)
-    return took if took is not None and not _over_ns(peer, objective, took) else None
+        return False
+    is_of_all = objective.metric in ("e2e", "delivered")
+    return not is_of_all or _are_alike(peer.output_tokens, request.output_tokens)
 
 
 def _are_alike(one: int | None, other: int | None) -> bool:
@@ -227,10 +213,8 @@ def _are_alike(one: int | None, other: int | None) -> bool:
     return one <= _LIKE * other and other <= _LIKE * one
 
 
-def _typical_ns(like: list[Spent], num_gaps: int) -> dict[str, int]:
+def _typical_ns(like: list[Peer], num_gaps: int) -> dict[str, int]:
     """Return the median of each cause, for a request with so many gaps."""
-    rows = np.array(
-        [[peer.by_cause.get(cause, 0) / peer.num_gaps for cause in CAUSES] for peer in like]
-    )
+    rows = np.array([peer.row_ns() for peer in like])
     typical = np.rint(np.median(rows, axis=0) * num_gaps).astype(np.int64).tolist()
     return dict(zip(CAUSES, typical, strict=True))

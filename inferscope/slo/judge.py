@@ -15,7 +15,6 @@ apart under every latency, up to a cap.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -23,6 +22,7 @@ import msgspec
 
 from inferscope.attribution import breach
 from inferscope.attribution.breach import Breach, breaches
+from inferscope.attribution.peers import Peers
 from inferscope.attribution.spent import Explained, Metric
 from inferscope.slo.objectives import LATENCIES, Objective, Objectives
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
@@ -121,7 +121,7 @@ class Judge:
         self._started_ns: int | None = None
         self._answered_ns: int | None = None
         self._num_warm_up = 0
-        self._peers: deque[Explained] = deque(maxlen=_MOST_PEERS)
+        self._peers = Peers(most=_MOST_PEERS)
 
     def know(self, model: str, *, started_ns: int | None) -> None:
         """Learn whose requests they are.
@@ -276,7 +276,7 @@ class Judge:
             for one in self._objectives
             if one.limit_ns is not None
         }
-        missed = breaches(request, limits.values(), tuple(self._peers))
+        missed = breaches(request, limits.values(), self._peers)
         by_metric = {each.metric: each for each in missed}
         worst = max(missed, key=_excess, default=None)
         is_lost = request.finish == ENGINE_LOST
@@ -308,7 +308,8 @@ class Judge:
 
     def _usual_finish(self) -> str:
         """Return how requests end here: what is not over is compared with those."""
-        return self._peers[-1].finish if self._peers else "stop"
+        newest = self._peers.newest()
+        return "stop" if newest is None else newest.finish
 
 
 class _SoFar:

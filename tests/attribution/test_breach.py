@@ -34,10 +34,6 @@ class Lived:
     joined_late: bool = False
     is_in_one_piece: bool = False
 
-    @property
-    def longest_gap_ns(self) -> int:
-        return max(self.tbt_ns, default=0)
-
     arrived_ns: int = 7
     unseen_ns: int = 0
     """Before its first token, in no row."""
@@ -80,6 +76,10 @@ class Lived:
         if self.num_gaps == 1:
             return [whole_ns]
         return [longest_ns, *([short_ns + 1] * more), *([short_ns] * (self.num_gaps - 1 - more))]
+
+    @property
+    def longest_gap_ns(self) -> int:
+        return max(self.tbt_ns, default=0)
 
 
 _lived: Explained = Lived({})  # the protocol is met

@@ -1,0 +1,49 @@
+"""Peers that are kept: what is remembered of them is what looking again would show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.attribution.breach import Objective, breaches
+from inferscope.attribution.peers import Peers
+from tests.attribution.test_breach import MS, Lived, lives
+
+objectives = st.builds(
+    Objective, st.sampled_from(("ttft", "tbt", "tpot", "e2e")), st.integers(1, 10**10)
+)
+
+
+@given(
+    came=st.lists(st.tuples(lives, st.integers(0, 10**10)), min_size=1, max_size=40),
+    asked=st.lists(objectives, min_size=1, max_size=3),
+    most=st.integers(1, 12),
+)
+def test_kept_peers_explain_a_breach_as_a_list_of_the_newest_does(
+    came: list[tuple[Lived, int]], asked: list[Objective], most: int
+) -> None:
+    peers, seen = Peers(most=most), list[Lived]()
+    for number, (life, arrived_ns) in enumerate(came):
+        request = replace(life, arrived_ns=arrived_ns)
+        # Not every objective is missed each time: what is remembered of each is of another age.
+        limits = asked[: 1 + number % len(asked)]
+        assert breaches(request, limits, peers) == breaches(request, limits, seen[-most:])
+        peers.append(request)
+        seen.append(request)
+    assert list(peers) == seen[-most:]
+    assert peers.newest() is seen[-1]
+
+
+def test_who_met_the_objective_is_told_until_newer_ones_have_come() -> None:
+    limit = Objective("ttft", 5 * MS)
+    peers = Peers(most=3)
+    met = [Lived({"queue": 4 * MS}, arrived_ns=at) for at in range(5)]
+    for request in met:
+        peers.append(request)
+        peers.append(Lived({"queue": 6 * MS}))
+        peers.append(Lived({"queue": 4 * MS}, joined_late=True))
+        assert [peer.request for peer in peers.compliant(limit)] == [request]
+        assert [peer.took.whole_ns for peer in peers.compliant(limit)] == [4 * MS]
+    assert len(peers) == 3
