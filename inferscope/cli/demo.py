@@ -32,7 +32,7 @@ from inferscope.private import private_file
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.records import Record
 from inferscope.report.findings import findings_brief
-from inferscope.ring.discovery import ring_directory
+from inferscope.ring.discovery import make_private, ring_directory
 from inferscope.ring.recording import RecordingWriter
 
 DEFAULT_SECONDS = 20.0
@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo."""
     is_headless = options.headless or options.json or not sys.stdout.isatty()
     _check(options)
+    make_private(ring_directory())  # the engine would run unobserved, and there is nothing to see
     engine_id = f"demo-{os.getpid()}"
     duration_s = options.duration
     if duration_s is None and is_headless:
