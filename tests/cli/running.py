@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = frozenset(
     (
         *("attach", "collect", "doctor", "export", "findings", "load", "off", "on", "replay"),
-        *("sampler", "shares", "slo", "why"),
+        *("run", "sampler", "shares", "slo", "why"),
     )
 )
 """Commands that take less than their imports do."""
@@ -50,7 +50,8 @@ def inferscope(
     A short command is a fork of an interpreter that has imported it. Where `environment` changes
     what Python imports, and with `inferscope_cold`, it is started as a user would.
     """
-    if arguments[:1] and arguments[0] in SHORT and "PYTHONPATH" not in environment:
+    imports_ours = environment.get("PYTHONPATH") in (None, str(ROOT))
+    if arguments[:1] and arguments[0] in SHORT and imports_ours:
         return _warm().run(arguments, _environment(rings, environment), timeout_s)
     return inferscope_cold(*arguments, rings=rings, timeout_s=timeout_s, **environment)
 

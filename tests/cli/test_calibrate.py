@@ -9,6 +9,7 @@ import pytest
 
 from inferscope.calibration import Calibration, stored
 from inferscope.cli.calibrate import rates_of
+from inferscope.cli.main import main
 from inferscope.collector.source import RingSource
 from inferscope.engine import EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
@@ -51,7 +52,7 @@ def test_an_engine_begins_with_what_calibrate_has_measured(
 
 def test_a_model_that_is_too_slow_for_the_time_is_no_table(tmp_path: Path) -> None:
     done = inferscope(
-        "calibrate", "random:small-100m", "--device", "cpu", "--seconds", "0.2",
+        "calibrate", "random:tiny", "--device", "cpu", "--seconds", "0.001",
         rings=tmp_path, INFERSCOPE_CACHE=str(tmp_path / "cache"),
     )  # fmt: skip
     assert done.returncode == 1
@@ -59,10 +60,12 @@ def test_a_model_that_is_too_slow_for_the_time_is_no_table(tmp_path: Path) -> No
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_device_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    done = inferscope("calibrate", "--device", "cuda:99", "--seconds", "1", rings=tmp_path)
-    assert done.returncode == 2
-    assert "cuda:99" in done.stderr
+def test_a_device_that_is_not_there_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    assert main(["calibrate", "--device", "cuda:99", "--seconds", "1"]) == 2
+    assert "cuda:99" in capsys.readouterr().err
 
 
 def test_measured_rates_stand_beside_the_maker_s() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import COMMANDS
-from tests.cli.running import ANY_PORT, SHORT, inferscope_cold
+from tests.cli.running import ANY_PORT, SHORT, inferscope, inferscope_cold
 from tests.report.test_why import SAMPLE
 
 
@@ -18,7 +18,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
-    done = inferscope_cold(command, "--help", rings=tmp_path)
+    done = inferscope(command, "--help", rings=tmp_path)
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) > 5
@@ -45,6 +45,7 @@ FIRST = {
     "off": (1, "", "no engine is running"),
     "on": (1, "", "no engine is running"),
     "replay": (0, "FILE --check", "cut off"),
+    "run": (2, "", "there is no command to run"),
     "sampler": (0, "--once --counters host", "cores"),
     "shares": (0, "FILE", "Shapley value"),
     "slo": (0, "check SLOS FILE", "requests over"),

@@ -19,7 +19,7 @@ from tests.cli.running import Engine, inferscope
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Serve all tests of this module but the last, which kills it."""
-    running = Engine(tmp_path_factory.mktemp("live"))
+    running = Engine(tmp_path_factory.mktemp("live"), rate_s=3)
     yield running
     running.stop()
 

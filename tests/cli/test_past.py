@@ -21,7 +21,7 @@ class Killed:
         try:
             self.pid = engine.process.pid
             engine.wait_for(8)
-            time.sleep(3.0)  # so that there is a past to its past
+            time.sleep(1.5)  # so that there is a past to its past
             self.alive = engine.wait_for(8)
         finally:
             engine.kill()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,31 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does() -> None:
-    here, there = load_engine("random:tiny", OPTIONS), remote_engine()
+@pytest.fixture(scope="module")
+def there() -> Iterator[Engine]:
+    """An engine with a worker; the tests that follow each other use it up."""
+    engine = remote_engine()
+    yield engine
+    engine.close()
+
+
+def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does(there: Engine) -> None:
+    here = load_engine("random:tiny", OPTIONS)
     asked = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
-    try:
-        for sampling in SAMPLINGS:
-            assert there.generate(asked, sampling) == here.generate(asked, sampling)
-    finally:
-        there.close()
-    assert is_gone(pid_of(there))
+    for sampling in SAMPLINGS:
+        assert there.generate(asked, sampling) == here.generate(asked, sampling)
+
+
+def test_a_worker_leaves_with_its_engine(there: Engine) -> None:
+    pid = pid_of(there)
+    runner = there._runner
+    assert isinstance(runner, RemoteRunner)
+    runner._pipe.close()  # as when the engine's process is killed
+    deadline = time.monotonic() + 30
+    while not is_gone(pid) and time.monotonic() < deadline:
+        runner._process.poll()
+        time.sleep(0.02)
+    assert is_gone(pid)
 
 
 @pytest.fixture
@@ -68,6 +85,7 @@ def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
     engine.generate(prompts(8, vocab=64), Sampling(max_tokens=10))
     engine.close()
     engine.probe.close()
+    assert is_gone(pid_of(engine))
     core, worker = (next(rings.glob(f"{role}-0-*.ring")) for role in ("core", "worker"))
     assert of(StepPlan, core)
     assert of(Emitted, core)
@@ -105,19 +123,6 @@ def test_a_killed_worker_ends_the_engine_with_one_clear_word() -> None:
     with pytest.raises(WorkerLost, match=r"the worker's process has ended \(exit code -9\)"):
         engine.step()
     engine.close()
-
-
-def test_a_worker_leaves_with_its_engine() -> None:
-    engine = remote_engine()
-    pid = pid_of(engine)
-    runner = engine._runner
-    assert isinstance(runner, RemoteRunner)
-    runner._pipe.close()  # as when the engine's process is killed
-    deadline = time.monotonic() + 30
-    while not is_gone(pid) and time.monotonic() < deadline:
-        runner._process.poll()
-        time.sleep(0.02)
-    assert is_gone(pid)
 
 
 def test_what_cannot_be_loaded_is_said_by_the_one_who_asked(tmp_path: Path) -> None:

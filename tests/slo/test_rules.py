@@ -55,11 +55,11 @@ def test_a_slow_burn_is_a_ticket(tmp_path: Path) -> None:
 
 def test_an_idle_engine_is_no_alert(tmp_path: Path) -> None:
     run = Run()
-    run.up(gauge((240, 1)))
-    run.add("inferscope_requests_running", gauge((240, 0)))
-    run.steps(counter((60, 20), (180, 0)))
-    run.requests("ttft", good=counter((60, 1.0), (180, 0)), bad=counter((60, 0), (180, 0)))
-    run.never_fired(239)
+    run.up(gauge((120, 1)))
+    run.add("inferscope_requests_running", gauge((120, 0)))
+    run.steps(counter((30, 20), (90, 0)))
+    run.requests("ttft", good=counter((30, 1.0), (90, 0)), bad=counter((30, 0), (90, 0)))
+    run.never_fired(119)
     run.holds(tmp_path)
 
 
@@ -116,12 +116,12 @@ def test_a_cause_that_flaps_is_one_page(tmp_path: Path) -> None:
 
 def test_one_bad_request_of_three_in_a_night_is_nothing(tmp_path: Path) -> None:
     run = Run()
-    run.up(gauge((600, 1)))
-    run.add("inferscope_requests_running", gauge((600, 0)))
-    # Two good ones and a bad one, hours apart.
-    run.requests("ttft", good="0x400 1x1200 2x800", bad="0x900 1x1500", model_name="daily")
-    run.requests("ttft", good="0x400 1x1200 2x800", bad="0x900 1x1500")
-    run.never_fired(599)
+    run.up(gauge((300, 1)))
+    run.add("inferscope_requests_running", gauge((300, 0)))
+    # Two good ones and a bad one, more than an hour apart.
+    run.requests("ttft", good="0x239 1x599 2x359", bad="0x559 1x639", model_name="daily")
+    run.requests("ttft", good="0x239 1x599 2x359", bad="0x559 1x639")
+    run.never_fired(299)
     run.holds(tmp_path)
 
 
@@ -136,13 +136,12 @@ def test_few_requests_most_of_them_bad_are_a_ticket(tmp_path: Path) -> None:
 
 def test_a_trickle_of_bad_requests_is_a_ticket_also_between_them(tmp_path: Path) -> None:
     run = Run()
-    run.up(gauge((900, 1)), model_name="daily")
-    run.add("inferscope_requests_running", gauge((900, 0)), model_name="daily")
-    # Four bad ones at once, every four hours.
-    bad = " ".join(f"{4 * at}x959" for at in range(4))
-    run.requests("ttft", good=gauge((960, 0)), bad=bad, model_name="daily")
-    run.ask(470, "count_over_time(ALERTS{alertstate='firing'}[470m])")
-    run.fires(880, f"{TRICKLE}/daily/ttft")
+    run.up(gauge((410, 1)), model_name="daily")
+    run.add("inferscope_requests_running", gauge((410, 0)), model_name="daily")
+    # Six bad ones at once, every four hours: never ten in six hours but around the second time.
+    run.requests("ttft", good=gauge((410, 0)), bad="0x119 6x959 12x559", model_name="daily")
+    run.ask(265, "count_over_time(ALERTS{alertstate='firing'}[265m])")
+    run.fires(405, f"{TRICKLE}/daily/ttft")
     run.holds(tmp_path)
 
 

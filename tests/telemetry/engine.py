@@ -22,6 +22,7 @@ from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load
 from inferscope.engine.core import Output
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
+from inferscope.engine.runner import Batch, Runner
 from inferscope.engine.server.parent import listen_to_parent
 from inferscope.load.arrivals import poisson
 from inferscope.load.lengths import parse_lengths
@@ -32,6 +33,8 @@ from inferscope.load.workload import Ask
 from inferscope.probe import Probe
 
 MODEL = "builtin"
+STEP_S = 0.01
+"""Longer than a step takes here: long answers hold their slots while this machine rests."""
 SLOTS, HOGS = 2, 8
 """At once; and in all, each of which takes its slot for thousands of steps."""
 LATE_S = 4.0
@@ -39,6 +42,15 @@ MOST = 2000
 """Requests of the load."""
 _SEED = 11
 _HOG = Sampling(max_tokens=4000, ignore_eos=True)
+
+
+class SlowRunner(Runner):
+    """Runs steps as a slow device does."""
+
+    def execute(self, batch: Batch) -> list[int]:
+        """Run the model; return the sampled tokens."""
+        time.sleep(STEP_S)
+        return super().execute(batch)
 
 
 class FaultyFrontEnd(FrontEnd):
@@ -127,6 +139,8 @@ async def serve(engine: Engine, front_end: FaultyFrontEnd, rate_s: float) -> Non
 def main() -> None:
     """Load the model and serve."""
     engine = load_engine(MODEL, EngineOptions(max_running=SLOTS, num_blocks=640))
+    assert isinstance(engine._runner, Runner)
+    engine._runner.__class__ = SlowRunner
     engine.probe = Probe.open(describe(engine, name=MODEL))
     probe = Probe.open(describe(engine, name=MODEL), role="frontend")
     front_end = FaultyFrontEnd(engine, load_tokenizer(MODEL), probe=probe)

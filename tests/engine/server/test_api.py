@@ -5,19 +5,23 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
 from tests.engine.server.running import Server, Stream, in_background
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPT = "def main(argv"
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
+    import openai  # what every other worker of a run need not import
+
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
     ) as made:
@@ -64,6 +68,8 @@ def test_openai_chat_takes_parts_and_streams(client: openai.OpenAI) -> None:
 
 
 def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
         client.completions.create(model="gpt-5", prompt=PROMPT)
     with pytest.raises(openai.BadRequestError) as caught:
