@@ -165,6 +165,45 @@ def test_a_co_tenant_that_slows_large_steps_most_is_not_learned(seed: int) -> No
     assert median_error(model, truth, list(traffic(random.Random(9), 400))) < 0.008
 
 
+@pytest.mark.parametrize("seed", [7, 17, 27])
+def test_what_the_first_step_of_a_size_takes_longer_is_not_learned(seed: int) -> None:
+    """Half of it again, as where code is made for every size; each size comes twice.
+
+    Measured: off by 2.4 % at most, which the knee of the products is; by 4.7 % where first steps
+    count as much as others.
+    """
+    truth, draw = Truth(random.Random(seed)), random.Random(seed + 1)
+    fit = OnlineFit("eager")
+    model = None
+    sizes = 2 * list(range(20, 148))
+    draw.shuffle(sizes)
+    seen: set[int] = set()
+    for size in sizes:
+        batch = batch_of([1, size - 1], [draw.randint(10, 500), 0])
+        slowness = 1.0 if size in seen else 1.5
+        seen.add(size)
+        if fit.observe(features(batch), round(truth.step_ns(batch) * slowness)):
+            model = fit.solve()
+    assert model is not None
+    for size in (40, 80, 120):
+        batch = batch_of([1, size - 1], [200, 0])
+        assert modelled_ns(model, batch) == pytest.approx(truth.step_ns(batch), rel=0.03)
+
+
+def test_steps_of_which_none_is_of_another_s_size_are_learned_from() -> None:
+    truth = Truth(random.Random(8))
+    fit = OnlineFit("eager")
+    model = None
+    for tokens in range(20, 20 + 256):
+        batch = batch_of([tokens], [0])
+        if fit.observe(features(batch), truth.step_ns(batch)):
+            model = fit.solve()
+    assert model is not None
+    assert modelled_ns(model, batch_of([100], [0])) == pytest.approx(
+        truth.step_ns(batch_of([100], [0])), rel=0.05
+    )
+
+
 def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
     truth = Truth(random.Random(6))
     once_ns = 8e5
