@@ -35,8 +35,8 @@ _NUM_BLOCKS = 2400
 _STEPS_PER_LEVEL = (4, 32)
 _LULL = 0.4
 """Of levels that everybody leaves before anybody comes."""
-_MOST_ARRIVALS = 6
-"""Per step."""
+_ARRIVALS = (0.1, 6.0)
+"""Per step, on average: now one at a time, which leaves budget unused, now more than it holds."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,12 @@ def serve(engine: Engine, draw: random.Random, num_steps: int) -> int:
     done = 0
     while done < num_steps:
         wanted = round(log_uniform(draw, 1, MAX_RUNNING))
+        pace = log_uniform(draw, *_ARRIVALS)
         until = done + draw.randint(*_STEPS_PER_LEVEL)
         while done < until:
             missing = wanted - len(scheduler.running) - len(scheduler.waiting)
-            for _ in range(min(missing, draw.randint(1, _MOST_ARRIVALS))):
+            coming = int(pace + draw.random())
+            for _ in range(min(missing, coming if engine.has_work else max(1, coming))):
                 num_prompt = round(log_uniform(draw, SHORTEST_PROMPT, LONGEST_PROMPT))
                 prompt = [draw.randrange(1, engine.model.config.vocab) for _ in range(num_prompt)]
                 num_output = draw.randint(1, LONGEST_OUTPUT)
