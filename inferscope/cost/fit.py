@@ -104,7 +104,8 @@ class OnlineFit:
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
         self._row_bytes = self._rows.data.cast("B")
         self._times = np.zeros(REMEMBERED_STEPS)
-        self._pull = np.zeros(REMEMBERED_STEPS)
+        self._is_first = bytearray(REMEMBERED_STEPS)
+        """Of its size."""
         self._has_seen = bytearray(len(_NUM_TOKENS))
         """By number of tokens, the last for all beyond."""
         self._seen = 0
@@ -119,8 +120,8 @@ class OnlineFit:
         at = self._seen % REMEMBERED_STEPS
         _ROW.pack_into(self._row_bytes, at * _ROW.size, *row)
         self._times[at] = measured_ns
-        size = min(int(row[1]), MAX_TOKENS)
-        self._pull[at] = 1.0 if self._has_seen[size] else _FIRST_PULL
+        size = int(row[1]) if row[1] < MAX_TOKENS else MAX_TOKENS
+        self._is_first[at] = not self._has_seen[size]
         self._has_seen[size] = True
         self._seen += 1
         if self._coefficients is not None and not self.knows(row):
@@ -139,7 +140,7 @@ class OnlineFit:
             return None
         self._num_unknown = 0
         weights = _RECENCY[(self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS]
-        weights *= self._pull[:num]
+        weights[np.frombuffer(self._is_first, np.bool_, num)] *= _FIRST_PULL
         design, weighted = _room.design[:num], _room.weighted[:num]
         np.divide(self._rows[:num], self._times[:num, None], out=design)
         scale = np.maximum(design.max(axis=0), 1e-12)
