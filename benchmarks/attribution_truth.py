@@ -4,8 +4,8 @@
    frozen and hashed: it never sees a step of what follows (`served.py`).
 2. Steps are drawn, of 4 to 64 requests. With at most six, every subset of them is measured; with
    more, every set of the prefill chunks with a ladder of numbers of decodes (`ablation.py`). The
-   repeats are interleaved in random order; a coalition costs their median, each corrected by how
-   slow the machine was around it.
+   repeats are interleaved in random order, each after some steps of its decodes, as in a server; a
+   coalition costs their median, each corrected by how slow the machine was around it.
 3. The Shapley value of these costs is the truth (`exact_shapley.py`). Beside every error stands by
    how much two halves of the repeats differ. No step is dropped.
 
