@@ -12,6 +12,7 @@ from typing import Any
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
 from inferscope.adapters.vllm_steps import Core
+from inferscope.adapters.vllm_transfers import Transfers, groups_of
 from inferscope.probe import Probe
 
 
@@ -42,7 +43,15 @@ class CoreHooks:
         config = scheduler.vllm_config
         probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
         self._patches.probes.append(probe)
-        self._core = Core(scheduler, probe)
+        self._core = core = Core(scheduler, probe)
+        connector = getattr(scheduler, "connector", None)
+        if connector is None:
+            return
+        groups = groups_of(scheduler)
+        if groups:
+            Transfers(core, groups).install(self._patches, connector)
+        else:
+            self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 
     def added(self, _: None, result: None, scheduler: Any, request: Any) -> None:
         """A request enters the queue."""

@@ -105,6 +105,10 @@ class Core:
         index = self.probe.queued(request_id, prompt_tokens=num_prompt, adapter=adapter)
         self._requests[request_id] = Progress(index, num_prompt)
 
+    def progress_of(self, request_id: str) -> Progress | None:
+        """Return how far a request has come; None where it is not known, or through."""
+        return self._requests.get(request_id)
+
     def scheduled(self, output: Any, *, start_ns: int) -> None:
         """Tell the plan, and who came and went with it."""
         end_ns = monotonic_ns()

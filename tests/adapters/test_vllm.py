@@ -6,6 +6,7 @@ import collections
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +159,53 @@ def test_a_request_is_of_the_adapter_that_it_asks_for(rings: Path, patches: Patc
         "r1": "",
         "r2": "",
     }
+
+
+def received(*names: str, **other: object) -> object:
+    return SimpleNamespace(finished_recving=set(names), **other)
+
+
+def test_blocks_from_another_engine_are_told_when_they_are_there(
+    rings: Path, patches: Patches
+) -> None:
+    connector = toy_vllm.Connector()
+    scheduler = Scheduler(toy_vllm.config(Options(connector=connector)))
+    where = {"remote_host": "10.0.0.7", "remote_port": 5600, "remote_engine_id": "theirs"}
+    places = {"near": where, "far": {"remote_engine_id": "theirs"}, "here": None, "lost": where}
+    for name, params in places.items():
+        request = Request(name, 9, 1, kv_transfer_params=params)
+        scheduler.add_request(request)
+        before_ns = time.monotonic_ns()
+        connector.update_state_after_alloc(request, None, num_external_tokens=9)
+        connector.update_state_after_alloc(request, None, 0)
+    connector.update_connector_output(SimpleNamespace(finished_recving=None))
+    connector.update_connector_output(received("near", "here", "nobody's"))
+    connector.update_connector_output(received("near", "far", failed_recving=set()))
+    connector.update_connector_output(received("lost", failed_recving={"lost"}))
+    connector.update_connector_output(received("lost"))
+    after_ns = time.monotonic_ns()
+    scheduler.finish_requests(None, toy_vllm.Status.FINISHED_ABORTED)
+    scheduler.shutdown()
+    told, _ = fold(rings)
+    transfers = {name: each.transfers for name, each in told.requests.items()}
+    assert transfers["here"] == transfers["lost"] == ()
+    (near,), (far,) = transfers["near"], transfers["far"]
+    assert (near.peer, far.peer) == ("10.0.0.7:5600", "theirs")
+    assert near.num_bytes == far.num_bytes == 3 * 3 * 100, "three blocks of three layers"
+    assert near.start_ns < far.start_ns < before_ns < near.end_ns < far.end_ns < after_ns
+    for name in ("near", "far"):
+        waited_ns = transfers[name][0].end_ns - transfers[name][0].start_ns
+        assert told.requests[name].ledger_ns["kv_transfer"] == waited_ns
+
+
+def test_a_scheduler_that_does_not_tell_of_its_cache_is_observed_without_transfers(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_core, "groups_of", lambda scheduler: [])
+    serve(Options(lives=[(5, 3)], connector=toy_vllm.Connector()))
+    assert caplog.text.count("unsupported: KV transfers") == 1
+    told, _ = fold(rings)
+    assert told.requests["r0"].finish == "length"
 
 
 SAMPLING = {

@@ -58,6 +58,7 @@ class Request:
     num_drafts: int = 0
     status: Status = Status.WAITING
     lora_request: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     def is_finished(self) -> bool:
         return self.status > Status.PREEMPTED
@@ -73,6 +74,10 @@ class Scheduler:
     def __init__(self, vllm_config: Any) -> None:
         self.vllm_config = vllm_config
         options = vllm_config.toy
+        self.connector = options.connector
+        spec = SimpleNamespace(block_size=BLOCK, page_size_bytes=100)
+        group = SimpleNamespace(kv_cache_spec=spec, layer_names=["0", "1", "2"])
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[group])
         self.rng = random.Random(options.seed)
         self.is_v2, self.num_drafts = options.is_v2, options.num_drafts
         self.max_num_scheduled_tokens = options.budget
@@ -225,6 +230,16 @@ class Scheduler:
         return -(-(request.num_computed_tokens + num) // BLOCK) - held <= self._free()
 
 
+class Connector:
+    """Brings nothing; the scheduler of a test tells it what vLLM's would."""
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Hear of a request's blocks."""
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Hear of what workers have received."""
+
+
 class Worker:
     """Executes nothing; knows from its own account which requests to sample."""
 
@@ -302,6 +317,7 @@ class Options:
     is_v2: bool = False
     abort_every: int = 0
     lives: list[tuple[int, int]] = field(default_factory=list)
+    connector: Any = None
     loras: list[Any] = field(default_factory=list)
     """Of the first requests, in their order."""
 

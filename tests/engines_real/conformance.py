@@ -56,6 +56,7 @@ FEATURES = (
     "refused requests, with their status",
     "health probes are no requests",
     "several API servers",
+    "KV transfers between workers",
     "tensor ranks",
     "data-parallel replicas",
     "offline, without a server",
