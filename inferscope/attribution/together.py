@@ -3,7 +3,7 @@
 From one decode step to the next a batch mostly stays as it is, and all that distinguishes its
 members is their own part of each step. So the ledger adds numbers here and leaves the rows alone:
 
-    cpu_gap, output, excess, interference    the same for every decode: one sum each
+    cpu_gap, output, excess, interference    the same for every decode: one row of sums
     decode_own                               one vector, by slot
     decode_co_batched                        time in steps - excess - interference - decode_own
 
@@ -25,7 +25,6 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _OUTPUT, _CPU_GAP = CAUSES.index("output"), CAUSES.index("cpu_gap")
-_SLOWDOWN, _COLD_START = CAUSES.index("slowdown"), CAUSES.index("cold_start")
 _PREFILL, _DECODE = CAUSES.index("prefill_own"), CAUSES.index("decode_own")
 """Of each, co-batched and interference are the next two columns."""
 _MOST_PREFILLS = 4
@@ -45,16 +44,11 @@ class Together:
     """
 
     __slots__ = (
-        "_cold_ns",
-        "_excess_ns",
-        "_gap_ns",
-        "_in_steps_ns",
-        "_interference_ns",
         "_is_written",
         "_marks_ns",
-        "_output_ns",
         "_own_ns",
         "_rows",
+        "_sums",
         "is_member",
         "mark_ns",
         "members",
@@ -80,14 +74,14 @@ class Together:
         self._is_written = False
         self._own_ns: Ints = np.zeros(len(marks_ns), dtype=np.int64)
         """[slots], 0 of who is no member."""
-        self._gap_ns = self._output_ns = 0
-        self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
+        self._sums: Ints = np.zeros(len(CAUSES), dtype=np.int64)
+        """[causes], what each has been booked, but for its own parts."""
 
     # --- who ----------------------------------------------------------------------------------
 
     def join(self, slot: int) -> None:
         """Take in a request that stands at the mark."""
-        self._add_sums(self._rows[slot], -1)
+        self._rows[slot] -= self._sums
         self.members.add(slot)
         self.is_member[slot] = True
         self.team = None
@@ -95,9 +89,7 @@ class Together:
 
     def leave(self, slot: int) -> None:
         """Let a request go: its row and its mark are its own again."""
-        row = self._rows[slot]
-        self._add_sums(row, 1)
-        self._add_own(row, slot)
+        self._add_to(self._rows[slot], slot)
         self._own_ns[slot] = 0
         self._marks_ns[slot] = self.mark_ns
         self.members.remove(slot)
@@ -113,13 +105,13 @@ class Together:
 
     def emit(self, at_ns: int) -> None:
         """Book the time up to an emission as output."""
-        self._output_ns += at_ns - self.mark_ns
+        self._sums[_OUTPUT] += at_ns - self.mark_ns
         self.mark_ns = at_ns
         self._is_written = False
 
     def wait(self, until_ns: int) -> None:
         """Book the time up to the start of a step as the host's."""
-        self._gap_ns += until_ns - self.mark_ns
+        self._sums[_CPU_GAP] += until_ns - self.mark_ns
         self.mark_ns = until_ns
         self._is_written = False
 
@@ -145,11 +137,14 @@ class Together:
             row[_DECODE + 1] -= delay.decode_class_ns - mine_ns
             row[_DECODE + 2] -= interference_ns
         self._own_ns[step.slots] += own_ns
-        self._in_steps_ns += step.end_ns - step.start_ns
-        self._interference_ns += interference_ns
-        self._excess_ns += delay.excess_ns
-        if step.excess_column == _COLD_START:
-            self._cold_ns += delay.excess_ns
+        sums, of_decodes_ns = self._sums, step.end_ns - step.start_ns
+        if interference_ns:
+            sums[_DECODE + 2] += interference_ns
+            of_decodes_ns -= interference_ns
+        if delay.excess_ns:
+            sums[step.excess_column] += delay.excess_ns
+            of_decodes_ns -= delay.excess_ns
+        sums[_DECODE + 1] += of_decodes_ns
         self.mark_ns = step.end_ns
         self._is_written = False
         return True
@@ -159,8 +154,7 @@ class Together:
     def row(self, slot: int) -> Ints:
         """Return a copy of a member's row, up to date."""
         row: Ints = self._rows[slot].copy()
-        self._add_sums(row, 1)
-        self._add_own(row, slot)
+        self._add_to(row, slot)
         return row
 
     def write(self) -> None:
@@ -172,32 +166,17 @@ class Together:
         if slots is None:
             slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
         self._marks_ns[slots] = self.mark_ns
-        sums = np.zeros(len(CAUSES), dtype=np.int64)
-        self._add_sums(sums, 1)
         rows, own_ns = self._rows.take(slots, axis=0), self._own_ns[slots]
-        rows += sums
+        rows += self._sums
         rows[:, _DECODE] += own_ns
         rows[:, _DECODE + 1] -= own_ns
         self._rows[slots] = rows
-        self._own_ns[slots] = 0
-        self._gap_ns = self._output_ns = 0
-        self._in_steps_ns = self._interference_ns = self._excess_ns = self._cold_ns = 0
+        self._own_ns[slots] = self._sums[:] = 0
 
-    def _add_sums(self, row: Ints, sign: int) -> None:
-        """Add to a row what its owner has been booked, but for its own parts, or take it away."""
-        if self._in_steps_ns:
-            of_decodes_ns = self._in_steps_ns - self._excess_ns - self._interference_ns
-            row[_DECODE + 1] += sign * of_decodes_ns
-            row[_DECODE + 2] += sign * self._interference_ns
-            if self._excess_ns:
-                row[_SLOWDOWN] += sign * (self._excess_ns - self._cold_ns)
-                row[_COLD_START] += sign * self._cold_ns
-        row[_CPU_GAP] += sign * self._gap_ns
-        row[_OUTPUT] += sign * self._output_ns
-
-    def _add_own(self, row: Ints, slot: int) -> None:
-        """Add to a row its owner's own parts."""
+    def _add_to(self, row: Ints, slot: int) -> None:
+        """Add to a row what its owner has been booked."""
         own_ns = self._own_ns.item(slot)
+        row += self._sums
         row[_DECODE] += own_ns
         row[_DECODE + 1] -= own_ns
 
