@@ -23,6 +23,8 @@ KEPT_SECONDS = 320
 _LOWEST_NS = 1e4
 _BINS_PER_E = 100
 _MOST_NOTED = 512
+_FEW = 32
+"""Durations that are put into bins sooner one by one."""
 
 DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 AMOUNTS = (
@@ -76,8 +78,14 @@ class _Distribution:
         above = np.maximum(np.array(durations_ns, dtype=np.float64) / _LOWEST_NS, 1.0)
         numbers = (np.log(above) * _BINS_PER_E).astype(np.int64)
         bins = self.bins
-        for number, num in zip(numbers.tolist(), nums, strict=True):
-            bins[number] += num
+        if len(nums) > _FEW:
+            counts = np.bincount(numbers, weights=nums)
+            numbers = counts.nonzero()[0]
+            for number, count in zip(numbers.tolist(), counts[numbers].tolist(), strict=True):
+                bins[number] += int(count)
+        else:
+            for number, num in zip(numbers.tolist(), nums, strict=True):
+                bins[number] += num
         self.num += sum(nums)
         self.sum_ns += sum(map(mul, durations_ns, nums))
         self.longest_ns = max(self.longest_ns, *durations_ns)
