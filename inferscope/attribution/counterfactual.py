@@ -101,8 +101,7 @@ def explain(
         if of_decodes:
             decode_ns = min(explained_ns, round(of_decodes * scale))
         of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
-    if not by_itself.is_within(batch, decode_ns, scale):
-        np.minimum(own_ns, decode_ns, out=own_ns)
+    np.minimum(own_ns, decode_ns, out=own_ns)
     if prefills:
         for at, mine_ns in zip(prefills, of_them, strict=True):
             own_ns[at] = mine_ns

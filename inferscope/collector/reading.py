@@ -46,12 +46,12 @@ def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
     if rows is None:
         like = kept.last_of(slices.requests)
         if like is not None:
-            rows = Rows(slices, like.slots, kept.teams, like=like)
+            rows = kept.read(slices, like.slots, like=like)
             kept.keep(rows)
             return rows
         indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
         slots, is_known = _slots_of(ring, indices, slices.t_ns, table)
-        rows = Rows(slices, slots, kept.teams)
+        rows = kept.read(slices, slots)
         if is_known and kept.num_dropped == ring.slots.num_dropped:
             kept.keep(rows)
         else:

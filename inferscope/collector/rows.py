@@ -21,6 +21,7 @@ Bytes = NDArray[np.uint8]
 _FEW = 4
 """Prefills that are cheaper told one by one than by column."""
 _MOST_KINDS = 8
+_MOST_MAKE_UPS = 16
 _MOST_PAIRS = 1 << 40
 """Of query and key in a slice: a million tokens behind half a million. More is damage."""
 _U32 = np.dtype(COLUMNS["contexts"])
@@ -66,7 +67,13 @@ class Rows:
     )
 
     def __init__(
-        self, slices: StepSlices, slots: Ints, teams: PlainTeams, *, like: Rows | None = None
+        self,
+        slices: StepSlices,
+        slots: Ints,
+        teams: PlainTeams,
+        *,
+        like: Rows | None = None,
+        alike: Rows | None = None,
     ) -> None:
         """Read the columns.
 
@@ -75,6 +82,7 @@ class Rows:
             slots: [rows].
             teams: those that are plain.
             like: rows of the same slots, in the same order.
+            alike: rows of others, one for each of them, that are otherwise the same.
 
         Raises:
             ValueError: they do not fit together.
@@ -82,9 +90,6 @@ class Rows:
         self.key = _key(slices)
         self._slices = slices
         num = len(slots)
-        lengths = len(slices.phases), len(slices.flags), len(slices.sampled) / 2
-        if lengths != (num, 0, num) and not {0, num}.issuperset(lengths):
-            raise ValueError(f"columns have {lengths} entries for {num} rows")
         self.slots = slots
         self.slot_bytes: bytes = slots.tobytes() if like is None else like.slot_bytes
         self.members: Ints = slots
@@ -93,6 +98,12 @@ class Rows:
             self.members, self.member_of_row = like.members, like.member_of_row
         elif len(set(slots.tolist())) < num:
             self.members, self.member_of_row = np.unique(slots, return_inverse=True)
+        if alike is not None and self.member_of_row is None:
+            self._do_as(alike)
+            return
+        lengths = len(slices.phases), len(slices.flags), len(slices.sampled) / 2
+        if lengths != (num, 0, num) and not {0, num}.issuperset(lengths):
+            raise ValueError(f"columns have {lengths} entries for {num} rows")
         self.prefills = _positions(slices.phases or bytes(num), PREFILL)
         self.num_prefill_tokens = 0
         self.member_prefills = self.prefills
@@ -127,6 +138,12 @@ class Rows:
     def sampled(self) -> Ints:
         """Return the sampled rows of logits: [rows]."""
         return _column(self._slices.sampled, "sampled", len(self.slots)).astype(np.int64)
+
+    def _do_as(self, alike: Rows) -> None:
+        """Take over all that does not depend on who it is."""
+        self.prefills, self.num_prefill_tokens = alike.prefills, alike.num_prefill_tokens
+        self.member_prefills, self.recomputed = alike.member_prefills, alike.recomputed
+        self.is_simple, self.team, self.tokens = alike.is_simple, alike.team, alike.tokens
 
     def _read_prefills(self) -> None:
         self.num_prefill_tokens = sum(map(self.tokens.item, self.prefills))
@@ -195,7 +212,7 @@ class Rows:
 
 
 class KeptRows:
-    """The last kinds of steps of one ring's team.
+    """The last kinds of steps of one ring's team, and of teams before it.
 
     Attributes:
         num_dropped: the ring's, for which the slots hold.
@@ -206,7 +223,29 @@ class KeptRows:
         self.num_dropped = -1
         self.teams = PlainTeams()
         self._by_key: dict[tuple[bytes, ...], Rows] = {}
+        self._by_make_up: dict[tuple[bytes, ...], Rows] = {}
+        """Of whatever team, one row for each of as many requests as the first column tells."""
         self._last: Rows | None = None
+
+    def read(self, slices: StepSlices, slots: Ints, *, like: Rows | None = None) -> Rows:
+        """Read rows; of what others have done before them, only who they are.
+
+        Args:
+            slices: the step's.
+            slots: [rows].
+            like: rows of the same slots, in the same order.
+
+        Raises:
+            ValueError: the columns do not fit together.
+        """
+        make_up = (len(slots).to_bytes(4, "little"), *_key(slices)[1:])
+        alike = self._by_make_up.get(make_up)
+        rows = Rows(slices, slots, self.teams, like=like, alike=alike)
+        if alike is None and rows.member_of_row is None:
+            if len(self._by_make_up) >= _MOST_MAKE_UPS:
+                self._by_make_up.clear()
+            self._by_make_up[make_up] = rows
+        return rows
 
     def rows_of(self, slices: StepSlices, slots: SlotMap) -> Rows | None:
         """Return the rows of slices that differ from kept ones in their contexts only."""

@@ -248,16 +248,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
                 values[at] = value * scale
         return values
 
-    def is_within(self, batch: Batch, most: int, scale: float) -> bool:
-        """Tell whether no value, rounded down, exceeds a number; False where that is not plain."""
-        level, per_token = self.level, self.slope * scale
-        if not isinstance(level, float) or per_token < 0:
-            return False
-        highest = (batch.longest_single - 1) * per_token + (self.slope + level) * scale
-        if self.chunks and max(self.chunks) * scale >= most + 1:
-            return False
-        return highest < most + 1
-
     def one(self, batch: Batch, at: int) -> float:
         """Return one request's nanoseconds."""
         chunks = batch.team.chunks
