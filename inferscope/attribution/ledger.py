@@ -37,7 +37,8 @@ Ints = NDArray[np.int64]
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
 NOBODY = 0
-_IN_FLIGHT = (WAITING, RUNNING, HELD)
+_IS_IN_FLIGHT = [state in (WAITING, RUNNING, HELD) for state in range(6)]
+"""By state."""
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
@@ -467,8 +468,8 @@ class Ledger:
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)
-        was, will = before in _IN_FLIGHT, state in _IN_FLIGHT
-        if was != will:
+        will = _IS_IN_FLIGHT[state]
+        if _IS_IN_FLIGHT[before] is not will:
             self.pass_idle(at_ns)
             self._num_in_flight += 1 if will else -1
         if before == WAITING:

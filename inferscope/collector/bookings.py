@@ -95,13 +95,12 @@ class Bookings:
         Returns:
             each rank's prefill time.
         """
-        table, slots = self._lives.table, rows.slots
+        lives, counters = self._lives, self._lives.counters
         if rows.slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
             self._mixed_slots = rows.slot_bytes
             self._mix(rows.slot_bytes)
         for shares_ns in split.shares_ns:
             self._mix(shares_ns)
-        counters = self._lives.counters
         if counters.is_on:
             counters.reach(run.end_ns)
         if rows.is_simple:
@@ -111,30 +110,30 @@ class Bookings:
         if rows is not self._last_rows:
             self._note_phases(rows, self._last_rows)
             self._last_rows = rows
-        self._lives.fit_id = split.fit_id
+        lives.fit_id = split.fit_id
 
-        num_prefill, prefill_tokens = len(rows.prefills), rows.num_prefill_tokens
         of_ranks_ns = [0] * len(run.ranks)
         padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
-        rest_ns = padding_ns + unattributed_ns
-        bucket = self._lives.windows.at(run.end_ns)
+        decode_ns = run.sum_ns - padding_ns - unattributed_ns
+        bucket = lives.windows.at(run.end_ns)
         amounts = bucket.amounts
-        prefill_ns = 0
-        if num_prefill:
-            self._lives.prefill_mode = run.span.mode
+        if rows.prefills:
+            lives.prefill_mode = run.span.mode
             of_ranks_ns = [
                 sum([shares_ns.item(at) for at in rows.prefills]) for shares_ns in split.shares_ns
             ]
             prefill_ns = sum(of_ranks_ns)
-            if table.num_labelled:
+            decode_ns -= prefill_ns
+            if lives.table.num_labelled:
                 self._book_parts(rows, contexts, split)
-            amounts["prefill_tokens"] += prefill_tokens
+            amounts["prefill_tokens"] += rows.num_prefill_tokens
             amounts["prefill_ns"] += prefill_ns
-            amounts["mixed_steps"] += num_prefill < len(slots)
-        amounts["decode_tokens"] += rows.team.num_tokens - prefill_tokens
-        amounts["decode_ns"] += run.sum_ns - prefill_ns - rest_ns
-        if rest_ns:
+            amounts["mixed_steps"] += len(rows.prefills) < len(rows.slots)
+        amounts["decode_tokens"] += rows.team.num_tokens - rows.num_prefill_tokens
+        amounts["decode_ns"] += decode_ns
+        if padding_ns:
             amounts["padding_ns"] += padding_ns
+        if unattributed_ns:
             amounts["unattributed_ns"] += unattributed_ns
         amounts["steps"] += 1
         bucket.durations["step"].add(run.longest_ns, 1)

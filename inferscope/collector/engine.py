@@ -416,8 +416,10 @@ class EngineFold:
             request.attributes |= event.attributes
         if event.reasoning_tokens is not None:
             request.reasoning_tokens = event.reasoning_tokens
-        request.trace = event.trace or request.trace
-        request.adapter = event.adapter or request.adapter
+        if event.trace:
+            request.trace = event.trace
+        if event.adapter:
+            request.adapter = event.adapter
         if event.prompt_parts:
             self.lives.table.label(request, event.prompt_parts)
         action = _TRANSITIONS.get(event.kind)

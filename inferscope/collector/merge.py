@@ -67,14 +67,13 @@ class Merger:
             num = _num_due(waiting, until_ns)
             due, self._waiting = waiting[:num], waiting[num:]
         out: list[Item] = []
-        next_ns = self._next_tick_ns
+        next_ns = self._next_tick_ns or 0
         for item in due:
-            record = item[3]
-            if type(record) is Clock:
-                self._real_offset_ns = record.real_ns - record.at_ns
-            if next_ns is None or next_ns <= item[0]:
+            if type(item[3]) is Clock:
+                self._real_offset_ns = item[3].real_ns - item[3].at_ns
+            if next_ns <= item[0]:
                 self._tick_until(item[0], out)
-                next_ns = self._next_tick_ns
+                next_ns = self._next_tick_ns or 0
             out.append(item)
         if until_ns is not None:
             self._tick_until(until_ns, out)
