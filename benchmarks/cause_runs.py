@@ -99,7 +99,7 @@ SCENARIOS = (
     ),
     # The engine is done, the bytes do not leave: `output` up to the last token, `delivery` after.
     Scenario(
-        "slow client", "e2e", frozenset({"output", "delivery"}), 320, 0, 200, slow_readers=True,
+        "slow client", "e2e", frozenset({"output", "delivery"}), 400, 0, 200, slow_readers=True,
     ),
     # It takes time from every step, not from one gap: the mean gap tells. And it stays: what lasts
     # for thousands of steps must not become normal. Of the loop's core it takes its part between
