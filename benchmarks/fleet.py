@@ -126,6 +126,7 @@ class Fleet:
     """Engines, some to each score.
 
     Attributes:
+        names: of the engines.
         late_ns: how late each look at what is due found something.
     """
 
@@ -138,13 +139,13 @@ class Fleet:
         num_scores = min(num_scores, num_engines)
         apart_ns = round(1e9 / rate_hz / num_scores)
         self._parts: list[tuple[Score, list[RingWriter]]] = []
+        self.names = [f"fleet-{number:03}" for number in range(num_engines)]
         self.late_ns: list[int] = []
         for seed in range(num_scores):
             begin_ns = start_ns + seed * apart_ns
             score = Score(seed, batch=batch, rate_hz=rate_hz, start_ns=begin_ns)
             self._parts.append((score, []))
-        for number in range(num_engines):
-            name = f"fleet-{number:03}"
+        for number, name in enumerate(self.names):
             identity = Identity(
                 name, "core", 0, os.getpid(), socket.gethostname(), boot_id(), start_ns, real_ns,
                 synthetic=True,

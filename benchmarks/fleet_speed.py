@@ -5,9 +5,11 @@ runs as anybody would start it: Prometheus's page, scraped every five seconds; O
 metrics, to a receiver that counts them; Parquet, all tables; objectives; pins. Its processor time
 and memory are the kernel's numbers, after a warm-up. What the engines finished is compared with
 what came out at each exporter, and every counter of drops is read. JSON Lines and Perfetto are
-formats of `inferscope export` and `record`: no collector writes them.
+formats of `inferscope export` and `record`: no collector writes them. With `--shards N` that many
+collectors share the engines; their cores and their memory are summed.
 
     python benchmarks/fleet_speed.py --out benchmarks/results/fleet_speed.json
+    python benchmarks/fleet_speed.py --shards 2
     python benchmarks/fleet_speed.py --engines 10 --seconds 60 --only prometheus
     python benchmarks/fleet_speed.py --engines 10 --profile fleet.pstats
     python benchmarks/fleet_speed.py --sidecar --out benchmarks/results/sidecar_cost.json
@@ -31,13 +33,15 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from fleet import Fleet
 from probe_cost import machine
+
+from inferscope.collecting.shard import Shard
 
 TARGETS = {False: (1.5, 500.0), True: (0.1, 150.0)}
 """Cores and resident MiB of a collector: of a host's engines, and beside one in its pod."""
@@ -125,22 +129,22 @@ def configuration(
 
 
 class Watch(threading.Thread):
-    """Looks at a process once a second: processor time by thread, and memory."""
+    """Looks at processes once a second: their processor time by thread, and memory, summed."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pids: list[int]) -> None:
         super().__init__(daemon=True)
-        self._pid = pid
+        self._pids = pids
         self._is_over = threading.Event()
         self.rows: list[tuple[float, float, float, float]] = []
         """Time, s of all threads, s of the first one, resident MB."""
 
     def run(self) -> None:
         """Look until it is over."""
-        with suppress(OSError, StopIteration):  # it has ended
+        with suppress(OSError, StopIteration):  # one has ended
             while not self._is_over.wait(1.0):
-                all_s = cpu_s(f"/proc/{self._pid}/stat")
-                main_s = cpu_s(f"/proc/{self._pid}/task/{self._pid}/stat")
-                self.rows.append((time.monotonic(), all_s, main_s, rss_mb(self._pid, "VmRSS")))
+                all_s = sum(cpu_s(f"/proc/{pid}/stat") for pid in self._pids)
+                main_s = sum(cpu_s(f"/proc/{pid}/task/{pid}/stat") for pid in self._pids)
+                self.rows.append((time.monotonic(), all_s, main_s, memory_mb(self._pids, "VmRSS")))
 
     def stop(self) -> None:
         """Look no more."""
@@ -173,10 +177,13 @@ def cpu_s(path: str) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_HZ
 
 
-def rss_mb(pid: int, name: str) -> float:
-    """Return a line of a process's memory: VmRSS now, VmHWM the most."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+def memory_mb(pids: list[int], name: str) -> float:
+    """Return a line of processes' memory, summed: VmRSS now, VmHWM the most of each."""
+    total_kb = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        total_kb += next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return total_kb / 1024
 
 
 def scrape(url: str) -> tuple[float, str]:
@@ -208,18 +215,19 @@ def dropped(page: str) -> dict[str, float]:
 
 
 class Scraper(threading.Thread):
-    """Scrapes as Prometheus does, and notes how far the page is behind the engines."""
+    """Scrapes as Prometheus does, and notes how far the pages are behind the engines."""
 
-    def __init__(self, url: str, fleet: Fleet, pid: int) -> None:
+    def __init__(self, urls: list[str], fleet: Fleet, pids: list[int]) -> None:
         super().__init__(daemon=True)
-        self._url, self._fleet, self._pid = url, fleet, pid
+        self._urls, self._fleet, self._pids = urls, fleet, pids
         self._is_over = threading.Event()
         self.took_ms: list[float] = []
         self.behind: list[float] = []
-        """Requests that engines had finished and the page did not tell."""
+        """Requests that engines had finished and the pages did not tell."""
         self.page = ""
+        """All of them, one after another."""
         self._seen: list[tuple[float, float, float]] = []
-        """When, the collector's processor time by then, and the steps that it told."""
+        """When, the collectors' processor time by then, and the steps that they told."""
 
     def run(self) -> None:
         """Scrape until it is over."""
@@ -230,14 +238,15 @@ class Scraper(threading.Thread):
         """Scrape."""
         finished = self._fleet.counts()["requests"]
         try:
-            took_ms, self.page = scrape(self._url)
+            scraped = [scrape(url) for url in self._urls]
         except OSError as error:
             sys.stderr.write(f"a scrape failed: {error}\n")
             self.took_ms.append(30_000.0)
             return
-        self.took_ms.append(took_ms)
+        self.took_ms += [took_ms for took_ms, _ in scraped]
+        self.page = "\n".join(page for _, page in scraped)
         self.behind.append(finished - total(self.page, "inferscope_requests_total"))
-        spent_s = cpu_s(f"/proc/{self._pid}/stat")
+        spent_s = sum(cpu_s(f"/proc/{pid}/stat") for pid in self._pids)
         self._seen.append((time.monotonic(), spent_s, total(self.page, STEPS)))
 
     def us_per_step(self, since_s: float) -> float | None:
@@ -269,36 +278,69 @@ def requests_of(exported: dict[str, Any]) -> list[float]:
     return [exported[name][word] for name, word in found.items() if name in exported]
 
 
+def free_ports(num: int) -> int:
+    """Return the first of so many ports that are free, one behind the other."""
+    while True:
+        with ExitStack() as held:
+            first = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for port in range(first + 1, first + num):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except (OSError, OverflowError):
+                continue
+            return int(first)
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 
+def begin(options: argparse.Namespace, config: Path, shard: Shard) -> subprocess.Popen[bytes]:
+    """Start a collector."""
+    words = ["-m", "inferscope", "collect", "--config", str(config), "--counters", "off"]
+    words += ["--shard", str(shard)]
+    if options.profile:
+        words = ["-m", "cProfile", "-o", str(shard.file(options.profile)), *words]
+    return subprocess.Popen([sys.executable, *words])
+
+
+def end(collectors: list[subprocess.Popen[bytes]]) -> bool:
+    """End collectors as a service manager would; tell whether they did so in time."""
+    for collector in collectors:
+        collector.send_signal(signal.SIGTERM)
+    late_s = time.monotonic() + END_S
+    for collector in collectors:
+        with suppress(subprocess.TimeoutExpired):  # it is too far behind
+            if collector.wait(max(0.0, late_s - time.monotonic())):
+                raise SystemExit("a collector failed.")
+    return all(collector.poll() is not None for collector in collectors)
+
+
 def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str, Any]:
-    """Run fleet, receiver and collector; return what was seen."""
+    """Run fleet, receiver and collectors; return what was seen."""
     receiver = subprocess.Popen(
         [sys.executable, __file__, "--receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert receiver.stdout is not None
     otlp_port = int(receiver.stdout.readline())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(options.shards)
     config = configuration(folder, options.only, otlp_port, port, rings=rings)
-    words = ["-m", "inferscope", "collect", "--config", str(config), "--counters", "off"]
-    if options.profile:
-        words = ["-m", "cProfile", "-o", str(options.profile), *words]
-    collector = subprocess.Popen([sys.executable, *words])
-    # The collector is what is measured: engines and receiver wait for it, not it for them.
+    shards = [Shard(number, options.shards) for number in range(1, options.shards + 1)]
+    collectors = [begin(options, config, shard) for shard in shards]
+    pids = [collector.pid for collector in collectors]
+    # The collectors are what is measured: engines and receiver wait for them.
     for pid in (os.getpid(), receiver.pid):
         os.setpriority(os.PRIO_PROCESS, pid, options.nice)
-    watch = Watch(collector.pid)
+    watch = Watch(pids)
     try:
         time.sleep(3.0)
-        empty_mb = rss_mb(collector.pid, "VmRSS")
+        empty_mb = memory_mb(pids, "VmRSS")
         fleet = Fleet(
             rings, options.engines, num_scores=options.scores, batch=options.batch,
             rate_hz=options.rate, ring_bytes=options.ring_mb << 20,
         )  # fmt: skip
         watch.start()
-        scraper = Scraper(f"http://127.0.0.1:{port}/metrics", fleet, collector.pid)
+        urls = [f"http://127.0.0.1:{port + at}/metrics" for at in range(options.shards)]
+        scraper = Scraper(urls, fleet, pids)
         if "prometheus" in options.only:
             scraper.start()
         began_s, spent_s = time.monotonic(), time.thread_time()
@@ -312,17 +354,14 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
             scraper.stop()
             scraper.once()
         watch.stop()
-        peak_mb = rss_mb(collector.pid, "VmHWM")
+        peak_mb = memory_mb(pids, "VmHWM")
         fleet.close()
-        collector.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):  # it is too far behind
-            if collector.wait(END_S):
-                raise SystemExit("the collector failed.")
-        has_ended = collector.poll() is not None
+        has_ended = end(collectors)
     finally:
-        if collector.poll() is None:
-            collector.kill()
-            collector.wait()
+        for collector in collectors:
+            if collector.poll() is None:
+                collector.kill()
+                collector.wait()
         got, _ = receiver.communicate(b"")
     rate_hz = told["steps"] / (ended_s - began_s)
     exported: dict[str, Any] = {}
@@ -340,6 +379,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
     took_ms, late_ns = sorted(scraper.took_ms), sorted(fleet.late_ns)
     return {
         "engines": options.engines,
+        "engines_of_shards": [sum(map(shard.has, fleet.names)) for shard in shards],
         "steps_s": round(rate_hz, 1),
         "batch": options.batch,
         "requests_s": round(finished_hz, 1),
@@ -373,6 +413,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=100)
     parser.add_argument("--rate", type=float, default=50.0, help="steps per second of each")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--shards", type=int, default=1, help="collectors that share the engines")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds that do not count")
     parser.add_argument("--scores", type=int, default=10, help="different ones; engines share them")
@@ -383,7 +424,7 @@ def main() -> None:
         help="one engine, Prometheus and OTLP, and the target of a collector in its pod",
     )  # fmt: skip
     parser.add_argument("--only", default=",".join(EXPORTERS), help=f"some of {EXPORTERS}")
-    parser.add_argument("--profile", type=Path, help="the collector's first thread, by cProfile")
+    parser.add_argument("--profile", type=Path, help="collectors' first threads, by cProfile")
     parser.add_argument("--folder", type=Path, help="for files; a temporary one")
     parser.add_argument(
         "--rings", type=Path, default=_MEMORY if _MEMORY.is_dir() else None,

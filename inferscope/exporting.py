@@ -146,6 +146,26 @@ class LinksTraces(Protocol):
 
 
 @runtime_checkable
+class Sharing(Protocol):
+    """What a live exporter may offer besides: it leaves room for others of the same section.
+
+    Several collectors may share a host's engines and one configuration. What only one can have, a
+    port or a file, each then takes under a name or a number of its own.
+    """
+
+    def share(self, number: int, total: int) -> None:
+        """Be one of several; called before it is checked or opened.
+
+        Args:
+            number: which one, from 1 on.
+            total: how many there are.
+
+        Raises:
+            BadInput: there is no room for so many.
+        """
+
+
+@runtime_checkable
 class Succeeding(Protocol):
     """What a live exporter may offer besides: it goes on where one with other settings ends.
 

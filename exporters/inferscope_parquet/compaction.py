@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from inferscope.private import open_private
 from inferscope_parquet.exchange import exchange
-from inferscope_parquet.naming import NO_HOST, hour_of, is_of_host
+from inferscope_parquet.naming import hour_of, is_by
 from inferscope_parquet.settings import Settings
 from inferscope_parquet.tables import SCHEMA_KEY, SCHEMA_VERSION, SCHEMAS
 
@@ -206,7 +206,7 @@ def _groups(folder: Path, table: str, files: Files, settings: Settings) -> list[
     num_bytes = settings.rotate_bytes
     for name in sorted(files):
         size = files[name][1]
-        if not is_of_host(name, settings.host) or 2 * size > settings.rotate_bytes:
+        if not is_by(name, settings.writer) or 2 * size > settings.rotate_bytes:
             continue
         if not _fits(folder / name, SCHEMAS[table]):
             continue
@@ -267,7 +267,7 @@ def _beside(settings: Settings) -> Iterator[Path]:
     """Make a folder beside the tables that nobody sweeps away; what is in it at the end goes."""
     parent = settings.folder / COMPACTING
     parent.mkdir(mode=0o700, exist_ok=True)
-    made = parent / f"{settings.host or NO_HOST}-{secrets.token_hex(4)}"
+    made = parent / f"{settings.writer}-{secrets.token_hex(4)}"
     made.mkdir(mode=0o700)
     try:
         with _held(made):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -46,6 +47,15 @@ class ParquetExporter:
             ImportError: pyarrow is not installed.
         """
         return FolderExport(folder)
+
+    def share(self, number: int, total: int) -> None:
+        """Write files of its own, which only it merges and removes, and its part of `max_mb`."""
+        settings = self._settings
+        self._settings = replace(
+            settings,
+            part=f"{number}-of-{total}",
+            max_mb=settings.max_mb / total,
+        )
 
     def describe(self) -> str:
         """Say what it writes, and where."""

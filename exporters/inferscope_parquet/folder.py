@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from inferscope.private import open_private
 from inferscope_parquet.batches import Batch
 from inferscope_parquet.compaction import Compactor, locked, sweep
-from inferscope_parquet.naming import NO_HOST, hour_of, is_of_host
+from inferscope_parquet.naming import hour_of, is_by
 from inferscope_parquet.settings import TABLES, Settings
 from inferscope_parquet.tables import (
     SCHEMA_KEY,
@@ -139,7 +139,7 @@ class Folder:
             at = time.gmtime(first_s(name, rows))
             day = self._settings.folder / name / time.strftime("date=%Y-%m-%d", at)
             folder = day / time.strftime("hour=%H", at)
-            stem = f"{self._settings.host or NO_HOST}-{time.strftime('%H%M%S', at)}"
+            stem = f"{self._settings.writer}-{time.strftime('%H%M%S', at)}"
             with locked(self._settings.folder, fcntl.LOCK_SH):
                 for each in (day.parent, day, folder):
                     each.mkdir(mode=0o700, exist_ok=True)
@@ -161,12 +161,12 @@ class Folder:
         sweep(self._settings.folder)
 
     def _make_room(self) -> None:
-        """Remove this host's oldest files beyond what is kept, counting from its newest hour."""
+        """Remove this writer's oldest files beyond what is kept, counting from its newest hour."""
         settings = self._settings
         num_bytes, eldest = 0, 0.0
         if settings.keep_hours is not None:
             eldest = self._newest_hour - settings.keep_hours
-        ours = [p for p in self._files("*.parquet") if is_of_host(p.name, settings.host)]
+        ours = [p for p in self._files("*.parquet") if is_by(p.name, settings.writer)]
         for path in sorted(ours, key=lambda path: (hour_of(path.parent), path.name), reverse=True):
             with suppress(OSError):
                 num_bytes += path.stat().st_size

@@ -12,10 +12,9 @@ NO_HOST = "export"
 _HOUR_S = 3600
 
 
-def is_of_host(name: str, host: str | None) -> bool:
-    """Tell whether a whole file is of a host; one's name may be the beginning of another's."""
-    whose = re.escape(host or NO_HOST)
-    return re.fullmatch(rf"{whose}-\d{{6}}-[0-9a-f]{{8}}\.parquet", name) is not None
+def is_by(name: str, writer: str) -> bool:
+    """Tell whether a whole file is of a writer; one's name may be the beginning of another's."""
+    return re.fullmatch(rf"{re.escape(writer)}-\d{{6}}-[0-9a-f]{{8}}\.parquet", name) is not None
 
 
 def hour_of(folder: Path) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from inferscope.document import only
 from inferscope.errors import BadInput
+from inferscope_parquet.naming import NO_HOST
 
 TABLES = ("requests", "steps", "slices")
 
@@ -34,6 +35,14 @@ class Settings:
     compact: bool = True
     """Merge the small files of an hour once it is over."""
 
+    part: str = ""
+    """Of the host's writers, which one this is; empty where there is but one."""
+
+    @property
+    def writer(self) -> str:
+        """Return with what the names of its files begin."""
+        return "-".join(filter(None, (self.host or NO_HOST, self.part)))
+
     @property
     def rotate_ns(self) -> int:
         """After this a file is ended."""
@@ -50,7 +59,7 @@ class Settings:
         return round(self.max_mb * 1e6)
 
 
-_NAMES = [each.name for each in fields(Settings)]
+_NAMES = [each.name for each in fields(Settings) if each.name != "part"]
 
 
 def read_settings(given: Mapping[str, object]) -> Settings:

@@ -18,8 +18,8 @@ def collector_families(running: Running) -> Iterator[Metric]:
     yield gauge(
         "inferscope_collector_info",
         "What collects, and by which configuration.",
-        ("version", "config_hash"),
-        [((*_OF_ALL, running.version, running.config_hash), 1.0)],
+        ("version", "config_hash", "shard"),
+        [((*_OF_ALL, running.version, running.config_hash, running.shard), 1.0)],
     )
     reloads = (("good", running.num_reloads), ("bad", running.num_reloads_refused))
     yield counter(

@@ -19,7 +19,7 @@ from inferscope.errors import BadInput
 from inferscope_prometheus import names
 from inferscope_prometheus.bill import Bill, adapter_of
 from inferscope_prometheus.numbers import Numbers
-from inferscope_prometheus.settings import read_settings, read_token
+from inferscope_prometheus.settings import LAST_PORT, read_settings, read_token
 from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -59,6 +59,21 @@ class PrometheusExporter:
         self._address = self._settings.host, self._settings.port
         """As it is configured: where the port is 0, it serves on another."""
         self._coverage: Coverage | None = None
+
+    def share(self, number: int, total: int) -> None:
+        """Serve on a port of its own: the first one on the configured, the others behind it.
+
+        Raises:
+            BadInput: there is no such port.
+        """
+        port = self._settings.port and self._settings.port + number - 1
+        if port > LAST_PORT:
+            raise BadInput(
+                f"port is {self._settings.port}, and shard {number} of {total} would be on {port}. "
+                f"Give one up to {LAST_PORT - total + 1}."
+            )
+        self._settings = replace(self._settings, port=port)
+        self._address = self._settings.host, port
 
     def describe(self) -> str:
         """Say where it serves, and to whom."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from inferscope.document import only
 from inferscope.errors import BadInput
 
+LAST_PORT = 65535
 _LEAST_TOKEN = 16
 _MOST_TENANTS = 1000
 
@@ -65,8 +66,8 @@ def read_settings(section: Mapping[str, object]) -> Settings:
     host, port = section.get("host", found.host), section.get("port", found.port)
     if not isinstance(host, str) or not host:
         raise BadInput(f"host is {host!r}. Give an address, such as {found.host}.")
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise BadInput(f"port is {port!r}. Give a number up to 65535; 0 takes any free one.")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= LAST_PORT:
+        raise BadInput(f"port is {port!r}. Give a number up to {LAST_PORT}; 0 takes any free one.")
     settings = Settings(
         host,
         port,

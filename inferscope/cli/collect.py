@@ -1,4 +1,4 @@
-"""Follow every engine of this host and export what they do; one collector per host.
+"""Follow every engine of this host and export what they do; one collector a host, or a shard of it.
 
 Without a configuration it serves Prometheus on 127.0.0.1:9464. Engines come and go without a
 restart. SIGUSR1 pins the records of the last and the next half minute, unless pins are off; SIGHUP
@@ -23,7 +23,6 @@ from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
 from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
-from inferscope.collecting.promises import STATE
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.probe.clock import SystemClock
@@ -50,6 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="say what it would do and whether it could, and leave"
     )
+    parser.add_argument(
+        "--shard", metavar="K/N", help="of the host's engines the K-th of N parts (default: all)"
+    )
     add_counters_option(parser)
     parser.epilog = f"""exporters installed: {", ".join(live_exporter_names())}
 
@@ -57,27 +59,29 @@ examples:
   inferscope collect
   inferscope collect --slo slo.yaml
   inferscope collect --config collect.yaml --check
+  inferscope collect --config collect.yaml --shard 1/2   # and another one with 2/2
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Collect."""
-    read = partial(read_config, options.config, os.environ, slo=options.slo)
+    read = partial(read_config, options.config, os.environ, slo=options.slo, shard=options.shard)
     config = read()
-    exporters = make_exporters(config.exporters)
+    exporters = make_exporters(config.exporters, config.shard)
     if options.check:
         return _check(config, exporters, usual(_sources(options, config)))
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
-    with only_collector(config.rings), stoppable() as stop:
+    with only_collector(config.rings, config.shard), stoppable() as stop:
         wishes = _Wishes(stop)
         signal.signal(signal.SIGUSR1, wishes.pin)
         signal.signal(signal.SIGHUP, wishes.reload)
-        outlets = Outlets(exporters, sections=config.exporters, say=_say)
+        outlets = Outlets(exporters, sections=config.exporters, shard=config.shard, say=_say)
         outlets.open()
         gc.freeze()  # what is loaded by now stays
         sample_beside(_sources(options, config), config.counters.options)
-        _say(f"collecting from {config.rings}; Ctrl-C ends it")
+        part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
+        _say(f"collecting from {config.rings}{part}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
         is_through = service.run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
@@ -122,13 +126,16 @@ def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[st
     """Print what a collector would do, unless it could not."""
     check_exporters(exporters)
     now_ns = time.monotonic_ns()
-    num_alive = sum(engine.is_alive(now_ns) for engine in find_engines(config.rings))
-    rows = [("rings", f"{config.rings}, engines there now: {num_alive}")]
+    alive = [each for each in find_engines(config.rings) if each.is_alive(now_ns)]
+    rows = [("rings", f"{config.rings}, engines there now: {len(alive)}")]
+    if not config.shard.is_all:
+        num = sum(config.shard.has(each.engine_id) for each in alive)
+        rows.append(("shard", f"{config.shard}, of these: {num}"))
     rows += [(name, exporter.describe()) for name, exporter in exporters.items()]
     sampled = " ".join((", ".join(sources), *config.counters.options))
     rows.append(("counters", sampled if sources else "none are sampled by this collector"))
     rows.append(("headers", _headers(config.headers)))
-    pins, slo = config.pins, config.slo
+    pins, slo = config.own_pins, config.slo
     if pins is None:
         rows.append(("pins", "none"))
     else:
@@ -147,7 +154,7 @@ def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[st
     if slo.objectives is not None:
         lines = objective_lines(slo.objectives)
         rows += [("slo" if not at else "", line) for at, line in enumerate(lines)]
-        rows.append(("budgets", f"kept in {slo.state or config.rings / STATE}"))
+        rows.append(("budgets", f"kept in {config.state}"))
     sys.stdout.write("".join(f"{name:<12}{what}\n" for name, what in rows))
     return 0
 

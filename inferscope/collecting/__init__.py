@@ -1,1 +1,1 @@
-"""One collector per host: it follows all rings, feeds live exporters and pins incidents."""
+"""One collector per host, or several that share its engines; live exporters; pins."""

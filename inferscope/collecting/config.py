@@ -5,6 +5,7 @@
       prometheus: {host: 127.0.0.1, port: 9464}
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
     outlive_s: 30
+    shard: 1/2
     slo: {file: slo.yaml, state: /var/lib/inferscope/slo-state.json}
     counters: {sources: auto, interval: 100ms}
     headers: [tenant, priority]
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from inferscope.collecting.shard import ALL, Shard, read_shard
 from inferscope.counters.source import SOURCES
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
@@ -36,9 +38,12 @@ PREFIX = "INFERSCOPE_COLLECT_"
 INCIDENTS = ("breach", "engine_lost", "stall", "signal")
 """What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
 goodbye or one that has requests and makes no step, SIGUSR1."""
+STATE = "slo-state.json"
+"""The file of the budgets, in the rings' folder unless another is named."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),
+    "SHARD": ("shard",),
     "OUTLIVE_S": ("outlive_s",),
     "PINS_FOLDER": ("pins", "folder"),
     "PINS_MAX_MB": ("pins", "max_mb"),
@@ -55,7 +60,7 @@ _SCALARS = {
     "SLO_TBT_MS": ("slo", "tbt_ms"),
 }
 _EXPORTERS = "EXPORTERS_"
-_TEXTS = ("rings", "folder", "file", "state", "headers", "sources", "dcgm_url")
+_TEXTS = ("rings", "shard", "folder", "file", "state", "headers", "sources", "dcgm_url")
 _SHORT = {"slo": "file", "counters": "sources"}
 """Sections for which a word may stand, and which of their settings that is."""
 _OFF = "off"
@@ -133,16 +138,38 @@ class Config:
     become digits. None for all of it."""
     outlive_s: float = 0.0
     """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
+    shard: Shard = ALL
+    """Of the engines."""
+
+    @property
+    def state(self) -> Path:
+        """Where budgets are kept: a file of this shard's own."""
+        return self.shard.file(self.slo.state or self.rings / STATE)
+
+    @property
+    def own_pins(self) -> PinSettings | None:
+        """Where this shard keeps its pins: those of all together take what they may."""
+        pins, shard = self.pins, self.shard
+        if pins is None or shard.is_all:
+            return pins
+        return replace(pins, folder=pins.folder / shard.word, max_mb=pins.max_mb / shard.total)
 
 
 def config_hash(config: Config) -> str:
-    """Return twelve digits that tell one configuration from another, objectives included."""
-    told = msgspec.json.encode(config, enc_hook=str, order="deterministic")
+    """Return twelve digits that tell one configuration from another, objectives included.
+
+    Shards that share one have the same.
+    """
+    told = msgspec.json.encode(replace(config, shard=ALL), enc_hook=str, order="deterministic")
     return hashlib.sha256(told).hexdigest()[:12]
 
 
 def read_config(
-    path: Path | None, environment: Mapping[str, str], *, slo: Path | None = None
+    path: Path | None,
+    environment: Mapping[str, str],
+    *,
+    slo: Path | None = None,
+    shard: str | None = None,
 ) -> Config:
     """Read the configuration.
 
@@ -150,6 +177,7 @@ def read_config(
         path: of the YAML file; None for the defaults.
         environment: of the process; its words override the file's.
         slo: the file of objectives, whatever the configuration names.
+        shard: K/N, likewise.
 
     Raises:
         BadInput: something in it cannot be used: what, where, and what was meant perhaps.
@@ -158,9 +186,12 @@ def read_config(
     for name in sorted(environment):
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
-    document.only(("rings", "outlive_s", "exporters", "pins", "slo", "counters", "headers"))
-    given = document.text("rings")
+    document.only(
+        ("rings", "outlive_s", "shard", "exporters", "pins", "slo", "counters", "headers")
+    )
+    given, word = document.text("rings"), shard or document.text("shard")
     rings = Path(given) if given else ring_directory()
+    part = ALL if word is None else read_shard(word)
     return Config(
         rings,
         _exporters(document.section("exporters")),
@@ -169,6 +200,7 @@ def read_config(
         _counters(document),
         _headers(document),
         document.number("outlive_s") or 0.0,
+        part,
     )
 
 

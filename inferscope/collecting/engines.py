@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from inferscope.collecting.promises import Promises
+from inferscope.collecting.shard import ALL, Shard
 from inferscope.collector.finals import (
     DeviceHealth,
     DeviceTime,
@@ -64,7 +65,13 @@ class Engines:
     """
 
     def __init__(
-        self, folder: Path, *, sink: Sink, clock: Clock, promises: Promises | None = None
+        self,
+        folder: Path,
+        *,
+        sink: Sink,
+        clock: Clock,
+        promises: Promises | None = None,
+        shard: Shard = ALL,
     ) -> None:
         """Prepare.
 
@@ -73,8 +80,10 @@ class Engines:
             sink: receives what becomes final, once it counts.
             clock: the rings' own.
             promises: has requests judged.
+            shard: which of the engines to follow.
         """
         self._promises = promises
+        self._shard = shard
         self._folder = folder
         self._sink = sink
         self._clock = clock
@@ -85,7 +94,8 @@ class Engines:
         self._settling: dict[str, tuple[int, list[Path]]] = {}
         self._followed: dict[str, _Followed] = {}
         self._samplers: list[Path] = []
-        """Rings of what samples this host's devices: every engine's fold reads them."""
+        """Rings of what samples this host's devices: every engine's fold reads them, and nobody
+        where there is no engine."""
         self.notes: list[str] = []
         self._noted: set[str] = set()
         self._closed_ns = 0
@@ -192,6 +202,8 @@ class Engines:
             engine_id = identity.engine_id
             if identity.role == SAMPLER_ROLE:
                 self._samplers.append(present[file])
+                continue
+            if not self._shard.has(engine_id):
                 continue
             if engine_id in self._followed:
                 self._followed[engine_id].add(present[file])

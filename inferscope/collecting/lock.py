@@ -1,25 +1,35 @@
-"""One collector per ring folder: two would count everything twice.
+"""One collector per ring folder, or one per shard of it: two would count everything twice.
 
-The lock is the kernel's: it goes with its process, however that ends.
+    collect.lock              held alone by a collector of all engines, together by shards
+    collect-K-of-N.lock       held alone by shard K of N
+
+So a collector of all keeps shards out, and they keep it out. A shard that holds its own lock looks
+for those of another N: of two that begin at once, one at least sees the other. The locks are the
+kernel's: they go with their process, however that ends.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from inferscope.collecting.shard import ALL, Shard
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.ring.discovery import make_private
 
 LOCK_NAME = "collect.lock"
+_OF_SHARD = re.compile(r"collect-(\d+)-of-(\d+)\.lock")
 
 
 @contextmanager
-def only_collector(folder: Path) -> Iterator[None]:
-    """Be the collector of a ring folder for as long as the context lasts; make the folder.
+def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
+    """Be the collector of a ring folder, or of a shard of it, for as long as the context lasts.
+
+    The folder is made where it is missing.
 
     Raises:
         InferScopeError: another one runs, with its pid; or the folder cannot be used.
@@ -33,26 +43,80 @@ def only_collector(folder: Path) -> Iterator[None]:
             f"{folder} belongs to uid {folder.stat().st_uid}, and a collector keeps its lock there."
             " Collect as that user, or have root make the folder for all users, with mode 1777."
         ) from error
-    path = folder / LOCK_NAME
+    with ExitStack() as held:
+        whole = _opened(folder / LOCK_NAME, held)
+        if not _has_locked(whole, fcntl.LOCK_EX if shard.is_all else fcntl.LOCK_SH):
+            others = _shards_at(folder)
+            if others:
+                raise InferScopeError(
+                    f"collectors of shards run already on {folder}: {_named(others)}. "
+                    "Stop those, or start this one as a shard of theirs that is missing."
+                )
+            raise InferScopeError(
+                f"a collector runs already on {folder}, as process {_pid(whole)}. "
+                "Stop that one, or give this one other rings."
+            )
+        # Whoever sends a signal to the process in this file means the collector of all engines.
+        os.truncate(whole, 0)
+        own = whole
+        if not shard.is_all:
+            own = _opened(shard.file(folder / LOCK_NAME), held)
+            if not _has_locked(own, fcntl.LOCK_EX):
+                raise InferScopeError(
+                    f"a collector of shard {shard} runs already on {folder}, "
+                    f"as process {_pid(own)}. Stop that one, or give this one another shard."
+                )
+            others = _shards_at(folder, but=shard.total)
+            if others:
+                raise InferScopeError(
+                    f"shard {shard} does not fit to what runs already on {folder}: "
+                    f"{_named(others)}. Divide by the same number, or stop those."
+                )
+        os.truncate(own, 0)
+        os.pwrite(own, f"{os.getpid()}\n".encode(), 0)
+        yield
+
+
+def _opened(path: Path, held: ExitStack) -> int:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise InferScopeError(
             f"cannot open {path}: {error.strerror}. Collect as the user who owns the rings."
         ) from error
+    held.callback(os.close, handle)
+    return handle
+
+
+def _has_locked(handle: int, how: int) -> bool:
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InferScopeError(
-                f"a collector runs already on {folder}, as process {_pid(handle)}. "
-                "Stop that one, or give this one other rings."
-            ) from None
-        os.truncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(handle)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _shards_at(folder: Path, *, but: int = 0) -> list[tuple[Shard, str]]:
+    """Return the shards that somebody holds, and who.
+
+    Args:
+        folder: of the rings.
+        but: shards of so many are left alone: to look at one is to keep it from beginning.
+    """
+    found = []
+    for path in sorted(folder.glob("collect-*-of-*.lock")):
+        named = _OF_SHARD.fullmatch(path.name)
+        if named is None or int(named[2]) == but:
+            continue
+        with ExitStack() as held:
+            handle = _opened(path, held)
+            if not _has_locked(handle, fcntl.LOCK_SH):
+                found.append((Shard(int(named[1]), int(named[2])), _pid(handle)))
+    return found
+
+
+def _named(shards: list[tuple[Shard, str]]) -> str:
+    return ", ".join(f"{shard} as process {pid}" for shard, pid in shards)
 
 
 def _pid(handle: int) -> str:

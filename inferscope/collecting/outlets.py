@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeGuard, TypeVar
 
+from inferscope.collecting.shard import ALL, Shard
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput, InferScopeError
@@ -20,6 +21,7 @@ from inferscope.exporting import (
     KeepsTraces,
     LinksTraces,
     LiveExporter,
+    Sharing,
     Succeeding,
     load_live_exporter,
     missing_extra,
@@ -33,10 +35,12 @@ FLUSH_S = 5.0
 """For all exporters together, to send what is left."""
 
 
-def make_exporters(
-    sections: Sections,
-) -> dict[str, LiveExporter]:
+def make_exporters(sections: Sections, shard: Shard = ALL) -> dict[str, LiveExporter]:
     """Return an exporter for each section of the configuration, none of them open.
+
+    Args:
+        sections: of the exporters.
+        shard: of whose engines they are told; who can leaves room for the others.
 
     Raises:
         BadInput: there is no such exporter, or a setting of it cannot be used.
@@ -45,7 +49,9 @@ def make_exporters(
     for name, settings in sections.items():
         kind = load_live_exporter(name)
         try:
-            made[name] = kind(settings)
+            made[name] = exporter = kind(settings)
+            if not shard.is_all and isinstance(exporter, Sharing):
+                exporter.share(shard.number, shard.total)
         except BadInput as error:
             raise BadInput(f"exporters.{name}: {error}") from error
     return made
@@ -77,8 +83,10 @@ class Outlets:
         *,
         say: Callable[[str], None],
         sections: Sections | None = None,
+        shard: Shard = ALL,
     ) -> None:
         """Take exporters that are not open, what prints a line, and what they were made of."""
+        self._shard = shard
         self._on: dict[str, LiveExporter] = {}
         self._switch_on(exporters)
         self._sections = sections or {}
@@ -122,7 +130,7 @@ class Outlets:
         new: dict[str, LiveExporter] = {}
         for name in [name for name in sections if name not in stay]:
             try:
-                made = make_exporters({name: sections[name]})
+                made = make_exporters({name: sections[name]}, self._shard)
                 self._link(made)
                 _open_beside(made[name], before.get(name))
             except Exception as error:

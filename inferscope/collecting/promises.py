@@ -24,8 +24,6 @@ from inferscope.slo.judge import InHand, Judge
 from inferscope.slo.objectives import Objective, Objectives
 from inferscope.slo.tally import Count, Counting
 
-STATE = "slo-state.json"
-"""The file's name, in the rings' folder unless another is named."""
 CATCH_UP_NS = 300_000_000_000
 """What happened without a collector is made up for if it was no longer: five minutes."""
 _NEW_NS = 5_000_000_000

@@ -14,7 +14,7 @@ from inferscope.collecting.incidents import Incidents
 from inferscope.collecting.noted import Noted
 from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
-from inferscope.collecting.promises import STATE, Promises
+from inferscope.collecting.promises import Promises
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Running
 from inferscope.errors import BadInput, InferScopeError
@@ -64,14 +64,18 @@ class Service:
         """
         self._config = config
         self._read = read or (lambda: config)
-        self._running = Running(inferscope.__version__, config_hash(config))
+        self._running = Running(
+            inferscope.__version__, config_hash(config), shard=str(config.shard)
+        )
         self._clock = clock
         self._say = say
         self._outlets = outlets
         self._look_ns = self._copy_ns = 0
         self._noted = Noted(config.headers)
         self._promises = self._promised(config)
-        self._engines = Engines(config.rings, sink=self, clock=clock, promises=self._promises)
+        self._engines = Engines(
+            config.rings, sink=self, clock=clock, promises=self._promises, shard=config.shard
+        )
         self._pins: Pins | None = None
         self._incidents: Incidents | None = None
         self._watch_for_incidents(config)
@@ -181,6 +185,11 @@ class Service:
                     f"rings is {config.rings}, and {self._config.rings} is followed. "
                     "Start a collector for those."
                 )
+            if config.shard != self._config.shard:
+                raise BadInput(
+                    f"shard is {config.shard}, and {self._config.shard} is collected. "
+                    "Start all of a host's shards anew to divide it in another way."
+                )
             self._outlets.change(config.exporters)
         except InferScopeError as error:
             refused = self._running.num_reloads_refused + 1
@@ -203,21 +212,20 @@ class Service:
         """Return what keeps the objectives' budgets; None where there are no objectives."""
         if config.slo.objectives is None:
             return None
-        state = config.slo.state or config.rings / STATE
-        return Promises(config.slo.objectives, state, clock=self._clock, say=self._say)
+        return Promises(config.slo.objectives, config.state, clock=self._clock, say=self._say)
 
     def _promise(self, config: Config) -> None:
         """Judge by the objectives of a configuration from now on."""
         objectives = config.slo.objectives
         if self._promises is not None and objectives is not None:
-            self._promises.change(objectives, config.slo.state or config.rings / STATE)
+            self._promises.change(objectives, config.state)
         elif self._promises is not None or objectives is not None:
             self._promises = self._promised(config)
             self._engines.promise(self._promises)
 
     def _watch_for_incidents(self, config: Config) -> None:
         """Pin what a configuration wants to be pinned."""
-        settings = config.pins
+        settings = config.own_pins
         if settings is None:
             if self._pins is not None:
                 self._pins.close()

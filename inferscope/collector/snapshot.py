@@ -302,6 +302,8 @@ class Running:
     """That took effect."""
     num_reloads_refused: int = 0
     """That did not, for something could not be used."""
+    shard: str = "1/1"
+    """Which part of the host's engines it has."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
             (good.replace("port: 0", f"port: 0, token_file: {tmp_path}/no"), "cannot read"),
             (good.replace("slo.yaml", "none.yaml"), "none.yaml"),
             (good + f"rings: {tmp_path}/others\n", f"rings is {tmp_path}/others"),
+            (good + "shard: 1/2\n", "shard is 1/2, and 1/1 is collected"),
             (good.replace("exporters:", "exporters:\n  none: {}"), "no exporter is called 'none'"),
         ):
             said = collector.reload(bad)
@@ -85,7 +86,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
             assert told in said
         eventually(
             lambda: (
-                collector.scrape().one("inferscope_collector_reloads_total", result="bad") == 7.0
+                collector.scrape().one("inferscope_collector_reloads_total", result="bad") == 8.0
             )
         )
         refused = collector.scrape()

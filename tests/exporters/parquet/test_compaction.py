@@ -25,7 +25,7 @@ from inferscope_parquet.batches import Batch
 from inferscope_parquet.compaction import COMPACTING, Compactor, compact
 from inferscope_parquet.exchange import exchange
 from inferscope_parquet.folder import Folder
-from inferscope_parquet.naming import is_of_host
+from inferscope_parquet.naming import is_by
 from inferscope_parquet.settings import Settings
 from inferscope_parquet.tables import SCHEMAS
 
@@ -72,7 +72,7 @@ def test_an_hour_that_is_over_is_one_file_a_table(tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(NUM + 1))
     assert table(tmp_path, "slices").slice(0, before.num_rows).equals(before)
     merged = files(tmp_path)[0]
-    assert is_of_host(merged.name, "mine")
+    assert is_by(merged.name, "mine")
     assert pq.ParquetFile(merged).num_row_groups == 1
     assert merged.stat().st_mode & 0o777 == 0o600
     # What comes late joins it.
@@ -103,10 +103,10 @@ def test_only_what_is_small_and_ours_and_understood_is_merged(tmp_path: Path) ->
     kept = {path: path.read_bytes() for path in (large, newer, damaged, odd)}
     assert compact(hour, "steps", settings)
     assert {path: path.read_bytes() for path in kept} == kept
-    ours = [path for path in files(tmp_path) if is_of_host(path.name, "mine") and path not in kept]
+    ours = [path for path in files(tmp_path) if is_by(path.name, "mine") and path not in kept]
     assert len(ours) == 1
     assert pq.ParquetFile(ours[0]).read()["step"].to_pylist() == list(range(NUM))
-    assert sum(is_of_host(path.name, "mine-too") for path in files(tmp_path)) == 2
+    assert sum(is_by(path.name, "mine-too") for path in files(tmp_path)) == 2
     assert not compact(hour, "steps", settings)
 
 
