@@ -303,6 +303,19 @@ def begin(options: argparse.Namespace, config: Path, shard: Shard) -> subprocess
     return subprocess.Popen([sys.executable, *words])
 
 
+def wait_for(urls: list[str]) -> None:
+    """Wait until collectors have looked for the first time."""
+    late_s = time.monotonic() + END_S
+    for url in urls:
+        page = ""
+        while "inferscope_collector_info" not in page:
+            if time.monotonic() > late_s:
+                raise SystemExit(f"no collector serves {url}.")
+            with suppress(OSError):
+                _, page = scrape(url)
+            time.sleep(0.2)
+
+
 def end(collectors: list[subprocess.Popen[bytes]]) -> bool:
     """End collectors as a service manager would; tell whether they did so in time."""
     for collector in collectors:
@@ -333,13 +346,15 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
     watch = Watch(pids)
     try:
         time.sleep(3.0)
+        urls = [f"http://127.0.0.1:{port + at}/metrics" for at in range(options.shards)]
+        if "prometheus" in options.only:
+            wait_for(urls)  # what an engine does before its collector is there is not counted
         empty_mb = memory_mb(pids, "VmRSS")
         fleet = Fleet(
             rings, options.engines, num_scores=options.scores, batch=options.batch,
             rate_hz=options.rate, ring_bytes=options.ring_mb << 20,
         )  # fmt: skip
         watch.start()
-        urls = [f"http://127.0.0.1:{port + at}/metrics" for at in range(options.shards)]
         scraper = Scraper(urls, fleet, pids)
         if "prometheus" in options.only:
             scraper.start()
