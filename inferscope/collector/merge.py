@@ -69,8 +69,9 @@ class Merger:
         out: list[Item] = []
         next_ns = self._next_tick_ns or 0
         for item in due:
-            if type(item[3]) is Clock:
-                self._real_offset_ns = item[3].real_ns - item[3].at_ns
+            record = item[3]
+            if type(record) is Clock:
+                self._real_offset_ns = record.real_ns - record.at_ns
             if next_ns <= item[0]:
                 self._tick_until(item[0], out)
                 next_ns = self._next_tick_ns or 0
