@@ -129,7 +129,7 @@ def score(scenario: Scenario, parts: Parts, truth: Truth) -> dict[str, Any]:
         "injected_ms_each": whole_ns / 1e6 / max(1, len(injected)),
         "growth": growth,
         "within_15_percent": float(np.sum(np.abs(each) <= MAGNITUDE)) / max(1, len(injected)),
-        "others": dict(sorted(others.items(), key=lambda one: -abs(one[1]))[:4]),
+        "others": {cause: grown for cause, grown in others.items() if grown},
         "breaching_unstruck": num_unstruck,
         "breaching_robbed": num_robbed,
         "clean_requests": len(parts["clean"]),
@@ -143,7 +143,7 @@ def score(scenario: Scenario, parts: Parts, truth: Truth) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
-    other, grown = max(row["others"].items(), key=lambda one: abs(one[1]))
+    other, grown = max(row["others"].items(), key=lambda one: float(one[1]))
     return (
         f"{row['cause']:<18}{row['metric']:<6}{row['objective_ms']:>8.1f}{row['breaching']:>8}"
         f"{row['named_share']:>8.1%}{row['injected_ms_each']:>9.1f}{row['growth']:>+9.1%}"
