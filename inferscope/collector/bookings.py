@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
 from inferscope.attribution.split import round_ns
-from inferscope.attribution.weights import PlainShares, plain_shares, weight_shares
+from inferscope.attribution.weights import plain_shares, weight_shares
 from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink
 from inferscope.collector.lives import Lives
+from inferscope.collector.moved import count, moved_by
 from inferscope.collector.rows import Rows
 from inferscope.collector.steps import Execution, SplitStep, pair_shares
 from inferscope.collector.work import (
@@ -28,7 +29,6 @@ from inferscope.collector.work import (
     WASTED_TOKENS,
     WRITE_BYTES,
 )
-from inferscope.cost.batch import Batch
 from inferscope.cost.counts import Rates
 from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
 
@@ -177,7 +177,7 @@ class Bookings:
             amounts[COMPUTE_NS], amounts[TOKENS] = share_ns, tokens
             if rates is not None and weights is not None:
                 sampled = rows.team.rows_of(at)
-                _count(amounts, rates, (tokens, context, sampled), weights.of(rows.team, at))
+                count(amounts, rates, (tokens, context, sampled), weights.of(rows.team, at))
                 booked = weights.each if at else weights.each + weights.rest
             if rows.recomputed is not None and rows.recomputed.item(at):
                 amounts[WASTED_TOKENS], amounts[WASTED_NS] = tokens, share_ns
@@ -188,7 +188,7 @@ class Bookings:
             return NOTHING_MOVED
         assert split.components is not None  # somebody is in the step
         batch = split.components.batch
-        return _moved(rows, batch, prefilled, rates=rates, weights=weights)
+        return moved_by(rows, batch, prefilled, rates=rates, weights=weights)
 
     def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> Moved:
         """Book a step row by row; return the same."""
@@ -314,61 +314,6 @@ def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
     accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
     rejected: Ints = np.clip(proposed - accepted, 0, tokens)
     return rejected
-
-
-def _count(amounts: list[int], rates: Rates, own: tuple[int, int, int], weights: int) -> None:
-    """Put a slice's FLOPs and bytes into their columns.
-
-    Args:
-        amounts: by column.
-        rates: of the model.
-        own: the slice's tokens, context and sampled rows.
-        weights: bytes that it reads of them.
-    """
-    tokens, _, sampled = own
-    amounts[FLOPS] = rates.flops.of_slices(*own)
-    amounts[READ_BYTES] = rates.hbm.reads(*own) + weights
-    amounts[WRITE_BYTES] = rates.hbm.writes(tokens, sampled)
-
-
-def _moved(
-    rows: Rows, batch: Batch, prefilled: list[list[int]], *, rates: Rates, weights: PlainShares
-) -> Moved:
-    """Return what a simple step moves and computes.
-
-    Args:
-        rows: who is in it.
-        batch: the same as the cost model sees them; it has summed their contexts up.
-        prefilled: what each of its prefills does, by column.
-        rates: of the model.
-        weights: what they all read of them.
-    """
-    flops, hbm = rates
-    team, prefills = rows.team, rows.prefills
-    num, seen, reach = len(rows.slots) - len(prefills), 0, rates.window - 1
-    sum_contexts = batch.single_visible - team.num_single
-    of_weights = weights.each * team.num_single + sum(weights.chunks) + weights.rest
-    if rates.window:
-        seen = int(np.add.reduce(np.minimum(batch.context, reach)))
-    for at in prefills:
-        of_weights -= weights.of(team, at)
-        if at not in team.chunks:
-            sum_contexts -= batch.context.item(at)
-        if rates.window:
-            seen -= min(batch.context.item(at), reach)
-    read = written = computed = 0
-    for amounts in prefilled:
-        read += amounts[READ_BYTES]
-        written += amounts[WRITE_BYTES]
-        computed += amounts[FLOPS]
-    return (
-        read,
-        hbm.reads_of_singles(num, sum_contexts, seen) + of_weights if num else 0,
-        written,
-        hbm.writes(num, num),
-        computed,
-        flops.of_singles(num, sum_contexts, seen),
-    )
 
 
 def _weights(rows: Rows, phases: NDArray[np.uint8], rates: Rates) -> Ints:

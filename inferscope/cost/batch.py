@@ -45,6 +45,7 @@ class Team:
         alone: what `cost.alone` has.
         classes: what `attribution.counterfactual` has.
         weights: what `attribution.weights` has, and of which model's.
+        moved: what `collector.moved` has of the decodes, likewise.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Team:
         "chunks",
         "classes",
         "features",
+        "moved",
         "num_rows",
         "num_single",
         "num_tokens",
@@ -84,6 +86,7 @@ class Team:
         self.alone: tuple[object, Line] | None = None
         self.weights: tuple[object, Any] | None = None
         self.classes: tuple[object, float, float] | None = None
+        self.moved: tuple[object, Any] | None = None
 
     @classmethod
     def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
@@ -106,7 +109,7 @@ class Team:
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
         team.rows = team.features = team.shared = team.spread = team.alone = None
-        team.weights = team.classes = None
+        team.weights = team.classes = team.moved = None
         return team
 
     def rows_of(self, at: int) -> int:
