@@ -86,11 +86,35 @@ def products(columns: Sequence[float], total: float) -> list[float]:
         columns: how much of each there was.
         total: what all of it took.
     """
-    row = [*columns, total]
-    found = [abs(total)]
-    for at, first in enumerate(row):
-        found += [first * second for second in row[at:]]
+    return [abs(total), *squares([*columns, total])]
+
+
+def squares(columns: Sequence[float]) -> list[float]:
+    """Return what a window adds to the sums that tell whether columns can be told apart."""
+    found: list[float] = []
+    for at, first in enumerate(columns):
+        found += [first * second for second in columns[at:]]
     return found
+
+
+def condition_of(sums: Sequence[float], num_columns: int) -> float:
+    """Return how nearly columns are multiples of each other: the condition index.
+
+    Args:
+        sums: of `squares`, over the windows.
+        num_columns: of them; those of nothing but 0 are out.
+    """
+    lengths, at = [], 0
+    for column in range(num_columns, 0, -1):
+        lengths.append(math.sqrt(sums[at]))
+        at += column
+    cosines, at = list[float](), 0
+    for one, length in enumerate(lengths):
+        for two in range(one + 1, num_columns):
+            if length > 0 and lengths[two] > 0:
+                cosines.append(sums[at + two - one] / (length * lengths[two]))
+        at += num_columns - one
+    return _condition(cosines, num_columns - lengths.count(0.0))
 
 
 class Equations:
@@ -109,12 +133,13 @@ class Equations:
             num_kept: that are to be told apart.
         """
         self._num_columns = num_columns
-        self._whole, *rest = sums
-        self._squares = rest[-1]
+        self._whole, self._squares = sums[0], sums[-1]
         rows: Rows = []
-        for at in range(num_columns):
-            rows.append([0.0] * at + rest[: num_columns + 1 - at])
-            del rest[: num_columns + 1 - at]
+        begin = 1
+        for at in range(num_kept):
+            end = begin + num_columns + 1 - at
+            rows.append([0.0] * at + [*sums[begin:end]])
+            begin = end
         self._there = there = [at for at in range(num_kept) if rows[at][at] > 0]
         """Places of the columns that are not all 0; the same of what follows."""
         self._lengths = lengths = [math.sqrt(rows[at][at]) for at in there]
@@ -128,16 +153,7 @@ class Equations:
     def condition(self) -> float:
         """Return how nearly the columns are multiples of each other: the condition index."""
         gram, num = self._gram, len(self._there)
-        if num < 2:
-            return 1.0
-        if num == 2:
-            cosine = abs(gram[0][1])
-            smallest, largest = 1 - cosine, 1 + cosine
-        elif num == 3:
-            smallest, largest = _extremes_of_three(gram[0][1], gram[0][2], gram[1][2])
-        else:
-            smallest, *_, largest = np.linalg.eigvalsh(np.array(gram)).tolist()
-        return math.sqrt(largest / smallest) if smallest > 0 else math.inf
+        return _condition([gram[at][two] for at in range(num) for two in range(at + 1, num)], num)
 
     def estimate(self, num_windows: int) -> Estimate | None:
         """Solve them.
@@ -192,6 +208,27 @@ class Equations:
                     if all(aims[at] <= sum(map(mul, gram[at], solution)) for at in others):
                         return best, best_set
         return best, best_set
+
+
+def _condition(cosines: list[float], num: int) -> float:
+    """Return the condition index of columns.
+
+    Args:
+        cosines: of the first and each later one, of the second and each later one, and so on.
+        num: of columns.
+    """
+    if num < 2:
+        return 1.0
+    if num == 2:
+        cosine = abs(cosines[0])
+        smallest, largest = 1 - cosine, 1 + cosine
+    elif num == 3:
+        smallest, largest = _extremes_of_three(*cosines)
+    else:
+        gram = np.eye(num)
+        gram.T[np.triu_indices(num, 1)] = cosines
+        smallest, *_, largest = np.linalg.eigvalsh(gram).tolist()  # which reads the lower half
+    return math.sqrt(largest / smallest) if smallest > 0 else math.inf
 
 
 def _extremes_of_three(first: float, second: float, third: float) -> tuple[float, float]:

@@ -53,3 +53,19 @@ def test_windows_in_which_nothing_was_are_no_windows() -> None:
     for _ in range(2 * FEWEST_WINDOWS):
         fit.add((0.0, 0.0), 5.0)
     assert fit.now() is None
+
+
+def test_a_fit_is_made_anew_as_often_however_many_windows_come_together() -> None:
+    draw = np.random.default_rng(4)
+    columns = draw.uniform(0, 1, (200, 2))
+    told = (columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.1, len(columns))).tolist()
+    found = []
+    for num_together in (1, 7, 150):
+        fit = RollingFit(("prefill", "decode"))
+        fits = fit.take(columns[:FEWEST_WINDOWS].tolist(), told[:FEWEST_WINDOWS])
+        for at in range(FEWEST_WINDOWS, len(told), num_together):
+            last = slice(at, at + num_together)
+            fits += fit.take(columns[last].tolist(), told[last])
+        found.append(fits)
+    assert found[0] == found[1] == found[2]
+    assert len({id(each) for each in found[0]}) == 1 + (200 - FEWEST_WINDOWS) // 10
