@@ -101,7 +101,7 @@ class Bookings:
             self._mix(rows.slot_bytes)
         for shares_ns in split.shares_ns:
             self._mix(shares_ns)
-        if counters.is_on:
+        if run.end_ns >= counters.reach_ns:
             counters.reach(run.end_ns)
         if rows.is_simple:
             moved = self._book_singles(rows, contexts, split)

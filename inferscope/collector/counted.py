@@ -8,11 +8,11 @@ from inferscope.collector.accounts import (
     BUSY,
     BY,
     ENERGY,
+    NUM_BY,
     NUM_COUNTED,
     READ,
     SM_ACTIVE,
     WRITE,
-    Left,
 )
 
 _LEAST_COVER = 0.9
@@ -49,39 +49,59 @@ class RequestCounters(msgspec.Struct, frozen=True, gc=False):
 NOT_COUNTED = RequestCounters()
 
 
-def told(left: Left, sources: dict[int, str], errors: dict[int, float | None]) -> RequestCounters:
-    """Return what is known of a request that has ended.
+_PLACES = [
+    (name, counted, 3 * counted, 3 * (NUM_COUNTED + counted), BY[counted], NUM_BY + BY[counted])
+    for counted, name in NAMES.items()
+]
+"""Of what is given of each phase, and of the totals by which it is."""
 
-    Args:
-        left: what it took along.
-        sources: who told what is counted.
-        errors: of the fits that divided it, None where there was none.
-    """
-    of_prefill: dict[str, int] = {}
-    of_decode: dict[str, int] = {}
-    provenance = {}
-    prefill, decode = left.given.reshape(2, NUM_COUNTED, 3).tolist()
-    prefill_totals, decode_totals = left.totals
-    for counted, name in NAMES.items():
-        prefill_total, decode_total = prefill_totals[BY[counted]], decode_totals[BY[counted]]
-        prefill_value, prefill_known, prefill_blurred = prefill[counted]
-        decode_value, decode_known, decode_blurred = decode[counted]
-        if (
-            not (prefill_total or decode_total)
-            or prefill_known < _LEAST_COVER * prefill_total
-            or decode_known < _LEAST_COVER * decode_total
-        ):
-            continue
-        of_prefill[name] = _whole(prefill_value, prefill_known, prefill_total)
-        of_decode[name] = _whole(decode_value, decode_known, decode_total)
-        value, blurred = prefill_value + decode_value, prefill_blurred + decode_blurred
-        blur = blurred / value if value > 0 else 0.0
-        source = sources.get(counted, "")
-        if blur <= MOST_BLUR:
-            provenance[name] = Provenance("measured", source, blur)
-        else:
-            provenance[name] = Provenance("apportioned", source, errors.get(counted))
-    return RequestCounters(of_prefill, of_decode, provenance)
+
+class Teller:
+    """Says what is known of requests that end at one time."""
+
+    def __init__(self, sources: dict[int, str], errors: dict[int, float | None]) -> None:
+        """Take what holds of all of them.
+
+        Args:
+            sources: who told what is counted.
+            errors: of the fits that divided it, None where there was none.
+        """
+        self._sources = sources
+        self._apportioned = {
+            counted: Provenance("apportioned", sources.get(counted, ""), errors.get(counted))
+            for counted in NAMES
+        }
+
+    def tell(self, given: list[float], totals: list[int]) -> RequestCounters:
+        """Return what is known of a request that has ended.
+
+        Args:
+            given: [phases · counted · 3], as `Settled.rates` has it.
+            totals: [phases · 3], all that it computed.
+        """
+        of_prefill: dict[str, int] = {}
+        of_decode: dict[str, int] = {}
+        provenance = {}
+        for name, counted, at_prefill, at_decode, by_prefill, by_decode in _PLACES:
+            prefill_known, decode_known = given[at_prefill + 1], given[at_decode + 1]
+            prefill_total, decode_total = totals[by_prefill], totals[by_decode]
+            if (
+                not (prefill_known or decode_known)
+                or prefill_known < _LEAST_COVER * prefill_total
+                or decode_known < _LEAST_COVER * decode_total
+            ):
+                continue
+            prefill, decode = given[at_prefill], given[at_decode]
+            of_prefill[name] = _whole(prefill, prefill_known, prefill_total)
+            of_decode[name] = _whole(decode, decode_known, decode_total)
+            value, blurred = prefill + decode, given[at_prefill + 2] + given[at_decode + 2]
+            blur = blurred / value if value > 0 else 0.0
+            provenance[name] = (
+                Provenance("measured", self._sources.get(counted, ""), blur)
+                if blur <= MOST_BLUR
+                else self._apportioned[counted]
+            )
+        return RequestCounters(of_prefill, of_decode, provenance)
 
 
 def _whole(value: float, known: float, total: int) -> int:

@@ -1,53 +1,71 @@
 """One device of an engine: the samples that are not settled yet, and the steps they are given to.
 
-    pending samples ─► due ─► windows of one source ─► rates, per unit of what steps are expected
-                              together                 to take ─► CountedSteps
+    pending samples ─► due ─► windows of one source ─► so much per unit of what is expected of
+                              together                 steps in the window ─► tenths
 
 Short samples go to the steps they lie in. Of long ones the bytes go by the model's, which they only
 scale, and SM time and energy by what regression finds over many of them (`attribution.regression`).
+
+Ranks may share a device. Each does one thing after the other, but two of them run at once:
+
+    rank 0  ┌── 1 ──┐  ┌── 2 ──┐         a sample of the device is divided over all steps that it
+    rank 1     ┌─── 1 ───┐┌─── 2 ───┐    touches, of both
 """
 
 from __future__ import annotations
 
-from operator import mul
+from operator import add, mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import LONGEST_SHORT_NS
-from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.accounts import (
+    BUSY,
+    ENERGY,
+    NUM_COUNTED,
+    READ,
+    SM_ACTIVE,
+    WRITE,
+    Settled,
+)
 from inferscope.collector.counted_steps import (
     BLURRED,
-    BUSY_OF_TIME,
+    BY_EXPECTED,
     BYTES_READ,
     BYTES_WRITTEN,
-    COVERED,
-    ENERGY_OF_PREFILL,
     FLOPS,
-    NUM_GIVEN,
-    NUM_MEASURABLE,
-    READ_OF_READ,
-    SM_OF_DECODE,
-    SM_OF_PREFILL,
+    KNOWN,
+    NUM_EXPECTED,
     TIME,
-    WRITE_OF_WRITE,
+    VALUES,
+    Amounts,
     CountedSteps,
-    UnderLong,
 )
 from inferscope.collector.counter_fits import RollingFit
 from inferscope.collector.counter_windows import (
     SOURCES,
     Told,
     Window,
+    are_short,
     as_one,
     each_alone,
+    num_windows_of,
     only,
     together,
+)
+from inferscope.collector.laid_samples import (
+    MOVING,
+    Laid,
+    Term,
+    laid_short,
+    terms_of,
+    terms_of_energy,
+    terms_of_short,
 )
 from inferscope.records import CounterSample
 
 Floats = NDArray[np.float64]
-Rates = list[list[float]]
+Ints = NDArray[np.int64]
 
 SILENT_NS = 1_000_000_000
 """After which a source does not count as there."""
@@ -58,6 +76,8 @@ _LONGEST_AWAITED_NS = 250_000_000
 """Windows: of longer ones the end does not come while requests wait."""
 _OF_ENERGY = ("idle", "prefill", "decode", "bytes", "flops")
 _RANK = {source: rank for rank, source in enumerate(SOURCES)}
+_TOTALS = [BY_EXPECTED[counted] + phase for phase in (0, 1) for counted in range(NUM_COUNTED)]
+"""[phases · counted], by which of what is expected of steps each is known."""
 
 
 class Found:
@@ -84,8 +104,7 @@ class CountedDevice:
     """One device of the engine, the steps of all ranks on it, and the samples not settled yet.
 
     Attributes:
-        steps: of all ranks on it.
-        pending: samples of it.
+        steps: by ring, of all ranks on it.
         through_ns: by source, up to where its samples are settled.
         foreign_share: that others use of it, as told last.
         foreign_ns: how long others have used it while the engine did not.
@@ -94,8 +113,10 @@ class CountedDevice:
     def __init__(self, found: Found) -> None:
         """Start without samples; what they come to is added to `found`."""
         self._found = found
-        self.steps = CountedSteps()
-        self.pending: list[Told] = []
+        self.steps: dict[int, CountedSteps] = {}
+        self._pending: list[tuple[Told, float]] = []
+        """Samples, and what others used then: whose kernels run is asked once a second, and holds
+        until it is asked again."""
         self.through_ns: dict[str, int] = {}
         self._lasts_ns: dict[str, int] = {}
         """By source, how long its newest window was."""
@@ -103,6 +124,10 @@ class CountedDevice:
         """By what is counted and source, the end of its newest sample."""
         self.foreign_share = 0.0
         self.foreign_ns = 0
+
+    def take(self, told: Told) -> None:
+        """Take a sample."""
+        self._pending.append((told, self.foreign_share))
 
     def settle(self, through_ns: int, *, since_ns: int, settled_ns: int) -> None:
         """Give the samples up to a time to the steps.
@@ -112,26 +137,52 @@ class CountedDevice:
             since_ns: from when on steps are noted.
             settled_ns: up to where nothing can be given any more.
         """
-        self.steps.read_in()
+        for steps in self.steps.values():
+            steps.read_in()
         due = self._due(through_ns, since_ns=since_ns, settled_ns=settled_ns)
         if not due:
             return
-        groups = [(told, _are_short(told)) for told in together(due)]
-        long = [sample for told, is_short in groups if not is_short for sample in each_alone(told)]
+        groups = [(told, foreign, are_short(told)) for told, foreign in together(due)]
+        long = [
+            sample for told, _, is_short in groups if not is_short for sample in each_alone(told)
+        ]
+        laid = Laid(self.steps.values(), long) if long else None
         num_given = 0
-        if long:
-            under = self.steps.under_long(
-                [sample.start_ns for sample in long], [sample.end_ns for sample in long]
-            )
-            rates = [[0.0] * len(long) for _ in range(NUM_GIVEN)]
-        for told, is_short in groups:
+        for told, foreign_share, is_short in groups:
             if is_short:
-                self._settle_short(as_one(told))
-                continue
-            begin, num_given = num_given, num_given + _num_windows(told)
-            self._rate_long(long[begin:num_given], under, begin, rates)
-        if long:
-            self.steps.give(under, np.array(rates))
+                self._settle_short(as_one(told), foreign_share)
+            elif laid is not None:
+                samples = long[num_given : num_given + num_windows_of(told)]
+                self._settle_long(samples, laid, num_given, foreign_share=foreign_share)
+                num_given += len(samples)
+
+    def of_tenth(self, number: int) -> Settled:
+        """Return what a tenth was given; nothing is added to it any more."""
+        given, expected = [0.0] * (3 * len(_TOTALS)), [0.0] * NUM_EXPECTED
+        for steps in self.steps.values():
+            settled = steps.settle(number)
+            if settled is not None:
+                given = list(map(add, given, settled[0].given))
+                expected = list(map(add, expected, settled[1]))
+        totals = [expected[column] for column in _TOTALS]
+        # Windows of two sources, of which one takes over from the other, overlap.
+        known = list(map(min, given[KNOWN:BLURRED], totals))
+        return Settled(given[VALUES:KNOWN], known, totals, given[BLURRED:])
+
+    def forget(self, before_ns: int) -> bool:
+        """Let go of the steps that no sample can reach any more, and of ranks that have none.
+
+        Returns:
+            whether a rank was let go of.
+        """
+        gone = []
+        for ring, steps in self.steps.items():
+            steps.forget(before_ns)
+            if steps.is_empty and steps.until_ns < before_ns:
+                gone.append(ring)
+        for ring in gone:
+            del self.steps[ring]
+        return bool(gone)
 
     def has_all(self, end_ns: int, now_ns: int) -> bool:
         """Tell whether every source that is there has told up to a time."""
@@ -142,17 +193,17 @@ class CountedDevice:
                 return False
         return True
 
-    def _due(self, through_ns: int, *, since_ns: int, settled_ns: int) -> list[Told]:
+    def _due(self, through_ns: int, *, since_ns: int, settled_ns: int) -> list[tuple[Told, float]]:
         """Return the pending samples up to a time, each source's in turn and none twice."""
-        due: list[Told] = []
-        left: list[Told] = []
-        for told in self.pending:
-            (due if told.end_ns <= through_ns else left).append(told)
-        self.pending = left
+        due: list[tuple[Told, float]] = []
+        left: list[tuple[Told, float]] = []
+        for each in self._pending:
+            (due if each[0].end_ns <= through_ns else left).append(each)
+        self._pending = left
         due.sort(key=_turn)
         news = []
-        for told in due:
-            num_windows = 1 if isinstance(told, CounterSample) else len(told.from_ns)
+        for told, foreign_share in due:
+            num_windows = num_windows_of([told])
             if told.end_ns < settled_ns:
                 self._found.num_late += num_windows
                 continue
@@ -171,71 +222,73 @@ class CountedDevice:
             if new is not None:
                 self.through_ns[told.source] = told.end_ns
                 self._lasts_ns[told.source] = lasts_ns
-                news.append(new)
+                news.append((new, foreign_share))
         return news
 
     # --- long samples -------------------------------------------------------------------------
 
-    def _rate_long(
-        self, samples: list[CounterSample], under: UnderLong, at: int, rates: Rates
+    def _settle_long(
+        self, samples: list[CounterSample], laid: Laid, at: int, *, foreign_share: float
     ) -> None:
-        """Work out what steps are given of long samples of one source that tell the same.
+        """Give long samples of one source that tell the same to the steps: by a model.
 
         Args:
             samples: they.
-            under: how they lie over the steps, and others before and behind them.
+            laid: how they lie over the steps, and others before and behind them.
             at: the place of the first among these.
-            rates: takes it, as `CountedSteps.give` does.
+            foreign_share: of the device, that others used.
         """
         source, end_ns, words = samples[0].source, samples[-1].end_ns, samples[0].values
-        sums = under.sums[at : at + len(samples)]
+        sums = laid.sums[at : at + len(samples)]
         idle_ns, theirs_ns = [], 0.0
-        for sample, busy_ns in zip(samples, under.busy_ns[at:], strict=False):
+        for sample, busy_ns in zip(samples, laid.busy_ns[at:], strict=False):
             lasted_ns = sample.end_ns - sample.start_ns
             idle_ns.append(max(lasted_ns - busy_ns, 0.0))
-            theirs_ns += min(self.foreign_share * lasted_ns, idle_ns[-1])
+            theirs_ns += min(foreign_share * lasted_ns, idle_ns[-1])
         if source == _TELLS_WHO:
-            # Whose kernels run is asked once a second, and holds until it is asked again.
             self.foreign_ns += int(theirs_ns)
-        if self.foreign_share > FOREIGN_SHARE:
+        if foreign_share > FOREIGN_SHARE:
             return  # of what the device does, nobody knows how much is this engine's
+        terms: list[list[Term]] = [[] for _ in samples]
         if "sm_active_share" in words and self._is_best(SM_ACTIVE, source, end_ns):
-            self._rate_sm(samples, sums, at, rates)
-        self._rate_bytes(samples, sums, at, rates)
+            self._rate_sm(samples, sums, terms)
+        self._rate_bytes(samples, sums, terms)
         if "energy_uj" in words and self._is_best(ENERGY, source, end_ns):
             told_uj = [sample.values["energy_uj"] for sample in samples]
-            self._rate_energy(told_uj, idle_ns, sums, at, rates)
+            for rates, into in zip(self._rate_energy(told_uj, idle_ns, sums), terms, strict=True):
+                into += terms_of_energy(rates, 1.0) if rates else ()
+        for place, of_sample in enumerate(terms, at):
+            if of_sample:
+                laid.give(place, of_sample)
 
-    def _rate_sm(self, samples: list[CounterSample], sums: Rates, at: int, rates: Rates) -> None:
-        amounts_ns = []
-        for sample, expected in zip(samples, sums, strict=True):
-            lasted_ns = sample.end_ns - sample.start_ns
-            amounts_ns.append(sample.values["sm_active_share"] * lasted_ns)
-            self._found.sm.add(expected[TIME : TIME + 2], amounts_ns[-1])
-        fit = self._found.sm.now()
-        of_prefill, of_decode = (1.0, 1.0) if fit is None else (fit.of(0), fit.of(1))
-        for place, (amount_ns, expected) in enumerate(zip(amounts_ns, sums, strict=True), at):
+    def _rate_sm(
+        self, samples: list[CounterSample], sums: list[Amounts], terms: list[list[Term]]
+    ) -> None:
+        amounts_ns = [
+            sample.values["sm_active_share"] * (sample.end_ns - sample.start_ns)
+            for sample in samples
+        ]
+        fits = self._found.sm.take([expected[TIME : TIME + 2] for expected in sums], amounts_ns)
+        for amount_ns, expected, fit, into in zip(amounts_ns, sums, fits, terms, strict=True):
+            of_phases = (1.0, 1.0) if fit is None else (fit.of(0), fit.of(1))
             prefill_ns, decode_ns = expected[TIME : TIME + 2]
             is_mixed = prefill_ns > 0 and decode_ns > 0
-            whole = prefill_ns * of_prefill + decode_ns * of_decode
+            whole = prefill_ns * of_phases[0] + decode_ns * of_phases[1]
             if whole <= 0 or (is_mixed and fit is None):
                 continue
-            rate = amount_ns / whole
-            rates[SM_OF_PREFILL][place] = rate * of_prefill
-            rates[SM_OF_DECODE][place] = rate * of_decode
-            rates[COVERED + SM_ACTIVE][place] = 1.0
-            if is_mixed:
-                rates[BLURRED + SM_OF_PREFILL][place] = rate * of_prefill
-                rates[BLURRED + SM_OF_DECODE][place] = rate * of_decode
+            for phase, unit in enumerate(of_phases):
+                into += terms_of(SM_ACTIVE, phase, amount_ns / whole * unit, is_blurred=is_mixed)
 
-    def _rate_bytes(self, samples: list[CounterSample], sums: Rates, at: int, rates: Rates) -> None:
+    def _rate_bytes(
+        self, samples: list[CounterSample], sums: list[Amounts], terms: list[list[Term]]
+    ) -> None:
         words = samples[0].values
         are_apart = "dram_read_bytes" in words and "dram_write_bytes" in words
         if not are_apart and not ("dram_share" in words and "dram_peak_bytes_per_s" in words):
             return
         source, end_ns = samples[0].source, samples[-1].end_ns
         are_best = (self._is_best(READ, source, end_ns), self._is_best(WRITE, source, end_ns))
-        for place, (sample, expected) in enumerate(zip(samples, sums, strict=True), at):
+        for sample, expected, into in zip(samples, sums, terms, strict=True):
             values = sample.values
             moved = (sum(expected[BYTES_READ:BYTES_WRITTEN]), sum(expected[BYTES_WRITTEN:FLOPS]))
             is_mixed = not are_apart or (expected[TIME] > 0 and expected[TIME + 1] > 0)
@@ -246,93 +299,96 @@ class CountedDevice:
                 both = values["dram_share"] * values["dram_peak_bytes_per_s"] * lasted_ns / 1e9
                 scale = both / sum(moved) if sum(moved) > 0 else 0.0
                 told = (moved[0] * scale, moved[1] * scale)
-            for counted, row, is_best, amount, whole in zip(
-                (READ, WRITE), (READ_OF_READ, WRITE_OF_WRITE), are_best, told, moved, strict=True
+            for counted, is_best, amount, whole in zip(
+                (READ, WRITE), are_best, told, moved, strict=True
             ):
                 if is_best and whole > 0:
-                    rates[row][place] = amount / whole
-                    rates[BLURRED + row][place] = amount / whole if is_mixed else 0.0
-                    rates[COVERED + counted][place] = 1.0
+                    for phase in (0, 1):
+                        into += terms_of(counted, phase, amount / whole, is_blurred=is_mixed)
 
     def _rate_energy(
-        self, told_uj: list[float], idle_ns: list[float], sums: Rates, at: int, rates: Rates
-    ) -> None:
+        self, told_uj: list[float], idle_ns: list[float], sums: list[Amounts]
+    ) -> list[list[float]]:
+        """Return what each sample gives for each unit of _OF_ENERGY but idle time; [] if nothing.
+
+        Args:
+            told_uj: [samples].
+            idle_ns: [samples].
+            sums: [samples], what is expected of the steps in them.
+        """
         found, columns = self._found, []
-        for energy_uj, idle, expected in zip(told_uj, idle_ns, sums, strict=True):
-            num_bytes, flops = sum(expected[BYTES_READ:FLOPS]), sum(expected[FLOPS:])
+        for idle, expected in zip(idle_ns, sums, strict=True):
+            num_bytes, flops = sum(expected[BYTES_READ:FLOPS]), sum(expected[FLOPS:NUM_EXPECTED])
             columns.append((idle, *expected[TIME:BYTES_READ], num_bytes, flops))
-            found.energy.add(columns[-1], energy_uj)
-        fit = found.energy.now()
-        if fit is None:
-            return
         left_uj = given_uj = 0.0
-        per_unit = [fit.of(column) for column in range(len(_OF_ENERGY))]
-        for place, (energy_uj, amounts) in enumerate(zip(told_uj, columns, strict=True), at):
+        rates: list[list[float]] = []
+        fits = found.energy.take(columns, told_uj)
+        for energy_uj, amounts, fit in zip(told_uj, columns, fits, strict=True):
+            if fit is None:
+                rates.append([])
+                continue
+            per_unit = [fit.of(column) for column in range(len(_OF_ENERGY))]
             idle_uj, *of_steps = map(mul, amounts, per_unit)
             busy_uj = sum(of_steps)
             rate = energy_uj / (busy_uj + idle_uj) if busy_uj > 0 else 0.0
             given_uj += rate * busy_uj
             left_uj += energy_uj - rate * busy_uj
-            if busy_uj <= 0:
-                continue
-            for row, unit in enumerate(per_unit[1:], ENERGY_OF_PREFILL):
-                rates[row][place] = rate * unit
-            rates[COVERED + ENERGY][place] = 1.0
+            rates.append([rate * unit for unit in per_unit[1:]] if busy_uj > 0 else [])
         if given_uj > 0:
             found.idle_uj += left_uj
+        return rates
 
     # --- short samples ------------------------------------------------------------------------
 
-    def _settle_short(self, window: Window) -> None:
+    def _settle_short(self, window: Window, foreign_share: float) -> None:
         """Give short samples of one source to the steps: by time."""
-        under = self.steps.under_short(window.from_ns, window.to_ns)
+        sums, busy_ns, parts = laid_short(self.steps.values(), window)
         values, source, end_ns = window.values, window.source, window.end_ns
         lasted_ns = (window.to_ns - window.from_ns).astype(np.float64)
-        idle_ns = np.maximum(lasted_ns - under.busy_ns, 0)
+        idle_ns = np.maximum(lasted_ns - busy_ns, 0)
         if source == _TELLS_WHO:
-            theirs_ns = np.minimum(self.foreign_share * lasted_ns, idle_ns)
+            theirs_ns = np.minimum(foreign_share * lasted_ns, idle_ns)
             self.foreign_ns += int(np.add.reduce(theirs_ns))
-        if self.foreign_share > FOREIGN_SHARE:
+        if foreign_share > FOREIGN_SHARE:
             return
-        rates = np.zeros((NUM_GIVEN, len(lasted_ns)))
-        prefill_ns, decode_ns = under.sums[TIME : TIME + 2]
+        terms: list[tuple[int, Floats, int]] = []
+        prefill_ns, decode_ns = sums[TIME : TIME + 2]
         took_ns = prefill_ns + decode_ns
-        for counted, word, rows in (
-            (SM_ACTIVE, "sm_active_share", [SM_OF_PREFILL, SM_OF_DECODE]),
-            (BUSY, "busy_share", [BUSY_OF_TIME]),
-        ):
+        is_mixed = (prefill_ns > 0) & (decode_ns > 0)
+        for counted, word in ((SM_ACTIVE, "sm_active_share"), (BUSY, "busy_share")):
             if word in values and self._is_best(counted, source, end_ns):
-                rates[rows] = _ratio(values[word] * lasted_ns, took_ns)
-                rates[COVERED + counted] = took_ns > 0
+                rates = _ratio(values[word] * lasted_ns, took_ns)
+                known = (took_ns > 0).astype(np.float64)
+                terms += terms_of_short(counted, rates, known, rates * is_mixed, row=TIME)
         read, written = values.get("dram_read_bytes"), values.get("dram_write_bytes")
         share, peak = values.get("dram_share"), values.get("dram_peak_bytes_per_s")
-        is_mixed = (prefill_ns > 0) & (decode_ns > 0)
-        are_blurred = [is_mixed] * NUM_MEASURABLE
         if (read is None or written is None) and share is not None and peak is not None:
             # The model says how the sum of both directions is made up.
-            modelled = under.sums[BYTES_READ:FLOPS]
+            modelled = sums[BYTES_READ:FLOPS]
             scale = _ratio(share * peak * lasted_ns / 1e9, np.add.reduce(modelled))
             read, written = (modelled[0] + modelled[1]) * scale, (modelled[2] + modelled[3]) * scale
-            are_blurred[READ_OF_READ] = are_blurred[WRITE_OF_WRITE] = np.ones_like(is_mixed)
+            is_mixed = np.ones_like(is_mixed)
         if read is not None and written is not None:
-            for counted, row, amounts, moving_ns in zip(
-                (READ, WRITE),
-                (READ_OF_READ, WRITE_OF_WRITE),
-                (read, written),
-                under.moving_ns,
-                strict=True,
-            ):
+            for counted, amounts, row in ((READ, read, MOVING), (WRITE, written, MOVING + 2)):
                 if self._is_best(counted, source, end_ns):
-                    rates[row] = _ratio(amounts, moving_ns)
-                    rates[COVERED + counted] = moving_ns > 0
-        rates[BLURRED : BLURRED + NUM_MEASURABLE] = rates[:NUM_MEASURABLE] * np.array(are_blurred)
+                    moving_ns = sums[row] + sums[row + 1]
+                    rates = _ratio(amounts, moving_ns)
+                    known = (moving_ns > 0).astype(np.float64)
+                    terms += terms_of_short(counted, rates, known, rates * is_mixed, row=row)
         if "energy_uj" in values and self._is_best(ENERGY, source, end_ns):
-            of_energy = rates.tolist()
-            self._rate_energy(
-                values["energy_uj"].tolist(), idle_ns.tolist(), under.sums.T.tolist(), 0, of_energy
-            )
-            rates = np.array(of_energy)
-        self.steps.give(under, rates)
+            told_uj = values["energy_uj"].tolist()
+            found = self._rate_energy(told_uj, idle_ns.tolist(), sums.T.tolist())
+            known = np.array([float(bool(rates)) for rates in found])
+            of_samples = np.array([rates or [0.0] * (len(_OF_ENERGY) - 1) for rates in found])
+            terms += terms_of_energy(list(of_samples.T), known)
+        if not terms:
+            return
+        places, of_terms, rows = zip(*terms, strict=True)
+        all_rates, all_rows = np.array(of_terms), list(rows)
+        for given, part in parts:
+            told = np.add.reduce(all_rates * part[all_rows], axis=1).tolist()
+            for place, amount in zip(places, told, strict=True):
+                given[place] += amount
 
     def _is_best(self, counted: int, source: str, end_ns: int) -> bool:
         """Tell whether no better source counts this, too."""
@@ -344,21 +400,9 @@ class CountedDevice:
         return True
 
 
-def _turn(told: Told) -> tuple[int, int]:
+def _turn(each: tuple[Told, float]) -> tuple[int, int]:
+    told = each[0]
     return told.end_ns, _RANK[told.source]
-
-
-def _are_short(told: list[Told]) -> bool:
-    return all(
-        each.end_ns - each.start_ns <= LONGEST_SHORT_NS
-        if isinstance(each, CounterSample)
-        else int((each.to_ns - each.from_ns).max()) <= LONGEST_SHORT_NS
-        for each in told
-    )
-
-
-def _num_windows(told: list[Told]) -> int:
-    return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in told)
 
 
 def _ratio(amounts: Floats, whole: Floats) -> Floats:

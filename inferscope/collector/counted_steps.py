@@ -1,320 +1,262 @@
-"""One device's steps while samples of it come in: what each is expected to take, what it is given.
+"""The steps of one rank while samples of its device come in: what each is expected to take.
 
 A step stands here from when it is booked until no sample can reach it any more. What is expected of
-it: its time by phase, and the bytes and FLOPs of the model. What it is given of a sample is always
-so much per unit of one of these, and so much is all that is kept:
+it: its time by phase, and the bytes and FLOPs of the model. What samples give is always so much per
+unit of one of these:
 
-    energy of a decode = ENERGY_OF_DECODE · its time + ENERGY_OF_BYTES · its bytes + ...
+    energy of decode = its time · rate + its bytes · rate + ...
 
-All of it stands in one table of a column for each step, so that what a tenth of a second has been
-given is a few sums of products of two rows.
+So nothing is given to a step itself. A sample gives to each tenth of a second that its window
+reaches into, by what is expected of the steps of that tenth in that window:
 
-Ranks may share a device. Each does one thing after the other, but two of them run at once:
-
-    rank 0  ┌── 1 ──┐  ┌── 2 ──┐         a sample of the device is divided over all steps that it
-    rank 1     ┌─── 1 ───┐┌─── 2 ───┐    touches, of both
+    steps     ┌── 1 ──┐┌── 2 ──┐  ┌── 3 ──┐┌── 4 ──┐
+    tenths    ┊◄───── 7 ──────►┊◄────── 8 ────────►┊      from the end of a step to that of another
+    samples        │◄──────── a ────────►│
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, eq, sub
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import Covering, Touching, covering, in_lanes, touching
-from inferscope.collector.accounts import BUSY, ENERGY, NUM_COUNTED, READ, SM_ACTIVE, WRITE, Settled
+from inferscope.attribution.samples import amounts_until
+from inferscope.collector.accounts import BUSY, ENERGY, NUM_COUNTED, READ, SM_ACTIVE, WRITE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Amounts = list[float]
+"""[NUM_EXPECTED]"""
 
 Moved = tuple[int, int, int, int, int, int]
 """Bytes read, bytes written and FLOPs, each of prefill and of decode."""
 NOTHING_MOVED: Moved = (0, 0, 0, 0, 0, 0)
 
-# Rows of the table. What is expected, each of prefill and behind it of decode:
+# What is expected of a step, each of prefill and behind it of decode:
 TIME, BYTES_READ, BYTES_WRITTEN, FLOPS = 0, 2, 4, 6
 NUM_EXPECTED = 8
-_ONE = 8
-# What is given per unit of it; the same again for what was divided over phases rather than measured
-# of one; energy, which always is; and by what is counted, the share of the step that samples cover.
-SM_OF_PREFILL, SM_OF_DECODE, BUSY_OF_TIME, READ_OF_READ, WRITE_OF_WRITE = range(5)
-NUM_MEASURABLE = BLURRED = 5
-ENERGY_OF_PREFILL, ENERGY_OF_DECODE, ENERGY_OF_BYTES, ENERGY_OF_FLOPS = range(10, 14)
-COVERED = 14
-NUM_GIVEN = COVERED + NUM_COUNTED
-_GIVEN = _ONE + 1
-_NUM_ROWS = _GIVEN + NUM_GIVEN
 
-_FIRST_ROOM = 512
+BY_EXPECTED = {SM_ACTIVE: TIME, BUSY: TIME, ENERGY: TIME, READ: BYTES_READ, WRITE: BYTES_WRITTEN}
+"""What is counted, by which of these it is known how much of it."""
+# Where in what a tenth is given each part of it begins: [phases · counted].
+VALUES, KNOWN, BLURRED = (part * 2 * NUM_COUNTED for part in range(3))
+NUM_GIVEN = 3 * 2 * NUM_COUNTED
+
+_MOST_FORGOTTEN = 1024
+_END_OF_TIME_NS = 1 << 62
 
 
-class UnderLong(NamedTuple):
-    """A few long samples as they lie over steps.
+class Tenth:
+    """The steps of one rank that ended in a tenth of a second.
 
     Attributes:
-        begin: the first of the steps.
-        end: behind the last.
-        pairs: of samples and steps.
-        busy_ns: [samples], for how long any step ran.
-        sums: [samples][NUM_EXPECTED], what is expected of it.
+        number: of the tenth.
+        first: the number of its first step.
+        given: [NUM_GIVEN], by samples.
+        rest: [NUM_EXPECTED], what is expected of steps that no sample can reach; None without such.
     """
 
-    begin: int
-    end: int
-    pairs: Covering
-    busy_ns: list[float]
-    sums: list[list[float]]
+    __slots__ = ("first", "given", "number", "rest")
+
+    def __init__(self, number: int, first: int) -> None:
+        self.number = number
+        self.first = first
+        self.given = [0.0] * NUM_GIVEN
+        self.rest: Amounts | None = None
 
 
-class UnderShort(NamedTuple):
-    """Many short samples as they lie over steps.
+class Place(NamedTuple):
+    """A time among the steps of one rank."""
 
-    Attributes:
-        begin: the first of the steps.
-        end: behind the last.
-        pairs: of samples and steps.
-        busy_ns: [samples], for how long any step ran.
-        sums: [NUM_EXPECTED, samples], what is expected of it.
-        moving_ns: [read and written, samples], by what bytes are divided: the time of steps that
-            move some. Only within a mixed step do they go by the model.
-        ns_per_byte: [read and written, steps].
-    """
-
-    begin: int
-    end: int
-    pairs: Touching
-    busy_ns: Floats
-    sums: Floats
-    moving_ns: Floats
-    ns_per_byte: Floats
+    step: int
+    """That runs then, or the first one behind."""
+    part: float
+    """Of that, what is over: 0..1."""
+    ran_ns: int
+    """The same."""
 
 
 class CountedSteps:
-    """The steps of one device that wait for its samples."""
+    """The steps of one rank that wait for its device's samples.
+
+    Attributes:
+        tenths: those that are not settled.
+        until_ns: the end of the last step that was read in.
+    """
 
     def __init__(self) -> None:
-        self._new_spans = array("q")
-        """Ring, start and end, by step; not in the table yet."""
-        self._new_expected = array("d")
-        self._table = _no_steps(_FIRST_ROOM)
-        self._ring, self._starts_ns, self._ends_ns, self._reached_ns = (
-            np.zeros(_FIRST_ROOM, dtype=np.int64) for _ in range(4)
-        )
-        """By column: whose it is, when it began and ended, and the last end up to it."""
-        self._first = self._end = 0
-        """Of the columns in use."""
-        self._tenths: list[tuple[int, int]] = []
-        """Each that has steps, and its first column."""
-        self._last_tenth = -1
-        self._until_ns: dict[int, int] = {}
-        """By ring, when its last step ended."""
+        self.tenths: deque[Tenth] = deque()
+        self.until_ns = 0
+        self._new: list[tuple[float, ...]] = []
+        """Start, end and what is expected of steps that have not been read in."""
+        self._starts_ns: list[int] = []
+        self._ends_ns: list[int] = []
+        self._expected: list[list[float]] = [[] for _ in range(NUM_EXPECTED)]
+        """[NUM_EXPECTED][steps]; whole numbers, whose sums are exact."""
+        self._first = 0
+        """Of the steps, that is not forgotten."""
+        self._num_gone = 0
+        """Steps before those in the lists, and when the last of them ended."""
+        self._gone_until_ns = 0
+        self.add = self._new.append
 
-    def add(
-        self, ring: int, tenth: int, *, span_ns: tuple[int, int], expected: Sequence[float]
-    ) -> None:
-        """Take a step.
-
-        Args:
-            ring: of the rank, whose steps follow each other.
-            tenth: that it is of.
-            span_ns: its start and end.
-            expected: [NUM_EXPECTED], its time and what is modelled of it.
-        """
-        start_ns, end_ns = span_ns
-        # Where a rank's steps overlap the later is cut, as in `devices`.
-        until_ns = self._until_ns.get(ring, 0)
-        if start_ns < until_ns:
-            start_ns, end_ns = until_ns, max(end_ns, until_ns)
-        self._until_ns[ring] = end_ns
-        if tenth != self._last_tenth:
-            self._last_tenth = tenth
-            self._tenths.append((tenth, self._end + len(self._new_spans) // 3))
-        self._new_spans.extend((ring, start_ns, end_ns))
-        self._new_expected.extend(expected)
+    def begin(self, number: int) -> None:
+        """Begin a tenth: all steps that are added from now on are of it."""
+        first = self._num_gone + len(self._ends_ns) + len(self._new)
+        if self.tenths and self.tenths[-1].first == first:
+            self.tenths.pop()  # it has no steps
+        self.tenths.append(Tenth(number, first))
 
     def read_in(self) -> None:
-        """Put the steps that came since the last call into the table."""
-        num = len(self._new_spans) // 3
-        if not num:
+        """Add the steps that came since the last call to the sums."""
+        if not self._new:
             return
-        if self._end + num > len(self._ring):
-            self._make_room(num)
-        begin, end = self._end, self._end + num
-        spans = np.frombuffer(self._new_spans, dtype=np.int64).reshape(num, 3)
-        expected = np.frombuffer(self._new_expected).reshape(num, NUM_EXPECTED)
-        self._new_spans, self._new_expected = array("q"), array("d")
-        self._ring[begin:end] = spans[:, 0]
-        self._starts_ns[begin:end] = spans[:, 1]
-        self._ends_ns[begin:end] = spans[:, 2]
-        reached_ns = self._reached_ns[begin:end]
-        np.maximum.accumulate(spans[:, 2], out=reached_ns)
-        if begin > self._first:
-            np.maximum(reached_ns, self._reached_ns[begin - 1], out=reached_ns)
-        self._table[:NUM_EXPECTED, begin:end] = expected.T
-        self._end = end
+        began_ns, ended_ns, *rest = zip(*self._new, strict=True)
+        self._new.clear()
+        columns: list[Sequence[float]] = [*rest]
+        # Where steps overlap the later is cut, as in `devices`.
+        ends_ns: list[int] = list(accumulate(ended_ns, max, initial=self.until_ns))
+        starts_ns: list[int] = list(map(max, began_ns, ends_ns))
+        del ends_ns[0]
+        if any(map(eq, starts_ns, ends_ns)):
+            busy_ns = list(map(sub, ends_ns, starts_ns))
+            columns = self._without_unreachable(columns, busy_ns)
+        for expected, column in zip(self._expected, columns, strict=True):
+            expected += column
+        self._starts_ns += starts_ns
+        self._ends_ns += ends_ns
+        self.until_ns = ends_ns[-1]
 
-    def under_long(self, from_ns: list[int], to_ns: list[int]) -> UnderLong:
-        """Lay long samples over the steps.
+    def _without_unreachable(
+        self, columns: list[Sequence[float]], busy_ns: list[int]
+    ) -> list[Sequence[float]]:
+        """Put what is expected of new steps of no length aside: they have no part in any window."""
+        num = self._num_gone + len(self._ends_ns)
+        for at, step in enumerate(zip(*columns, strict=True)):
+            if not busy_ns[at]:
+                tenth = next(each for each in reversed(self.tenths) if each.first <= num + at)
+                tenth.rest = list(map(add, tenth.rest or [0] * NUM_EXPECTED, step))
+        return [
+            [amount if ns else 0 for amount, ns in zip(column, busy_ns, strict=True)]
+            for column in columns
+        ]
+
+    def place(self, at_ns: int) -> Place:
+        """Find a time."""
+        step = bisect_right(self._ends_ns, at_ns, self._first)
+        if step == len(self._ends_ns):
+            return Place(step, 0.0, 0)
+        start_ns = self._starts_ns[step]
+        if at_ns <= start_ns:
+            return Place(step, 0.0, 0)
+        return Place(step, (at_ns - start_ns) / (self._ends_ns[step] - start_ns), at_ns - start_ns)
+
+    def between(self, begin: Place, end: Place) -> Amounts:
+        """Return what is expected of its steps between two times."""
+        (first, part, _), (last, last_part, _) = begin, end
+        amounts = [sum(column[first:last]) for column in self._expected]
+        if part:
+            for at, column in enumerate(self._expected):
+                amounts[at] -= part * column[first]
+        if last_part:
+            for at, column in enumerate(self._expected):
+                amounts[at] += last_part * column[last]
+        return amounts
+
+    def busy_ns(self, begin: Place, end: Place) -> int:
+        """Return for how long its steps ran between two times."""
+        first, last = begin.step, end.step
+        whole_ns = sum(self._ends_ns[first:last]) - sum(self._starts_ns[first:last])
+        return whole_ns + end.ran_ns - begin.ran_ns
+
+    def amounts_until(self, until_ns: Ints) -> Floats:
+        """Sum how much of its steps' amounts lies before times, from some time before them on.
 
         Args:
-            from_ns: [samples], where each begins.
-            to_ns: [samples], where it ends.
+            until_ns: [times].
+
+        Returns:
+            [NUM_EXPECTED + 5, times]; behind what is expected for how long steps ran, and the time
+            of those that move bytes: read and written, each of prefill and of decode, by whose
+            bytes these are.
         """
-        begin, end = self._between(min(from_ns), max(to_ns))
-        starts_ns, ends_ns = self._starts_ns[begin:end], self._ends_ns[begin:end]
-        edges = np.array([from_ns, to_ns])
-        pairs = covering(starts_ns, ends_ns, edges[0], edges[1])
-        busy_ns = pairs.busy_ns()
-        if len(self._until_ns) > 1:
-            busy_ns = touching(*_merged(starts_ns, ends_ns), edges[0], edges[1]).busy_ns()
-        sums = pairs.sums(self._table[:NUM_EXPECTED, begin:end])
-        return UnderLong(begin, end, pairs, busy_ns.tolist(), sums.T.tolist())
+        begin = bisect_right(self._ends_ns, int(until_ns.min()), self._first)
+        end = bisect_left(self._starts_ns, int(until_ns.max()), begin)
+        expected = [column[begin:end] for column in self._expected]
+        starts_ns, ends_ns = self._spans(begin, end)
+        amounts = np.array([*expected, (ends_ns - starts_ns).tolist()], dtype=np.float64)
+        amounts = np.concatenate([amounts, _moving_ns(amounts)])
+        return amounts_until(starts_ns, ends_ns, amounts, until_ns)
 
-    def under_short(self, from_ns: Ints, to_ns: Ints) -> UnderShort:
-        """Lay short samples over the steps; see `under_long`."""
-        begin, end = self._between(int(from_ns.min()), int(to_ns.max()))
-        starts_ns, ends_ns = self._starts_ns[begin:end], self._ends_ns[begin:end]
-        pairs = in_lanes(starts_ns, ends_ns, _lanes(self._ring[begin:end]), from_ns, to_ns)
-        busy_ns = pairs.busy_ns()
-        if len(self._until_ns) > 1:
-            busy_ns = touching(*_merged(starts_ns, ends_ns), from_ns, to_ns).busy_ns()
-        expected = self._table[:NUM_EXPECTED, begin:end]
-        took_ns = expected[TIME] + expected[TIME + 1]
-        moved = expected[BYTES_READ : BYTES_WRITTEN + 2].reshape(2, 2, -1).sum(axis=1)
-        ns_per_byte = np.zeros_like(moved)
-        np.divide(took_ns, moved, out=ns_per_byte, where=moved > 0)
-        sums = pairs.sums(np.concatenate([expected, moved * ns_per_byte]))
-        return UnderShort(begin, end, pairs, busy_ns, sums[:-2], sums[-2:], ns_per_byte)
+    def spans_between(self, from_ns: int, to_ns: int) -> tuple[Ints, Ints]:
+        """Return start and end of the steps that share time with a window."""
+        begin = bisect_right(self._ends_ns, from_ns, self._first)
+        return self._spans(begin, bisect_left(self._starts_ns, to_ns, begin))
 
-    def give(self, under: UnderLong | UnderShort, rates: Floats) -> None:
-        """Give samples to the steps.
+    def _spans(self, begin: int, end: int) -> tuple[Ints, Ints]:
+        starts_ns = np.array(self._starts_ns[begin:end], dtype=np.int64)
+        return starts_ns, np.array(self._ends_ns[begin:end], dtype=np.int64)
 
-        Args:
-            under: how they lie over them.
-            rates: [NUM_GIVEN, samples], what each unit of what is expected of a step is given, for
-                all of the step; of the covered, what part of the step is.
+    def windows(self, from_ns: int, to_ns: int) -> list[tuple[Tenth, int, int]]:
+        """Return the tenths that share a window, and from when until when each one's steps ran."""
+        found, until_ns = list[tuple[Tenth, int, int]](), _END_OF_TIME_NS
+        for tenth in reversed(self.tenths):
+            first = tenth.first - self._num_gone
+            since_ns = self._ends_ns[first - 1] if first else self._gone_until_ns
+            if since_ns < to_ns and until_ns > from_ns:
+                found.append((tenth, since_ns, until_ns))
+            until_ns = since_ns
+        return found
+
+    def settle(self, number: int) -> tuple[Tenth, Amounts] | None:
+        """Return a tenth, which takes no more, and what is expected of all of its steps.
+
+        None where no step was in it.
         """
-        given = under.pairs.shares(rates)
-        if isinstance(under, UnderShort):
-            given[READ_OF_READ : WRITE_OF_WRITE + 1] *= under.ns_per_byte
-            given[BLURRED + READ_OF_READ : BLURRED + WRITE_OF_WRITE + 1] *= under.ns_per_byte
-        into = self._table[_GIVEN:, under.begin : under.end]
-        into += given
-        covered = into[COVERED:]
-        np.minimum(covered, 1.0, out=covered)
+        tenths = self.tenths
+        while tenths and tenths[0].number < number:
+            tenths.popleft()
+        if not tenths or tenths[0].number != number:
+            return None
+        tenth = tenths.popleft()
+        first = tenth.first - self._num_gone
+        last = tenths[0].first - self._num_gone if tenths else len(self._ends_ns)
+        amounts = [sum(column[first:last]) for column in self._expected]
+        return tenth, amounts if tenth.rest is None else list(map(add, amounts, tenth.rest))
 
-    def _between(self, from_ns: int, to_ns: int) -> tuple[int, int]:
-        """Return the columns of all steps that share time with some span, and maybe of others."""
-        first, end = self._first, self._end
-        begin = first + int(self._reached_ns[first:end].searchsorted(from_ns, "right"))
-        if len(self._until_ns) < 2:
-            end = begin + int(self._starts_ns[begin:end].searchsorted(to_ns, "left"))
-        return begin, end
+    def forget(self, before_ns: int) -> None:
+        """Let go of settled steps that ended before a time."""
+        end = self.tenths[0].first - self._num_gone if self.tenths else len(self._ends_ns)
+        self._first = first = bisect_left(self._ends_ns, before_ns, self._first, end)
+        if first > _MOST_FORGOTTEN:
+            self._gone_until_ns = self._ends_ns[first - 1]
+            del self._starts_ns[:first], self._ends_ns[:first]
+            for column in self._expected:
+                del column[:first]
+            self._num_gone += first
+            self._first = 0
 
-    def of_tenth(self, number: int) -> Settled:
-        """Sum the steps of a tenth."""
-        at = bisect_left(self._tenths, (number,))
-        if at == len(self._tenths) or self._tenths[at][0] != number:
-            return Settled(*np.zeros((4, 2, NUM_COUNTED)))
-        begin = self._tenths[at][1]
-        end = self._tenths[at + 1][1] if at + 1 < len(self._tenths) else self._end
-        table = self._table[:, begin:end]
-        terms = table.take(_FACTORS[0], axis=0)
-        terms *= table.take(_FACTORS[1], axis=0)
-        sums = np.add.reduce(terms, axis=1)
-        return Settled(*np.bincount(_TARGETS, sums).reshape(4, 2, NUM_COUNTED))
-
-    def forget(self, number: int, before_ns: int) -> None:
-        """Let go of the steps up to a tenth that no sample can reach any more."""
-        tenths, first, end = self._tenths, self._first, self._end
-        at = bisect_right(tenths, (number, end))
-        begin = tenths[at][1] if at < len(tenths) else end
-        reached = int(self._reached_ns[first:end].searchsorted(before_ns, "left"))
-        self._first = first = min(begin, first + reached)
-        num_gone = bisect_right(tenths, first, key=_column) - 1
-        if num_gone > 0:
-            del tenths[:num_gone]
-        if len(self._until_ns) > 1:
-            left = {ring: at_ns for ring, at_ns in self._until_ns.items() if at_ns >= before_ns}
-            self._until_ns = left
-
-    def _make_room(self, num: int) -> None:
-        """Move what is still needed to the front, of twice the room if that is half full."""
-        first, used = self._first, self._end - self._first
-        room = len(self._ring)
-        while room < 2 * (used + num):
-            room *= 2
-        table = _no_steps(room)
-        table[:, :used] = self._table[:, first : self._end]
-        columns = np.zeros((4, room), dtype=np.int64)
-        for column, now in zip(
-            columns, (self._ring, self._starts_ns, self._ends_ns, self._reached_ns), strict=True
-        ):
-            column[:used] = now[first : self._end]
-        self._table = table
-        self._ring, self._starts_ns, self._ends_ns, self._reached_ns = columns
-        self._tenths = [(number, max(0, begin - first)) for number, begin in self._tenths]
-        self._first, self._end = 0, used
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it holds no step."""
+        return self._first == len(self._ends_ns) and not self._new
 
 
-def _no_steps(room: int) -> Floats:
-    """Return a table for steps that nothing is expected of and nothing is given to yet."""
-    table = np.zeros((_NUM_ROWS, room))
-    table[_ONE] = 1.0
-    return table
+def _moving_ns(amounts: Floats) -> Floats:
+    """Return the time of steps that move bytes, by whose bytes they are: [4, steps].
 
-
-def _terms() -> tuple[Ints, Ints]:
-    """Return which rows' products make up what is settled of a tenth, and where each goes.
-
-    Returns:
-        [2, terms], rows of the table; [terms], places in values, known, totals, blurred, each by
-        phase and what is counted.
+    Only within a mixed step do they go by the model.
     """
-    rows, targets = list[tuple[int, int]](), list[int]()
-    expected = {SM_ACTIVE: TIME, BUSY: TIME, ENERGY: TIME, READ: BYTES_READ, WRITE: BYTES_WRITTEN}
-    for phase in (0, 1):
-        measurable = [
-            (SM_ACTIVE, SM_OF_PREFILL + phase, TIME),
-            (BUSY, BUSY_OF_TIME, TIME),
-            (READ, READ_OF_READ, BYTES_READ),
-            (WRITE, WRITE_OF_WRITE, BYTES_WRITTEN),
-        ]
-        energy = [
-            (ENERGY, ENERGY_OF_PREFILL + phase, TIME),
-            (ENERGY, ENERGY_OF_BYTES, BYTES_READ),
-            (ENERGY, ENERGY_OF_BYTES, BYTES_WRITTEN),
-            (ENERGY, ENERGY_OF_FLOPS, FLOPS),
-        ]
-        blurred = [(counted, BLURRED + given, of) for counted, given, of in measurable]
-        known = [(counted, COVERED + counted, of) for counted, of in expected.items()]
-        totals = [(counted, _ONE - _GIVEN, of) for counted, of in expected.items()]
-        for kind, terms in enumerate((measurable + energy, known, totals, blurred + energy)):
-            for counted, given, of in terms:
-                rows.append((_GIVEN + given, of + phase))
-                targets.append((kind * 2 + phase) * NUM_COUNTED + counted)
-    return np.array(rows).T, np.array(targets)
-
-
-_FACTORS, _TARGETS = _terms()
-
-
-def _column(tenth: tuple[int, int]) -> int:
-    return tenth[1]
-
-
-def _lanes(rings: Ints) -> list[Ints]:
-    return [np.flatnonzero(rings == ring) for ring in np.unique(rings)]
-
-
-def _merged(starts_ns: Ints, ends_ns: Ints) -> tuple[Ints, Ints]:
-    """Return spans one after the other: where they overlap the later is cut."""
-    order = np.argsort(starts_ns, kind="stable")
-    ends_ns = np.maximum.accumulate(ends_ns[order])
-    starts_ns = starts_ns[order]
-    starts_ns[1:] = np.maximum(starts_ns[1:], ends_ns[:-1])
-    return np.minimum(starts_ns, ends_ns), ends_ns
+    took_ns = amounts[TIME] + amounts[TIME + 1]
+    by_phase = amounts[BYTES_READ:FLOPS].reshape(2, 2, -1)
+    moved = by_phase.sum(axis=1)
+    ns_per_byte = np.zeros_like(moved)
+    np.divide(took_ns, moved, out=ns_per_byte, where=moved > 0)
+    moving_ns: Floats = (by_phase * ns_per_byte[:, None]).reshape(4, -1)
+    return moving_ns

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.samples import LONGEST_SHORT_NS
 from inferscope.records import COLUMNS, CounterSample
 
 Floats = NDArray[np.float64]
@@ -86,11 +87,19 @@ def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
     return Window(told.source, from_ns, told.to_ns[which], values)
 
 
-def together(told: list[Told]) -> list[list[Told]]:
-    """Put samples of one source that tell the same together: they cost little more than one."""
-    found: dict[tuple[str, ...], list[Told]] = {}
-    for each in told:
-        found.setdefault((each.source, *each.values), []).append(each)
+def together(told: list[tuple[Told, float]]) -> list[tuple[list[Told], float]]:
+    """Put samples of one source that tell the same together: they cost little more than one.
+
+    Args:
+        told: samples, each with the share of the device that others used then.
+    """
+    found: dict[tuple[object, ...], tuple[list[Told], float]] = {}
+    for each, foreign_share in told:
+        key = (each.source, *each.values, foreign_share)
+        if key in found:
+            found[key][0].append(each)
+        else:
+            found[key] = ([each], foreign_share)
     return list(found.values())
 
 
@@ -124,6 +133,21 @@ def as_one(told: Sequence[Told]) -> Window:
             for word in windows[0].values
         },
     )
+
+
+def are_short(told: list[Told]) -> bool:
+    """Tell whether each of some samples' windows is shorter than most steps."""
+    return all(
+        each.end_ns - each.start_ns <= LONGEST_SHORT_NS
+        if isinstance(each, CounterSample)
+        else int((each.to_ns - each.from_ns).max()) <= LONGEST_SHORT_NS
+        for each in told
+    )
+
+
+def num_windows_of(told: list[Told]) -> int:
+    """Return how many windows some samples have."""
+    return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in told)
 
 
 def _alone(record: CounterSample) -> Window:

@@ -1,20 +1,23 @@
 """One engine's counters: samples of its devices in, what each phase and request took out.
 
     steps ──► CountedDevice, each ◄── samples, in turn ◄── the samplers' rings
-                     │  settle, at Ticks
+                     │  settle, when a request has waited for it, and else once a second
                      ▼
-                  tenths ─► Accounts ─► requests, at most 500 ms after their end
+                  tenths ─► Accounts ─► requests
 
-Everything happens at Ticks, so that a replay does the same.
+Everything happens at Ticks, so that a replay does the same; not at each of them, because settling
+a second costs little more than settling a tenth.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from operator import add
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferscope.collector.accounts import (
     ENERGY,
@@ -25,9 +28,9 @@ from inferscope.collector.accounts import (
     Left,
     Settled,
 )
-from inferscope.collector.counted import RequestCounters, told
+from inferscope.collector.counted import RequestCounters, Teller
 from inferscope.collector.counted_device import FOREIGN_SHARE, SILENT_NS, CountedDevice, Found
-from inferscope.collector.counted_steps import Moved
+from inferscope.collector.counted_steps import CountedSteps, Moved
 from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
 from inferscope.collector.stamps import Placed
@@ -35,10 +38,13 @@ from inferscope.collector.steps import Execution, SplitStep
 from inferscope.records import plain_uuid
 
 LONGEST_WAIT_NS = 500_000_000
-"""That a finished request waits for counters."""
+"""That a finished request waits for counters, and from there to the next Tick."""
 _REACH_NS = 2_500_000_000
 """How far back a window may begin: sources that tell once a second included."""
+_SETTLED_EVERY_NS = 1_000_000_000
+"""At least: most of what settling costs does not depend on how much there is to be settled."""
 _KEPT_TENTHS = 3000
+_NEVER_NS = 1 << 62
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
 NO_DEVICE = "the engine does not say which device it runs on"
@@ -51,14 +57,14 @@ class Counters:
     """The join of one engine's steps with samples of its devices.
 
     Attributes:
-        totals: [phases, counted], since the fold began; whole numbers as floats.
-        of_totals: [phases, counted], of what time or bytes these are.
-        blurred: [phases, counted], of the totals what was divided over phases.
+        is_on: samples of its devices come.
+        reach_ns: where the next tenth begins; never while none come.
         found: what else all samples have come to.
         num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
         stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
         gauges: by word, what was told last of any device.
-        recent: the last minutes' tenths, and when each ended.
+        recent: the last minutes' tenths: when each ended, and what `Settled` has, one after the
+            other.
         foreign_ns: by ring, how long others used its device while this engine did not.
     """
 
@@ -70,29 +76,52 @@ class Counters:
         self._by_uuid: dict[str, list[int]] = {}
         self._device_of: dict[int, str] = {}
         """By ring, as far as they tell."""
+        self._steps_of: dict[int, CountedSteps] = {}
+        """By ring: its steps on its device."""
         self._heard_ns = 0
         self._since_ns = 0
         """From when on steps are noted: what was counted before cannot be joined."""
         self.is_on = False
+        self.reach_ns = _NEVER_NS
         self.now_ns = 0
-        self.totals = np.zeros((2, NUM_COUNTED))
-        self.of_totals = np.zeros((2, NUM_COUNTED))
-        self.blurred = np.zeros((2, NUM_COUNTED))
+        self._sums = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
+        """Of all tenths, what `Settled` has, one after the other."""
         self.found = Found()
         self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
         self.gauges: dict[str, float] = {}
         self._host = HostUse()
-        self._settled_through_ns = 0
+        self._through_ns = self._settled_at_ns = self._settled_through_ns = 0
         self.foreign_ns: dict[int, int] = {}
-        self.recent: deque[tuple[int, Settled]] = deque(maxlen=_KEPT_TENTHS)
+        self.recent: deque[tuple[int, array[float]]] = deque(maxlen=_KEPT_TENTHS)
         self._recent_foreign: deque[tuple[int, int]] = deque(maxlen=_KEPT_TENTHS)
+
+    @property
+    def totals(self) -> NDArray[np.float64]:
+        """Return what was counted since the fold began: [phases, counted], whole numbers."""
+        return self._of_all("values")
+
+    @property
+    def of_totals(self) -> NDArray[np.float64]:
+        """Return of what time or bytes these are: [phases, counted]."""
+        return self._of_all("known")
+
+    @property
+    def blurred(self) -> NDArray[np.float64]:
+        """Return of the totals what was divided over phases: [phases, counted]."""
+        return self._of_all("blurred")
+
+    def _of_all(self, field: str) -> NDArray[np.float64]:
+        parts = np.array(self._sums).reshape(len(Settled._fields), 2, NUM_COUNTED)
+        part: NDArray[np.float64] = parts[Settled._fields.index(field)]
+        return part
 
     # --- what comes in ------------------------------------------------------------------------
 
     def describe(self) -> None:
         """Read again which ring's device is which: an engine has said who it is."""
         self._by_uuid, self._device_of = {}, {}
+        self._steps_of.clear()
         for number, ring in self._rings.items():
             info = ring.info
             uuid = plain_uuid(info.mig_uuid or info.device_uuid) if info is not None else ""
@@ -121,16 +150,26 @@ class Counters:
         self._heard_ns = max(self._heard_ns, record.t_ns)
         if not self.is_on:
             self.is_on, self._since_ns = True, self._heard_ns
+            self.reach_ns = 0
         device = self._device(uuid)
         if "foreign_busy_share" in values:
             device.foreign_share = values["foreign_busy_share"]
             for number in rings:
                 self.foreign_ns.setdefault(number, 0)
-        device.pending.append(window)
+        device.take(window)
 
     def reach(self, at_ns: int) -> None:
-        """Note what requests have computed so far, if a step that ends then begins a tenth."""
-        self._accounts.reach(at_ns // TENTH_NS)
+        """Begin a tenth: note what requests have computed so far.
+
+        Args:
+            at_ns: in it, `reach_ns` or later.
+        """
+        number = at_ns // TENTH_NS
+        self.reach_ns = (number + 1) * TENTH_NS
+        self._accounts.reach(number)
+        for device in self._devices.values():
+            for steps in device.steps.values():
+                steps.begin(number)
 
     def step(
         self,
@@ -147,21 +186,24 @@ class Counters:
             prefill_ns: of it, by rank.
             moved: what it moved and computed.
         """
-        tenth, num_ranks = self._accounts.last, len(run.ranks)
         of_rank: Sequence[float] = moved
-        if num_ranks > 1:
-            of_rank = [each / num_ranks for each in moved]
+        if len(run.ranks) > 1:
+            of_rank = [each / len(run.ranks) for each in moved]
         for at, span in enumerate(run.ranks):
-            ring, of_prefill_ns = span.ring, prefill_ns[at]
+            of_prefill_ns = prefill_ns[at]
             rest_ns = split.padding_ns[at] + split.unattributed_ns[at]
             of_decode_ns = span.measured_ns - of_prefill_ns - rest_ns
-            device = self._device(self._device_of.get(ring) or f"#{ring}")
-            device.steps.add(
-                ring,
-                tenth,
-                span_ns=(span.start_ns, span.end_ns),
-                expected=(of_prefill_ns, of_decode_ns, *of_rank),
-            )
+            steps = self._steps_of.get(span.ring) or self._steps(span.ring)
+            steps.add((span.start_ns, span.end_ns, of_prefill_ns, of_decode_ns, *of_rank))
+
+    def _steps(self, ring: int) -> CountedSteps:
+        device = self._device(self._device_of.get(ring) or f"#{ring}")
+        steps = device.steps.get(ring)
+        if steps is None:
+            steps = device.steps[ring] = CountedSteps()
+            steps.begin(self._accounts.last)
+        self._steps_of[ring] = steps
+        return steps
 
     def _device(self, name: str) -> CountedDevice:
         device = self._devices.get(name)
@@ -171,35 +213,46 @@ class Counters:
 
     # --- what comes out -----------------------------------------------------------------------
 
-    def tick(self, through_ns: int, now_ns: int) -> None:
-        """Settle what no step and no sample can change any more.
+    def tick(self, through_ns: int, now_ns: int, *, is_awaited: bool) -> None:
+        """Settle what no step and no sample can change any more, if it is time to.
 
         Args:
             through_ns: up to where all steps are known.
             now_ns: the fold's time.
+            is_awaited: a request has waited for it as long as one may.
         """
-        self.now_ns = now_ns
+        self.now_ns, self._through_ns = now_ns, through_ns
         if not self.is_on:
             return
         if now_ns - self._heard_ns > SILENT_NS + LONGEST_WAIT_NS:
-            self.is_on = False
+            self.is_on, self.reach_ns = False, _NEVER_NS
             self._accounts.stop()
             self._devices.clear()
+            self._steps_of.clear()
             return
+        if is_awaited or now_ns - self._settled_at_ns >= _SETTLED_EVERY_NS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Settle what can be since the last Tick."""
+        through_ns = self._through_ns
+        self._settled_at_ns = self.now_ns
         for name, device in self._devices.items():
             device.settle(through_ns, since_ns=self._since_ns, settled_ns=self._settled_through_ns)
             if device.foreign_ns:
-                self._recent_foreign.append((now_ns, device.foreign_ns))
+                self._recent_foreign.append((self.now_ns, device.foreign_ns))
                 for number in self._by_uuid.get(name, ()):
                     self.foreign_ns[number] = self.foreign_ns.get(number, 0) + device.foreign_ns
                 device.foreign_ns = 0
         self._close_tenths(through_ns)
 
-    def of(self, left: Left) -> RequestCounters:
-        """Return what is known of a request that has ended."""
+    def of(self, left: Sequence[Left]) -> list[RequestCounters]:
+        """Return what is known of requests that have ended."""
         found = self.found
         errors = {SM_ACTIVE: found.sm.error(), ENERGY: found.energy.error()}
-        return told(left, found.sources, errors)
+        tell = Teller(found.sources, errors).tell
+        given = self._accounts.take(left)
+        return [tell(of, each.totals) for of, each in zip(given, left, strict=True)]
 
     def reason(self) -> str:
         """Return why nothing is counted; empty where something is."""
@@ -240,25 +293,27 @@ class Counters:
     # --- tenths -------------------------------------------------------------------------------
 
     def _close_tenths(self, through_ns: int) -> None:
-        accounts = self._accounts
-        while (number := accounts.oldest()) is not None:
+        settled = []
+        tenths = self._accounts.open()
+        for number in tenths:
             end_ns = (number + 1) * TENTH_NS
             if end_ns > through_ns or not (self._has_all(end_ns) or self._is_over(end_ns)):
                 break
-            parts = [device.steps.of_tenth(number) for device in self._devices.values()]
+            parts = [device.of_tenth(number) for device in self._devices.values()]
             whole = parts[0]
             for part in parts[1:]:
-                whole = Settled(*map(add, whole, part))
-            accounts.settle(whole)
-            self.totals += whole.values
-            self.of_totals += whole.known
-            self.blurred += whole.blurred
-            self.recent.append((end_ns, whole))
+                whole = Settled(*(list(map(add, *both)) for both in zip(whole, part, strict=True)))
+            flat = [*whole.values, *whole.known, *whole.totals, *whole.blurred]
+            self._sums = list(map(add, self._sums, flat))
+            self.recent.append((end_ns, array("d", flat)))
             self._settled_through_ns = end_ns
-            for device in self._devices.values():
-                device.steps.forget(number, end_ns - _REACH_NS)
-        if accounts.oldest() is None:
+            settled.append(whole)
+        self._accounts.settle(settled)
+        if len(settled) == len(tenths):
             self._settled_through_ns = max(self._settled_through_ns, through_ns - TENTH_NS)
+        for device in self._devices.values():
+            if device.forget(self._settled_through_ns - _REACH_NS):
+                self._steps_of.clear()
 
     def _has_all(self, end_ns: int) -> bool:
         """Tell whether every source that is there has told up to a time."""

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.accounts import (
+    BUSY,
+    ENERGY,
+    NUM_COUNTED,
+    READ,
+    SM_ACTIVE,
+    WRITE,
+    Settled,
+)
 from inferscope.collector.counted import MOST_BLUR, NAMES
 from inferscope.collector.snapshot import CountersView, PhaseUse
 
@@ -67,9 +75,8 @@ def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:
     recent = [each for end_ns, each in engine.lives.counters.recent if end_ns >= since_ns]
     if not recent:
         return {}
-    values = np.sum([each.values for each in recent], axis=0)
-    known = np.sum([each.known for each in recent], axis=0)
-    cover = np.sum([each.totals for each in recent], axis=0)
+    sums = np.array(recent).sum(axis=0).reshape(len(Settled._fields), len(_PHASES), NUM_COUNTED)
+    values, known, cover, _ = sums
     use = {}
     for at, phase in enumerate(_PHASES):
 

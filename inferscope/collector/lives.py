@@ -31,7 +31,6 @@ from inferscope.collector.work import (
     DRAFT_NS,
     DRAFT_TOKENS,
     FLOPS,
-    TOTALLED,
     WASTED_NS,
     WASTED_TOKENS,
 )
@@ -389,8 +388,7 @@ class Lives:
         self._ends.note(request.request_id, delivered_ns)
         left = None
         if self.counters.is_on:
-            totals = [[amounts[column] for column in TOTALLED] for amounts in (prefill, decode)]
-            left = table.accounts.leave(slot, totals)
+            left = table.accounts.leave(slot, prefill, decode)
         table.remove(request)
         if left is not None:
             self._held.append((self.num_finished, final, left))
@@ -398,38 +396,50 @@ class Lives:
         for sink in self._sinks:
             sink.request(final)
 
-    def hand_over(self, now_ns: int) -> None:
-        """Give the sinks what counters have no more to say of, in the order of finality."""
-        held = self._held
-        while held:
-            number, final, left = held[0]
-            if left.num_unsettled and now_ns < final.delivered_ns + LONGEST_WAIT_NS:
-                return
-            held.popleft()
-            final = self._counted(number, final, left)
+    def hand_over(self, through_ns: int, now_ns: int) -> None:
+        """Give the sinks what counters have no more to say of, in the order of finality.
+
+        Args:
+            through_ns: up to where all steps are known.
+            now_ns: the fold's time.
+        """
+        held, is_settled = self._held, self.table.accounts.is_settled
+        since_ns, num = now_ns - LONGEST_WAIT_NS, 0
+        is_awaited = bool(held) and held[0][1].delivered_ns <= since_ns
+        self.counters.tick(through_ns, now_ns, is_awaited=is_awaited)
+        for _, final, left in held:
+            if not is_settled(left) and final.delivered_ns > since_ns:
+                break
+            num += 1
+        for final in self._counted(num):
             self._mix(encode(final.counters))
             for sink in self._sinks:
                 sink.request(final)
 
     def end(self) -> None:
         """Give the sinks what still waits: nothing more comes."""
-        while self._held:
-            final = self._counted(*self._held.popleft())
+        if self.counters.is_on:
+            self.counters.settle()
+        for final in self._counted(len(self._held)):
             for sink in self._sinks:
                 sink.request(final)
 
-    def _counted(self, number: int, final: FinalRequest, left: Left) -> FinalRequest:
-        """Return a finished request with what counters say, in its place among the finished.
+    def _counted(self, num: int) -> list[FinalRequest]:
+        """Return the first of the held requests with what counters say of them.
 
-        Args:
-            number: of the request among all that have finished.
-            final: the request.
-            left: what it took along.
+        They are put in their places among the finished.
         """
-        counted = replace(final, counters=self.counters.of(left))
-        back = self.num_finished - number + 1
-        if back <= len(self.finished):
-            self.finished[-back] = counted
+        if not num:
+            return []
+        held = [self._held.popleft() for _ in range(num)]
+        counted = []
+        for (number, final, _), counters in zip(
+            held, self.counters.of([left for _, _, left in held]), strict=True
+        ):
+            counted.append(replace(final, counters=counters))
+            back = self.num_finished - number + 1
+            if back <= len(self.finished):
+                self.finished[-back] = counted[-1]
         return counted
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:

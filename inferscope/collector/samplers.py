@@ -46,10 +46,10 @@ class SamplerFold:
             return
         if number in self._synthetic and record.device_uuid:
             self.made_up.add(plain_uuid(record.device_uuid))
-        key = (record.source, record.device_uuid)
         if record.reason:
-            self.silent[key] = record.reason
+            self.silent[record.source, record.device_uuid] = record.reason
         elif record.facts:
+            key = (record.source, record.device_uuid)
             self.silent.pop((record.source, ""), None)
             self.silent.pop(key, None)
             self.facts[key] = record

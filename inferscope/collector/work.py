@@ -9,6 +9,7 @@ the weights all members with one token read alike.
 from __future__ import annotations
 
 from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,29 @@ time, and what they read of the weights. Their FLOPs and bytes follow, when some
 _NUM_SUMS = 5
 
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
+class AsOf(NamedTuple):
+    """What requests had computed at some time."""
+
+    cells: Ints
+    """[phases, requests, columns]."""
+    singles: Ints
+    """[sums, requests]."""
+    totalled_of_sums: NDArray[np.float64]
+    """[3, sums], how much of what is TOTALLED each of them stands for."""
+
+    def totals(self) -> NDArray[np.float64]:
+        """Return what is TOTALLED, as floats: [phases · 3, requests].
+
+        They are whole, and exact up to 2**53: three months, or nine petabytes, of one request.
+        """
+        totals = np.empty((2, len(TOTALLED), self.cells.shape[1]))
+        totals[:, 0] = self.cells[:, :, COMPUTE_NS]
+        totals[:, 1:] = self.cells[:, :, READ_BYTES : WRITE_BYTES + 1].transpose(0, 2, 1)
+        # Whole numbers that floats hold exactly, in whatever order they are added up.
+        totals[1] += self.totalled_of_sums @ self.singles.astype(np.float64)
+        return totals.reshape(2 * len(TOTALLED), -1)
 
 
 class Work:
@@ -196,28 +220,16 @@ class Work:
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
-    def totals(self, slots: Ints) -> NDArray[np.float64]:
-        """Return what is TOTALLED of some requests so far, as floats: [phases, 3, requests].
-
-        They are whole, and exact up to 2**53: three months, or nine petabytes, of one request.
-
-        Args:
-            slots: [requests].
-        """
+    def now(self, slots: Ints) -> AsOf:
+        """Return what some requests have computed so far: [requests]."""
         self._tell()
         if self._instead:
             prefilled, more = list(self._instead), np.array(list(self._instead.values()))
             self._cells[0, prefilled] += more[:, :NUM_COLUMNS]
             self._singles[:, prefilled] += more[:, NUM_COLUMNS:].T
             self._instead.clear()
-        cells = self._cells.take(slots, axis=1)
-        singles = self._singles.take(slots, axis=1)
-        totals = np.empty((2, len(TOTALLED), len(slots)))
-        totals[:, 0] = cells[:, :, COMPUTE_NS]
-        totals[:, 1:] = cells[:, :, READ_BYTES : WRITE_BYTES + 1].transpose(0, 2, 1)
-        # Whole numbers that floats hold exactly, in whatever order they are added up.
-        totals[1] += self._totalled_of_sums @ singles.astype(np.float64)
-        return totals
+        cells, singles = self._cells.take(slots, axis=1), self._singles.take(slots, axis=1)
+        return AsOf(cells, singles, self._totalled_of_sums)
 
     @property
     def compute_ns(self) -> Ints:

@@ -1,4 +1,4 @@
-"""Samples are divided over steps without loss, and where they lie."""
+"""What lies in a window is what its steps have of their amounts in it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.samples import covering, in_lanes, touching
+from inferscope.attribution.samples import amounts_until, one_by_one
 
 Ints = NDArray[np.int64]
 
@@ -25,80 +25,49 @@ def intervals(draw: st.DrawFn, most: int = 20) -> tuple[Ints, Ints]:
     return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
-@given(steps=intervals(), samples=intervals())
-def test_pairs_are_all_that_share_time_and_how_much(
-    steps: tuple[Ints, Ints], samples: tuple[Ints, Ints]
-) -> None:
-    pairs = touching(*steps, *samples)
-    found = {
-        (sample, step): overlap
-        for sample, step, overlap in zip(
-            pairs.sample.tolist(), pairs.step.tolist(), pairs.overlap_ns.tolist(), strict=True
-        )
-    }
-    expected = {
-        (i, j): min(stop, end) - max(start, begin)
-        for i, (begin, end) in enumerate(zip(*samples, strict=True))
-        for j, (start, stop) in enumerate(zip(*steps, strict=True))
-        if min(stop, end) > max(start, begin)
-    }
-    assert found == expected
-
-
-@given(lanes=st.lists(intervals(), max_size=4), samples=intervals(), seed=st.integers(0, 1 << 30))
-def test_lanes_are_paired_each_for_itself_wherever_their_steps_stand(
-    lanes: list[tuple[Ints, Ints]], samples: tuple[Ints, Ints], seed: int
-) -> None:
-    none = np.zeros(0, dtype=np.int64)
-    lane_of = np.concatenate([none, *(np.full(len(lane[0]), at) for at, lane in enumerate(lanes))])
-    np.random.default_rng(seed).shuffle(lane_of)  # each lane's steps stay in their order
-    places = [np.flatnonzero(lane_of == at) for at in range(len(lanes))]
-    starts, ends = np.zeros_like(lane_of), np.zeros_like(lane_of)
-    expected = set()
-    for lane, place in zip(lanes, places, strict=True):
-        starts[place], ends[place] = lane
-        alone = touching(*lane, *samples)
-        columns = (alone.sample, place[alone.step], alone.overlap_ns, alone.within)
-        expected |= set(zip(*(column.tolist() for column in columns), strict=True))
-    pairs = in_lanes(starts, ends, places, *samples)
-    columns = (pairs.sample, pairs.step, pairs.overlap_ns, pairs.within)
-    assert set(zip(*(column.tolist() for column in columns), strict=True)) == expected
-    assert len(pairs.sample) == len(expected)
-    assert pairs.sample.tolist() == sorted(pairs.sample.tolist())
+def overlaps(steps: tuple[Ints, Ints], samples: tuple[Ints, Ints]) -> Ints:
+    """Return how much time each sample shares with each step: [samples, steps]."""
+    shared = np.minimum(steps[1], samples[1][:, None]) - np.maximum(steps[0], samples[0][:, None])
+    return np.maximum(shared, 0)
 
 
 @given(steps=intervals(), samples=intervals(), seed=st.integers(0, 1 << 30))
-def test_long_samples_lie_over_steps_as_short_ones_do(
+def test_a_window_has_of_each_step_what_lies_in_it(
     steps: tuple[Ints, Ints], samples: tuple[Ints, Ints], seed: int
 ) -> None:
-    draw = np.random.default_rng(seed)
-    columns, rates = (
-        draw.uniform(0, 9, (3, len(steps[0]))),
-        draw.uniform(0, 9, (2, len(samples[0]))),
-    )
-    short, long = touching(*steps, *samples), covering(*steps, *samples)
-    assert long.busy_ns().tolist() == short.busy_ns().tolist()
-    assert long.sums(columns) == pytest.approx(short.sums(columns))
-    assert long.shares(rates) == pytest.approx(short.shares(rates))
+    amounts = np.random.default_rng(seed).uniform(0, 9, (3, len(steps[0])))
+    lower, upper = (amounts_until(*steps, amounts, edge) for edge in samples)
+    parts = overlaps(steps, samples) / (steps[1] - steps[0])
+    assert upper - lower == pytest.approx(amounts @ parts.T)
 
 
-@given(steps=intervals(), samples=intervals(), seed=st.integers(0, 1 << 30))
-def test_what_touches_a_step_is_given_away_whole(
-    steps: tuple[Ints, Ints], samples: tuple[Ints, Ints], seed: int
+@given(steps=intervals(), edges=st.lists(st.integers(-10, 3500), min_size=1), seed=st.integers(0))
+def test_windows_side_by_side_have_all_of_it_and_once(
+    steps: tuple[Ints, Ints], edges: list[int], seed: int
 ) -> None:
-    draw = np.random.default_rng(seed)
-    amounts = draw.uniform(0, 1e9, len(samples[0]))
-    expected = draw.uniform(0.1, 9, len(steps[0]))
-    pairs = touching(*steps, *samples)
-    (whole,) = pairs.sums(expected[None])
-    is_touched = np.isin(np.arange(len(amounts)), pairs.sample)
-    assert (whole > 0).tolist() == is_touched.tolist()
-    rates = np.divide(amounts, whole, out=np.zeros(len(amounts)), where=is_touched)
-    given_away = pairs.shares(rates[None])[0] * expected
-    assert given_away.sum() == pytest.approx(amounts[is_touched].sum())
+    amounts = np.random.default_rng(seed).uniform(0, 9, (2, len(steps[0])))
+    times = np.array([-20, *sorted(edges), 4000])
+    until = amounts_until(*steps, amounts, times)
+    assert (until[:, 0] == 0).all()
+    assert np.diff(until, axis=1).sum(axis=1) == pytest.approx(amounts.sum(axis=1))
+    assert (np.diff(until, axis=1) >= -1e-9).all()
 
 
 def test_a_sample_that_reaches_into_a_gap_is_all_its_steps() -> None:
-    pairs = touching(np.array([10]), np.array([20]), np.array([15]), np.array([35]))
-    assert pairs.sums(np.array([[6.0]])).tolist() == [[3.0]]
-    assert pairs.shares(np.array([[8.0]])).tolist() == [[4.0]]
+    steps = np.array([10, 40]), np.array([20, 50])
+    until = amounts_until(*steps, np.array([[6.0, 8.0]]), np.array([15, 35, 45]))
+    assert np.diff(until).tolist() == [[3.0, 4.0]]
+
+
+@given(lanes=st.lists(intervals(), min_size=1, max_size=4))
+def test_spans_of_several_lanes_one_by_one_are_all_the_time_that_any_takes(
+    lanes: list[tuple[Ints, Ints]],
+) -> None:
+    starts, ends = one_by_one(*map(np.concatenate, zip(*lanes, strict=True)))
+    is_taken, expected = np.zeros(3001, dtype=int), np.zeros(3001, dtype=bool)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        is_taken[start:end] += 1
+    for lane in lanes:
+        for start, end in zip(*(edge.tolist() for edge in lane), strict=True):
+            expected[start:end] = True
+    assert is_taken.tolist() == expected.astype(int).tolist()

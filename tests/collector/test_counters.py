@@ -9,15 +9,20 @@ from inferscope_otlp.attributes import prefill_attributes
 from inferscope_otlp.finished import Finished
 from inferscope_prometheus.families import Look, families
 from inferscope_prometheus.numbers import Counts
+from msgspec.structs import replace
 
 from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.counters import LONGEST_WAIT_NS
+from inferscope.collector.finals import FinalRequest
+from inferscope.collector.fold import Collector
 from inferscope.collector.snapshot import CountersView, PhaseUse
 from inferscope.collector.view import snapshot
 from inferscope.collector.work import COMPUTE_NS, READ_BYTES, WRITE_BYTES
+from inferscope.records import TICK_NS
 from inferscope.tui.lines import text_of
 from inferscope.tui.panels.phases import counted_words
 from inferscope.tui.panels.request import request_detail
-from tests.collector.scripts import MS, START_NS
+from tests.collector.scripts import MS, START_NS, Finals
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
 
@@ -206,6 +211,40 @@ def test_no_request_waits_longer_than_half_a_second_for_samples() -> None:
     assert not finals.requests[-1].counters.prefill
 
 
+@pytest.mark.parametrize("first_ms", [0, 63])
+def test_requests_wait_until_a_tick_half_a_second_after_their_end_at_most(first_ms: float) -> None:
+    class Clocked(Finals):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waits_ns: list[int] = []
+
+        def request(self, final: FinalRequest) -> None:
+            super().request(final)
+            self.waits_ns.append(collector.engines["engine"].now_ns - final.delivered_ns)
+
+    train = Train().alternate(until_ms=4000)
+    train.sample(100, "sm_active_share", (0.9, 0.3), first_ms=first_ms)
+    for late_ns in (0, 10_000 * MS):  # the second sampler tells nothing in time
+        finals = Clocked()
+        collector = Collector(finals)
+        train.samples = [replace(each, t_ns=each.t_ns + late_ns) for each in train.samples]
+        train.play_into(collector)
+        assert len(finals.requests) == len(train.steps) // 2
+        assert max(finals.waits_ns) <= LONGEST_WAIT_NS + TICK_NS
+
+
+def test_what_is_told_of_others_later_changes_nothing_of_windows_before() -> None:
+    """However many of them are settled at once."""
+    train = Train().alternate(until_ms=4000, prefill_ms=20, decode_ms=6, gap_ms=26)
+    train.sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml")
+    of_others = 0.0
+    for at, sample in enumerate(train.samples):
+        share = sample.values["foreign_busy_share"] = 0.3 if at % 5 == 2 else 0.0
+        of_others += share * (sample.end_ns - sample.start_ns)
+    (device,) = train.play()[0].devices()
+    assert device.seconds_by_ns["foreign"] == pytest.approx(of_others, rel=0.1)
+
+
 def test_samples_of_another_device_or_of_a_whole_divided_one_are_not_joined() -> None:
     train = (
         Train()
@@ -267,7 +306,8 @@ def test_totals_of_all_requests_are_what_each_is_told() -> None:
     collector, _ = train.play()
     table = collector.engines["engine"].lives.table
     assert len(table.alive()) == 3
-    totals = table.work.totals(np.array([request.slot for request in table.alive()]))
+    slots = np.array([request.slot for request in table.alive()])
+    totals = table.work.now(slots).totals().reshape(2, 3, -1)
     for at, request in enumerate(table.alive()):
         for phase, amounts in enumerate(table.work.of(request.slot)):
             told = [amounts[column] for column in (COMPUTE_NS, READ_BYTES, WRITE_BYTES)]

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from inferscope.collector.accounts import ENERGY, SM_ACTIVE
 from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps
+from inferscope.collector.counter_windows import Window
+from inferscope.collector.laid_samples import Laid, laid_short
+from inferscope.records import CounterSample
 from tests.collector.scripts import MS, START_NS, assert_all_closes
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
@@ -113,15 +116,30 @@ def test_while_two_ranks_run_at_once_the_device_is_idle_no_less() -> None:
 
 @given(ranks=st.lists(spans, min_size=1, max_size=4), period=st.integers(1, 90))
 def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
-    steps, is_busy = CountedSteps(), np.zeros(2000, dtype=bool)
-    for ring, told in enumerate(ranks):
+    steps, is_busy = [CountedSteps() for _ in ranks], np.zeros(2000, dtype=bool)
+    for each, told in zip(steps, ranks, strict=True):
+        each.begin(0)
         at = 0
         for gap, length in told:
             begin, at = at + gap, at + gap + length
             is_busy[begin:at] = True
-            steps.add(ring, 0, span_ns=(begin, at), expected=(0, length, *NOTHING_MOVED))
-    steps.read_in()
+            each.add((begin, at, 0, length, *NOTHING_MOVED))
+        each.read_in()
     edges = np.arange(0, 2001 - period, period, dtype=np.int64)
     busy_ns = [int(is_busy[at : at + period].sum()) for at in edges.tolist()]
-    assert steps.under_short(edges, edges + period).busy_ns.tolist() == busy_ns
-    assert steps.under_long(edges.tolist(), (edges + period).tolist()).busy_ns == busy_ns
+    short = Window("pm", edges, edges + period, {})
+    assert laid_short(steps, short)[1].tolist() == busy_ns
+    long = [CounterSample(0, "", at, at + period, "gpm", {}) for at in edges.tolist()]
+    assert Laid(steps, long).busy_ns == busy_ns
+
+
+def test_a_device_without_steps_is_idle_in_every_window() -> None:
+    edges = np.arange(0, 500, 100, dtype=np.int64)
+    sums, busy_ns, parts = laid_short([], Window("pm", edges, edges + 100, {}))
+    assert not sums.any()
+    assert not busy_ns.any()
+    assert not parts
+    samples = [CounterSample(0, "", at, at + 100, "gpm", {}) for at in edges.tolist()]
+    long = Laid([], samples)
+    assert not any(any(of_sample) for of_sample in long.sums)
+    assert not any(long.busy_ns)

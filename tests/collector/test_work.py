@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from inferscope.attribution.weights import PlainShares
 from inferscope.collector.finals import FinalRequest, Saved
@@ -388,6 +389,10 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
     ]
 
 
+def totals_of(work: Work, slots: list[int]) -> NDArray[np.float64]:
+    return work.now(np.array(slots)).totals().reshape(2, len(TOTALLED), -1)
+
+
 @given(st.integers(0, 2**32), st.sampled_from([DENSE, WINDOWED, None]))
 def test_one_request_s_totals_are_its_own_among_all(seed: int, shape: Shape | None) -> None:
     """Whoever asks, and however often, changes nothing."""
@@ -414,10 +419,10 @@ def test_one_request_s_totals_are_its_own_among_all(seed: int, shape: Shape | No
         if draw.random() < 0.4:
             one = draw.randint(0, 8)
             alone = [[amounts[at] for at in TOTALLED] for amounts in asked.of(one)]
-            assert asked.totals(np.array([one]))[:, :, 0].tolist() == alone
-    everybody = np.arange(9)
-    assert (asked.totals(everybody) == left_alone.totals(everybody)).all()
+            assert totals_of(asked, [one])[:, :, 0].tolist() == alone
+    everybody = list(range(9))
+    assert (totals_of(asked, everybody) == totals_of(left_alone, everybody)).all()
     for slot in range(9):
         assert asked.of(slot) == left_alone.of(slot)
         told = [[amounts[at] for at in TOTALLED] for amounts in asked.of(slot)]
-        assert left_alone.totals(everybody)[:, :, slot].tolist() == told
+        assert totals_of(left_alone, everybody)[:, :, slot].tolist() == told

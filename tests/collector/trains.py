@@ -157,9 +157,14 @@ class Train:
 
     def play(self) -> tuple[Collector, Finals]:
         """Fold engine and sampler, and let a second pass."""
-        merger = Merger()
         finals = Finals()
         collector = Collector(finals)
+        self.play_into(collector)
+        return collector, finals
+
+    def play_into(self, collector: Collector) -> None:
+        """Let a collector fold them."""
+        merger = Merger()
         collector.fold(READER, _opened(SAMPLER, SAMPLER_ROLE))
         for sequence, (number, record) in enumerate(self.script.told):
             if isinstance(record, RingOpened):
@@ -172,7 +177,6 @@ class Train:
         items += merger.take(items[-1].t_ns + 1000 * MS)
         for item in items:
             collector.fold(item.ring, item.record)
-        return collector, finals
 
     def write(self, folder: Path) -> list[Path]:
         """Write all rings, the sampler's too, as their processes would have left them."""

@@ -1,0 +1,187 @@
+"""Samples as they lie over the steps of a device's ranks, and the tenths that these are of.
+
+    samples   │◄───── a ─────►│◄───── b ─────►│
+    tenths    ┊◄───── 7 ────────►┊◄───── 8 ──────►┊        b gives to 7 what lies in its first part
+
+Between all of these times it is summed up once what is expected of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from operator import add
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.samples import amounts_until, one_by_one
+from inferscope.collector.accounts import ENERGY, NUM_COUNTED
+from inferscope.collector.counted_steps import (
+    BLURRED,
+    BY_EXPECTED,
+    BYTES_READ,
+    BYTES_WRITTEN,
+    FLOPS,
+    KNOWN,
+    NUM_EXPECTED,
+    TIME,
+    VALUES,
+    Amounts,
+    CountedSteps,
+    Tenth,
+)
+from inferscope.collector.counter_windows import Window
+from inferscope.records import CounterSample
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+Term = tuple[int, float, int]
+"""Where in what a tenth is given, so much per unit, of what is expected."""
+
+_BUSY, MOVING = NUM_EXPECTED, NUM_EXPECTED + 1
+"""Rows of what `CountedSteps.amounts_until` adds."""
+
+
+class Laid:
+    """Long samples as they lie over the steps.
+
+    Attributes:
+        sums: [samples][NUM_EXPECTED], of the steps in each.
+        busy_ns: [samples], for how long any step ran.
+    """
+
+    def __init__(self, steps: Collection[CountedSteps], samples: list[CounterSample]) -> None:
+        windows = [(sample.start_ns, sample.end_ns) for sample in samples]
+        edges_ns = {at_ns for window in windows for at_ns in window}
+        from_ns, to_ns = min(edges_ns), max(edges_ns)
+        self._parts: dict[tuple[int, int], list[tuple[Amounts, Amounts]]] = {}
+        nothing: Amounts = [0.0] * NUM_EXPECTED
+        of_windows = dict.fromkeys(windows, (nothing, 0))
+        for each in steps:
+            tenths = each.windows(from_ns, to_ns)[::-1]
+            cuts_ns = sorted(edges_ns.union(since_ns for _, since_ns, _ in tenths))
+            places = list(map(each.place, cuts_ns))
+            between = list(map(each.between, places, places[1:]))
+            given, at = _given_between(tenths, cuts_ns), {ns: n for n, ns in enumerate(cuts_ns)}
+            for window in of_windows:
+                first, last = at[window[0]], at[window[1]]
+                parts = self._parts.setdefault(window, [])
+                whole, busy_ns = of_windows[window]
+                busy_ns += each.busy_ns(places[first], places[last])
+                for into, amounts in zip(given[first:last], between[first:last], strict=True):
+                    whole = list(map(add, whole, amounts))
+                    if into is None:
+                        continue
+                    if parts and parts[-1][0] is into:
+                        amounts = list(map(add, parts.pop()[1], amounts))
+                    parts.append((into, amounts))
+                of_windows[window] = (whole, busy_ns)
+        self._windows = windows
+        self.sums = [of_windows[window][0] for window in windows]
+        self.busy_ns: list[float] = [of_windows[window][1] for window in windows]
+        if len(steps) > 1:
+            starts_ns, ends_ns = np.array(windows).T
+            self.busy_ns = _busy_ns(steps, starts_ns, ends_ns).tolist()
+
+    def give(self, place: int, terms: list[Term]) -> None:
+        """Give a sample to the tenths that it reaches into."""
+        for given, part in self._parts.get(self._windows[place], ()):
+            for into, rate, column in terms:
+                given[into] += rate * part[column]
+
+
+def _given_between(
+    tenths: list[tuple[Tenth, int, int]], cuts_ns: list[int]
+) -> list[Amounts | None]:
+    """Return what the tenth is given whose steps run between two times; None behind settled ones.
+
+    Args:
+        tenths: in their order, and from when until when the steps of each ran.
+        cuts_ns: [times], all of these among them, ascending.
+    """
+    found: list[Amounts | None] = []
+    at = -1
+    for cut_ns in cuts_ns:
+        while at + 1 < len(tenths) and tenths[at + 1][1] <= cut_ns:
+            at += 1
+        found.append(tenths[at][0].given if at >= 0 else None)
+    return found
+
+
+def laid_short(
+    steps: Collection[CountedSteps], window: Window
+) -> tuple[Floats, Floats, list[tuple[Amounts, Floats]]]:
+    """Lay short samples over the steps.
+
+    Returns:
+        [rows of `CountedSteps.amounts_until`, samples], of the steps in them; [samples], for how
+        long any step ran; and what each tenth is given, with the first of these of its own steps.
+    """
+    from_ns, to_ns, num = window.from_ns, window.to_ns, len(window.from_ns)
+    first_ns, last_ns = from_ns.item(0), to_ns.item(-1)
+    sums, parts = np.zeros((MOVING + 4, num)), []
+    for each in steps:
+        tenths = each.windows(first_ns, last_ns)[::-1]
+        bounds_ns = [max(one[1], first_ns) for one in tenths]
+        bounds_ns += [min(one[2], last_ns) for one in tenths[-1:]]
+        times_ns = np.concatenate([from_ns, to_ns, np.array(bounds_ns, dtype=np.int64)])
+        until = each.amounts_until(times_ns)
+        lower, upper, bounds = until[:, :num], until[:, num : 2 * num], until[:, 2 * num :]
+        sums += upper - lower
+        for at, (tenth, _, _) in enumerate(tenths):
+            since, before = bounds[:, at : at + 1], bounds[:, at + 1 : at + 2]
+            part = upper.clip(since, before) - lower.clip(since, before)
+            parts.append((tenth.given, part))
+    busy_ns = _busy_ns(steps, from_ns, to_ns) if len(steps) > 1 else np.rint(sums[_BUSY])
+    return sums, busy_ns, parts
+
+
+def _busy_ns(steps: Collection[CountedSteps], from_ns: Ints, to_ns: Ints) -> Floats:
+    """Return for how long any step of several ranks ran in each sample: [samples]."""
+    between = [each.spans_between(int(from_ns.min()), int(to_ns.max())) for each in steps]
+    starts_ns, ends_ns = one_by_one(*map(np.concatenate, zip(*between, strict=True)))
+    spans_ns = (ends_ns - starts_ns).astype(np.float64)[None]
+    until_ns = amounts_until(starts_ns, ends_ns, spans_ns, np.concatenate([from_ns, to_ns]))[0]
+    found: Floats = np.rint(until_ns[len(from_ns) :] - until_ns[: len(from_ns)])
+    return found
+
+
+def terms_of(counted: int, phase: int, rate: float, *, is_blurred: bool) -> list[Term]:
+    """Return what a tenth gets of a long sample that counts by one thing that is expected."""
+    at, column = phase * NUM_COUNTED + counted, BY_EXPECTED[counted] + phase
+    terms = [(VALUES + at, rate, column), (KNOWN + at, 1.0, column)]
+    if is_blurred:
+        terms.append((BLURRED + at, rate, column))
+    return terms
+
+
+def terms_of_short(
+    counted: int, rates: Floats, known: Floats, blurred: Floats, *, row: int
+) -> list[tuple[int, Floats, int]]:
+    """Return the same of short samples: [samples] each, by rows of which some are moving time."""
+    terms = []
+    for phase in (0, 1):
+        at, column = phase * NUM_COUNTED + counted, BY_EXPECTED[counted] + phase
+        terms += [(VALUES + at, rates, row + phase), (BLURRED + at, blurred, row + phase)]
+        terms.append((KNOWN + at, known, column))
+    return terms
+
+
+def terms_of_energy(rates: Sequence[T], known: T) -> list[tuple[int, T, int]]:
+    """Return the same of energy, which is always divided: by time, bytes and FLOPs.
+
+    Args:
+        rates: per unit of prefill time, decode time, bytes and FLOPs.
+        known: 1, or of short samples whether each is.
+    """
+    terms = []
+    for phase in (0, 1):
+        at = phase * NUM_COUNTED + ENERGY
+        for place in (VALUES + at, BLURRED + at):
+            terms.append((place, rates[phase], TIME + phase))
+            terms += [(place, rates[2], row + phase) for row in (BYTES_READ, BYTES_WRITTEN)]
+            terms.append((place, rates[3], FLOPS + phase))
+        terms.append((KNOWN + at, known, TIME + phase))
+    return terms
