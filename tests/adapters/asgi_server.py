@@ -29,6 +29,8 @@ class Front:
         self.num_done = 0
         self.linger_s = 0.0
         """For how long the server is busy between the write of a body and its return."""
+        self.is_busy, self.may_go_on = threading.Event(), threading.Event()
+        """Of the busy loop: that a request is in it, and that it may leave."""
 
     def app(self) -> Any:
         """Return the application, within one that counts the calls that are over."""
@@ -106,8 +108,10 @@ class Front:
         return JSONResponse({})
 
     async def busy_loop(self, request: Request) -> Response:
-        """Answer after a while in which the server does nothing else."""
+        """Answer once told to, and a while later; the server does nothing else meanwhile."""
         self.join(request)
+        self.is_busy.set()
+        self.may_go_on.wait(30)
         time.sleep(BUSY_S)
         return JSONResponse({})
 
