@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _OFF: Mapping[str, tuple[float, ...]] = {
+    "max_tokens": (0,),
     "top_p": (1,),
     "top_k": (0, -1, 1 << 30),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "n": (1,),
 }
-"""By attribute, the engines' numbers for none; those of top_k are HF's and vLLM's, and SGLang's."""
+"""By attribute, the engines' numbers for none; those of top_k are HF's and vLLM's, and SGLang's. No
+tokens are asked of what only embeds."""
 
 
 def asked(numbers: Mapping[str, object], *, is_stream: bool | None = None) -> dict[str, str]:

@@ -49,7 +49,7 @@ class CoreHooks:
             return
         groups = groups_of(scheduler)
         if groups:
-            Transfers(core, groups).install(self._patches, connector)
+            Transfers(core, groups, scheduler).install(self._patches, connector)
         else:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 

@@ -115,7 +115,7 @@ def asked_of(request: Any, parent: Any, *, max_model_tokens: int) -> dict[str, s
         "top_k": of("top_k"),
         "frequency_penalty": of("frequency_penalty"),
         "presence_penalty": of("presence_penalty"),
-        "seed": of("seed"),
+        "seed": getattr(whole, "seed", None),
         "n": getattr(whole, "n", None),
     }
     kind = getattr(of("output_kind"), "name", "")

@@ -24,15 +24,18 @@ class Group(NamedTuple):
     block_tokens: int
     block_bytes: int
     """Of all these layers, on all ranks of one copy of the model."""
+    most_blocks: int | None = None
+    """That are sent of a request: of layers that see a window, it and the block it begins in."""
 
 
 class Transfers:
     """Tells of the blocks that one core's requests wait for."""
 
-    def __init__(self, core: Core, groups: Sequence[Group]) -> None:
-        """Take whose requests wait, and how large blocks are."""
+    def __init__(self, core: Core, groups: Sequence[Group], scheduler: Any) -> None:
+        """Take whose requests wait, how large blocks are, and who knows which did not come."""
         self._core = core
         self._groups = groups
+        self._scheduler = scheduler
 
     def install(self, patches: Patches, connector: Any) -> None:
         """Hook a scheduler's connector."""
@@ -53,14 +56,17 @@ class Transfers:
         if not done:
             return
         end_ns = monotonic_ns()
-        failed = getattr(connector_output, "failed_recving", None) or ()
-        is_partial = bool(getattr(connector_output, "invalid_block_ids", None))
+        # One rank may say that blocks are not valid steps before all say that they are done, so
+        # the scheduler is asked, which keeps that in mind; of one that does not, what it heard now.
+        failed = getattr(self._scheduler, "failed_recving_kv_req_ids", None)
+        if failed is None:
+            failed = done if getattr(connector_output, "invalid_block_ids", None) else ()
         for request_id in done:
             progress = self._core.progress_of(request_id)
             if progress is None or progress.coming is None:
                 continue
             (start_ns, size_bytes, peer), progress.coming = progress.coming, None
-            if not is_partial and request_id not in failed:
+            if request_id not in failed:
                 self._core.probe.transferred(
                     progress.index, size_bytes, start_ns=start_ns, end_ns=end_ns, peer=peer
                 )
@@ -68,7 +74,13 @@ class Transfers:
 
 def num_bytes(num_tokens: int, groups: Sequence[Group]) -> int:
     """Return what these tokens' blocks hold: a block is sent whole."""
-    return sum(-(-num_tokens // group.block_tokens) * group.block_bytes for group in groups)
+    whole = 0
+    for group in groups:
+        num_blocks = -(-num_tokens // group.block_tokens)
+        if group.most_blocks is not None:
+            num_blocks = min(num_blocks, group.most_blocks)
+        whole += num_blocks * group.block_bytes
+    return whole
 
 
 def groups_of(scheduler: Any) -> list[Group]:
@@ -78,13 +90,19 @@ def groups_of(scheduler: Any) -> list[Group]:
     """
     cache = getattr(scheduler, "kv_cache_config", None)
     num_ranks = int(scheduler.vllm_config.parallel_config.world_size)
-    return [
-        Group(
-            int(group.kv_cache_spec.block_size),
-            int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names) * num_ranks,
+    groups = []
+    for group in getattr(cache, "kv_cache_groups", ()):
+        spec = group.kv_cache_spec
+        block_tokens = int(spec.block_size)
+        window = getattr(spec, "sliding_window", None)
+        groups.append(
+            Group(
+                block_tokens,
+                int(spec.page_size_bytes) * len(group.layer_names) * num_ranks,
+                None if not window else -(-int(window) // block_tokens) + 1,
+            )
         )
-        for group in getattr(cache, "kv_cache_groups", ())
-    ]
+    return groups
 
 
 def peer_of(params: Any) -> str:
