@@ -58,9 +58,12 @@ class Transfers:
         end_ns = monotonic_ns()
         # One rank may say that blocks are not valid steps before all say that they are done, so
         # the scheduler is asked, which keeps that in mind; of one that does not, what it heard now.
-        failed = getattr(self._scheduler, "failed_recving_kv_req_ids", None)
-        if failed is None:
-            failed = done if getattr(connector_output, "invalid_block_ids", None) else ()
+        failed = set(getattr(connector_output, "failed_recving", None) or ())
+        known = getattr(self._scheduler, "failed_recving_kv_req_ids", None)
+        if known is not None:
+            failed |= known
+        elif getattr(connector_output, "invalid_block_ids", None):
+            failed |= done
         for request_id in done:
             progress = self._core.progress_of(request_id)
             if progress is None or progress.coming is None:

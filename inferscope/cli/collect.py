@@ -79,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
         outlets = Outlets(exporters, sections=config.exporters, shard=config.shard, say=_say)
         outlets.open()
         gc.freeze()  # what is loaded by now stays
-        sample_beside(_sources(options, config), config.counters.options)
+        where = ("--dir", str(config.rings))
+        sample_beside(_sources(options, config), (*where, *config.counters.options))
         part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
         _say(f"collecting from {config.rings}{part}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)

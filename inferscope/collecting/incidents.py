@@ -28,6 +28,8 @@ class Incidents:
         self._noted: set[str] = set()
         """Engines whose loss was noticed before they were started again."""
         self._num_replaced: dict[str, int] = {}
+        self._alive_ns: dict[str, int] = {}
+        """By engine, up to when it was folded at the last look at which it was there."""
         self._moved_ns: dict[str, int] = {}
         """By engine, when it last made a step, or had nothing to make one for."""
         self._long_step_ns: dict[str, float] = {}
@@ -65,7 +67,15 @@ class Incidents:
         replaced = {view.engine_id: view.num_replaced for view in snapshot.engines}
         back = {name for name, num in replaced.items() if num > self._num_replaced.get(name, num)}
         if (lost - self._lost or back - self._noted) and "engine_lost" in self._on:
-            self._pins.pin("engine_lost", snapshot.mono_ns - _NOTICED_NS, snapshot.mono_ns)
+            usual_ns = snapshot.mono_ns - _NOTICED_NS
+            alive_ns = (self._alive_ns.get(name, usual_ns) for name in lost - self._lost)
+            self._pins.pin("engine_lost", min([usual_ns, *alive_ns]), snapshot.mono_ns)
+        self._alive_ns = {
+            view.engine_id: view.folded_ns
+            if view.is_alive
+            else self._alive_ns.get(view.engine_id, view.folded_ns)
+            for view in snapshot.engines
+        }
         self._noted = ((self._noted | lost) - back) & replaced.keys()
         self._silent, self._lost, self._num_replaced = silent, lost, replaced
 

@@ -44,8 +44,18 @@ class Pins:
         *,
         clock: Clock,
         say: Callable[[str], None],
+        folded_ns: Callable[[], int] | None = None,
     ) -> None:
-        """Take where to write, what finds the rings, and what prints a line."""
+        """Take where to write, what finds the rings, and what prints a line.
+
+        Args:
+            settings: where, and how much.
+            rings: all that there are.
+            clock: theirs.
+            say: takes a line for the user.
+            folded_ns: tells up to when incidents are noticed by now; None for the present.
+        """
+        self._folded_ns = folded_ns or clock.monotonic_ns
         self._settings = settings
         self._rings = rings
         self._clock = clock
@@ -92,8 +102,9 @@ class Pins:
             if now_ns >= self._room_ns:
                 self._room_ns = now_ns + _ROOM_NS
                 self._make_room()
-            # The next window overlaps this one up to then.
-            is_over = now_ns > pin.until_ns + self._settings.before_ns and pin.is_through
+            # The next window overlaps this one up to then, and may be noticed late.
+            noticed_ns = max(self._folded_ns(), now_ns - LONGEST_NS)
+            is_over = noticed_ns > pin.until_ns + self._settings.before_ns and pin.is_through
             if is_over or 2 * pin.num_bytes() > self._settings.max_bytes:
                 self._end()
         except (InferScopeError, OSError) as error:
@@ -106,10 +117,10 @@ class Pins:
         """
         late_ns = self._clock.monotonic_ns() + _CATCH_UP_NS
         try:
-            while self._open is not None and not self._open.is_through:
-                if self._clock.monotonic_ns() > late_ns:
-                    break
+            while self._open is not None:
                 self._open.copy()
+                if self._open.is_through or self._clock.monotonic_ns() > late_ns:
+                    break
         except (InferScopeError, OSError) as error:
             self._fail(error)
         self._end()

@@ -231,7 +231,13 @@ class Service:
                 self._pins.close()
             self._pins = self._incidents = None
         elif self._pins is None or self._incidents is None:
-            self._pins = Pins(settings, self._engines.rings, clock=self._clock, say=self._say)
+            self._pins = Pins(
+                settings,
+                self._engines.rings,
+                clock=self._clock,
+                say=self._say,
+                folded_ns=self._engines.through_ns,
+            )
             self._incidents = Incidents(self._pins, on=settings.on, slo=config.slo)
         else:
             self._pins.change(settings)

@@ -140,8 +140,10 @@ class CountedSteps:
         num = self._num_gone + len(self._ends_ns)
         for at, step in enumerate(zip(*columns, strict=True)):
             if not busy_ns[at]:
-                tenth = next(each for each in reversed(self.tenths) if each.first <= num + at)
-                tenth.rest = list(map(add, tenth.rest or [0] * NUM_EXPECTED, step))
+                reached = (each for each in reversed(self.tenths) if each.first <= num + at)
+                tenth = next(reached, None)
+                if tenth is not None:  # else it came after all of its time was given out
+                    tenth.rest = list(map(add, tenth.rest or [0] * NUM_EXPECTED, step))
         return [
             [amount if ns else 0 for amount, ns in zip(column, busy_ns, strict=True)]
             for column in columns

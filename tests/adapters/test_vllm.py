@@ -239,8 +239,8 @@ def test_what_was_asked_of_the_sampling_is_what_is_in_force() -> None:
         "seed": "11",
     }
     assert asked() == told
-    several = SimpleNamespace(sampling_params=SimpleNamespace(n=3))
-    assert asked(several) == {**told, "n": "3"}
+    several = SimpleNamespace(sampling_params=SimpleNamespace(n=3, seed=11))
+    assert asked(several, seed=13) == {**told, "n": "3"}  # vLLM adds an answer's number to it
 
 
 def test_what_is_off_or_ends_with_the_model_was_asked_by_nobody() -> None:

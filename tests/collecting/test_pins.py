@@ -99,6 +99,43 @@ def test_a_window_is_whole_though_its_rings_are_read_in_pieces(
         ring.close()
 
 
+def test_what_is_pinned_at_the_very_end_is_in_the_file(tmp_path: Path) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    ring.pass_time(30)
+    settings = PinSettings(tmp_path / "pins", before_s=10, after_s=10)
+    pins = Pins(settings, lambda: [ring.path], clock=time, say=lambda _: None)
+    pins.pin("engine_lost", time.now_ns, time.now_ns)
+    pins.close()
+    ring.close()
+    (pin,) = (tmp_path / "pins").iterdir()
+    begins_s, ends_s = span_s(pin, time.now_ns)
+    assert begins_s <= -10
+    assert ends_s >= -1
+
+
+def test_a_collector_that_is_behind_puts_what_overlaps_into_one_file(tmp_path: Path) -> None:
+    time, behind_ns = Time(), 70 * SECOND_NS
+    ring = Ring(tmp_path, time)
+    ring.pass_time(90)
+    settings = PinSettings(tmp_path / "pins", before_s=10, after_s=10)
+    pins = Pins(
+        settings, lambda: [ring.path], clock=time, say=lambda _: None,
+        folded_ns=lambda: time.now_ns - behind_ns,
+    )  # fmt: skip
+    first_ns = time.now_ns - behind_ns
+    for after_s in range(5):
+        at_ns = first_ns + after_s * SECOND_NS
+        pins.pin("breach", at_ns, at_ns)
+        follow(ring, pins, 1)
+    behind_ns = 0
+    pins.advance()
+    pins.close()
+    ring.close()
+    (pin,) = (tmp_path / "pins").iterdir()
+    assert span_s(pin, first_ns)[1] >= 13
+
+
 def test_the_oldest_go_first_and_what_is_not_a_pin_stays(tmp_path: Path) -> None:
     time, folder = Time(), tmp_path / "pins"
     folder.mkdir()
