@@ -53,7 +53,7 @@ def trace_id_of(engine_id: str, request_id: str) -> int:
 
 def span_id_of(engine_id: str, request_id: str, name: str) -> int:
     """Return the id of one of a request's spans."""
-    return _hash(8, engine_id, request_id, name)
+    return span_ids_of(engine_id, request_id)(name)
 
 
 def span_ids_of(engine_id: str, request_id: str) -> Callable[[str], int]:
