@@ -25,6 +25,7 @@ from inferscope.collector.finals import (
 )
 from inferscope.collector.follow import is_held
 from inferscope.collector.judging import Judging
+from inferscope.collector.keep import Keep
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
@@ -52,6 +53,8 @@ _DISCOVER_NS = 500_000_000
 _CLOSED_NS = 10_000_000_000
 """Between two looks for rings that this user may not read."""
 _WINDOW_NS = 10_000_000_000
+_KEPT = Keep(seconds=2 * _WINDOW_NS // SECOND_NS, durations=("step",), finished=0, digest=False)
+"""Exporters take what is final, and make distributions of their own."""
 _JUST_NOW_NS = 30_000_000_000
 """What becomes of an engine's requests is decided by then after its end."""
 _NO_WORK = "idle_no_work"
@@ -298,7 +301,7 @@ class _Followed:
             clock=clock,
             since_ns=None if since_ns is None else since_ns - HISTORY_NS,
             stays=True,
-            kept_s=2 * _WINDOW_NS // SECOND_NS,
+            keep=_KEPT,
             most_bytes=_BITE_BYTES,
         )
         self._takes: Sink = self._gate

@@ -48,7 +48,7 @@ class Bookings:
         engine_id: str,
         lives: Lives,
         sinks: list[Sink],
-        mix: Callable[[bytes | Ints], None],
+        mix: Callable[[bytes | Ints], None] | None,
     ) -> None:
         self._engine_id = engine_id
         self._lives = lives
@@ -96,11 +96,12 @@ class Bookings:
             each rank's prefill time.
         """
         lives, counters = self._lives, self._lives.counters
-        if rows.slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
-            self._mixed_slots = rows.slot_bytes
-            self._mix(rows.slot_bytes)
-        for shares_ns in split.shares_ns:
-            self._mix(shares_ns)
+        if self._mix is not None:
+            if rows.slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
+                self._mixed_slots = rows.slot_bytes
+                self._mix(rows.slot_bytes)
+            for shares_ns in split.shares_ns:
+                self._mix(shares_ns)
         if run.end_ns >= counters.reach_ns:
             counters.reach(run.end_ns)
         if rows.is_simple:

@@ -19,6 +19,7 @@ from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime, by_name, successions
 from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
 from inferscope.collector.joins import Joins
+from inferscope.collector.keep import Keep
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
@@ -76,27 +77,26 @@ class EngineFold:
         self,
         engine_id: str,
         sinks: list[Sink],
-        mix: Callable[[bytes | Ints], None],
+        mix: Callable[[bytes | Ints], None] | None,
         samplers: SamplerFold,
         *,
-        kept_s: int,
+        keep: Keep,
     ) -> None:
         """Start empty.
 
         Args:
             engine_id: whose rings come here.
             sinks: receive final steps and requests.
-            mix: takes bytes into the fold's digest.
+            mix: takes bytes into the fold's digest; None where it has none.
             samplers: know how its devices are.
-            kept_s: seconds that its windows reach back, at most.
+            keep: what for those who look at it.
         """
         self.engine_id = engine_id
         self._samplers = samplers
         self._sinks = sinks
-        self._mix = mix
         self.book = CostBook()
         self.rings: dict[int, RingState] = {}
-        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, kept_s)
+        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None
         self._told_by = 0
         """The authority of who said so."""

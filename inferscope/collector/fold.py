@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
+from inferscope.collector.keep import ALL, Keep
 from inferscope.collector.samplers import SamplerFold
-from inferscope.collector.windows import KEPT_SECONDS
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
 Ints = NDArray[np.int64]
@@ -40,12 +40,12 @@ class Collector:
         real_offset_ns: wall clock less monotonic clock, by the newest Tick.
     """
 
-    def __init__(self, *sinks: Sink, kept_s: int = KEPT_SECONDS) -> None:
+    def __init__(self, *sinks: Sink, keep: Keep = ALL) -> None:
         """Take the sinks that receive what is final.
 
         Args:
             sinks: are told in this order.
-            kept_s: seconds that windows reach back, at most: a few kilobytes each.
+            keep: what for those who look at it.
         """
         self.engines: dict[str, EngineFold] = {}
         self.samplers = SamplerFold()
@@ -56,7 +56,7 @@ class Collector:
         self.num_late = 0
         self.num_unknown = 0
         self._sinks = list(sinks)
-        self._kept_s = kept_s
+        self._keep = keep
         self._takers: dict[int, Callable[[Record], None]] = {}
         """By ring, what takes its records; likewise what hears that some are lost."""
         self._losers: dict[int, Callable[[], None]] = {}
@@ -108,7 +108,12 @@ class Collector:
         self.num_unknown += 1
 
     def digest(self) -> str:
-        """Return the digest of all that is final, and of what was counted on the way."""
+        """Return the digest of all that is final, and of what was counted on the way.
+
+        Empty where it is not kept.
+        """
+        if not self._keep.digest:
+            return ""
         counts = f"{self.num_records} {self.num_lost} {self.num_late} {self.num_unjoined}"
         now = self._hash.copy()
         now.update(counts.encode())
@@ -164,10 +169,10 @@ class Collector:
         engine = self.engines.get(opened.engine_id)
         if engine is None:
             # An array is a buffer, which its type does not say.
-            mix: Callable[[bytes | Ints], None] = self._hash.update  # type: ignore[assignment]
-            engine = EngineFold(
-                opened.engine_id, self._sinks, mix, self.samplers, kept_s=self._kept_s
-            )
+            mix: Callable[[bytes | Ints], None] | None = None
+            if self._keep.digest:
+                mix = self._hash.update  # type: ignore[assignment]
+            engine = EngineFold(opened.engine_id, self._sinks, mix, self.samplers, keep=self._keep)
             self.engines[opened.engine_id] = engine
         state = engine.open_ring(opened)
         self._takers[opened.ring] = partial(engine.fold, state)

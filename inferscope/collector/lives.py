@@ -20,6 +20,7 @@ from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import MOST_TRANSFERS, FinalRequest, KvTransfer, Part, Sink
+from inferscope.collector.keep import Keep
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.rings import RingState
@@ -40,7 +41,6 @@ from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 
 Ints = NDArray[np.int64]
 
-KEPT_FINISHED = 200
 _NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
 """What a front end says of a request that the engine finished and the client did not get."""
 _ANSWERS = ("stop", "length")
@@ -70,19 +70,19 @@ class Lives:
         self,
         engine_id: str,
         sinks: list[Sink],
-        mix: Callable[[bytes], None],
+        mix: Callable[[bytes], None] | None,
         book: CostBook,
         rings: dict[int, RingState],
-        kept_s: int,
+        keep: Keep,
     ) -> None:
         self._engine_id = engine_id
         self._sinks = sinks
         self._mix = mix
         self._book = book
         self.table = RequestTable()
-        self.windows = Windows(kept_s)
+        self.windows = Windows(keep)
         self.emissions = Emissions(self.table, self.windows)
-        self.finished: deque[FinalRequest] = deque(maxlen=KEPT_FINISHED)
+        self.finished: deque[FinalRequest] = deque(maxlen=keep.finished)
         self.num_finished = 0
         self.num_preemptions = 0
         self.rates: Rates | None = None
@@ -378,13 +378,14 @@ class Lives:
         bucket.add_causes(row)
         if last_ns and final.finish in _ANSWERS:
             bucket.durations["e2e"].add(last_ns - request.arrived_ns, 1)
-        self._mix(
-            f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
-            f"{prefill_ns} {decode_ns}".encode()
-            + row.tobytes()
-            + times.tobytes()
-            + (encode(final.parts) if final.parts else b"")
-        )
+        if self._mix is not None:
+            self._mix(
+                f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
+                f"{prefill_ns} {decode_ns}".encode()
+                + row.tobytes()
+                + times.tobytes()
+                + (encode(final.parts) if final.parts else b"")
+            )
         self._ends.note(request.request_id, delivered_ns)
         left = None
         if self.counters.is_on:
@@ -412,7 +413,8 @@ class Lives:
                 break
             num += 1
         for final in self._counted(num):
-            self._mix(encode(final.counters))
+            if self._mix is not None:
+                self._mix(encode(final.counters))
             for sink in self._sinks:
                 sink.request(final)
 

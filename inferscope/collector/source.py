@@ -9,10 +9,10 @@ from pathlib import Path
 from inferscope.collector.finals import Sink
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.follow import MOST_BYTES, RingFollower
+from inferscope.collector.keep import ALL, Keep
 from inferscope.collector.merge import Item
 from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
-from inferscope.collector.windows import KEPT_SECONDS
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.records import (
@@ -56,17 +56,17 @@ class RingSource:
         clock: Clock | None = None,
         since_ns: int | None = None,
         stays: bool = False,
-        kept_s: int = KEPT_SECONDS,
+        keep: Keep = ALL,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Follow the rings that `find` returns; `name` is for the header of screens.
 
-        `since_ns`, `stays` and `most_bytes` are a RingFollower's, `kept_s` is a Collector's.
+        `since_ns`, `stays` and `most_bytes` are a RingFollower's, `keep` is a Collector's.
         """
         self.title = name
         self.focus: str | None = None
         self._listen = listen
-        self.collector = Collector(*sinks, kept_s=kept_s)
+        self.collector = Collector(*sinks, keep=keep)
         self._follower = RingFollower(
             find, clock or SystemClock(), since_ns=since_ns, stays=stays, most_bytes=most_bytes
         )

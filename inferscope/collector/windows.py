@@ -14,19 +14,18 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.collector.keep import ALL, DURATIONS, Keep
 from inferscope.collector.snapshot import NO_QUANTILES, Quantiles
 
 Ints = NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
-KEPT_SECONDS = 320
 _LOWEST_NS = 1e4
 _BINS_PER_E = 100
 _MOST_NOTED = 512
 _FEW = 32
 """Durations that are put into bins sooner one by one."""
 
-DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 AMOUNTS = (
     "prefill_tokens",
     "decode_tokens",
@@ -110,14 +109,26 @@ class _Distribution:
         return None
 
 
+class _Unkept(_Distribution):
+    """Of a kind that nobody looks at: always empty."""
+
+    __slots__ = ()
+
+    def add(self, duration_ns: int, num: int) -> None:
+        """Let go of it."""
+
+
+_UNKEPT = _Unkept()
+
+
 class Bucket:
     """One second."""
 
     __slots__ = ("amounts", "causes", "durations", "gauges", "second")
 
-    def __init__(self, second: int, gauges: dict[str, int]) -> None:
+    def __init__(self, second: int, gauges: dict[str, int], kept: tuple[str, ...]) -> None:
         self.second = second
-        self.durations = {name: _Distribution() for name in DURATIONS}
+        self.durations = {name: _Distribution() if name in kept else _UNKEPT for name in DURATIONS}
         self.amounts = dict.fromkeys(AMOUNTS, 0)
         self.gauges = dict(gauges)
         self.causes: Ints | None = None
@@ -138,10 +149,11 @@ class Bucket:
 class Windows:
     """Per-second buckets of one engine."""
 
-    def __init__(self, kept_s: int = KEPT_SECONDS) -> None:
-        self._kept_s = kept_s
+    def __init__(self, keep: Keep = ALL) -> None:
+        self._kept_s = keep.seconds
+        self._kept = keep.durations
         self._buckets: dict[int, Bucket] = {}
-        self._now = Bucket(-1, dict.fromkeys(GAUGES, 0))
+        self._now = Bucket(-1, dict.fromkeys(GAUGES, 0), self._kept)
         self._now_ns, self._next_ns = -SECOND_NS, 0
         """Where the present bucket's second begins and ends."""
 
@@ -164,7 +176,7 @@ class Windows:
         last.settle()
         first = last.second + 1 if last.second >= 0 else second
         for missing in range(max(first, second - self._kept_s + 1), second + 1):
-            self._now = self._buckets[missing] = Bucket(missing, last.gauges)
+            self._now = self._buckets[missing] = Bucket(missing, last.gauges, self._kept)
         self._now_ns, self._next_ns = second * SECOND_NS, (second + 1) * SECOND_NS
         while len(self._buckets) > self._kept_s:
             del self._buckets[next(iter(self._buckets))]
@@ -174,6 +186,8 @@ class Windows:
         if not len(durations_ns):
             return
         distribution = self.at(at_ns).durations[name]
+        if distribution is _UNKEPT:
+            return
         first_ns = int(durations_ns[0])
         num_same = np.count_nonzero(durations_ns == first_ns)
         if num_same == len(durations_ns):  # a batch's tokens mostly come together
