@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inferscope.private import open_private
+from inferscope_parquet.encoding import writer_of
 from inferscope_parquet.exchange import exchange
 from inferscope_parquet.naming import hour_of, is_by
 from inferscope_parquet.settings import Settings
@@ -231,9 +232,8 @@ def _fits(path: Path, schema: pa.Schema) -> bool:
 
 def _merge(paths: list[Path], path: Path, schema: pa.Schema, is_over: Callable[[], bool]) -> None:
     """Write the rows of all files into one, in their order."""
-    told = schema.with_metadata({SCHEMA_KEY: str(SCHEMA_VERSION)})
     with os.fdopen(open_private(path), "wb") as stream:
-        with pq.ParquetWriter(stream, told, compression="zstd") as writer:
+        with writer_of(stream, schema) as writer:
             waiting: list[pa.Table] = []
             for part in _row_groups(paths, schema):
                 if is_over():

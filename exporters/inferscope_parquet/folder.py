@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from inferscope.private import open_private
 from inferscope_parquet.batches import Batch
 from inferscope_parquet.compaction import Compactor, locked, sweep
+from inferscope_parquet.encoding import writer_of
 from inferscope_parquet.naming import hour_of, is_by
 from inferscope_parquet.settings import TABLES, Settings
 from inferscope_parquet.tables import (
-    SCHEMA_KEY,
-    SCHEMA_VERSION,
     SCHEMAS,
     by_hour,
     first_s,
@@ -194,10 +192,7 @@ class _File:
         self._stream: IO[bytes] = os.fdopen(open_private(self._partial), "wb")
         with suppress(OSError):  # not every network's file system locks
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        told = {SCHEMA_KEY: str(SCHEMA_VERSION)}
-        self._writer = pq.ParquetWriter(
-            self._stream, schema.with_metadata(told), compression="zstd"
-        )
+        self._writer = writer_of(self._stream, schema)
 
     def write(self, table: pa.Table) -> None:
         """Write rows."""
