@@ -1,15 +1,16 @@
 """What a collector takes for a hundred engines, with all exporters on.
 
 Engines that `fleet.py` makes up write real rings in real time. Beside them `inferscope collect`
-runs as anybody would start it: Prometheus's page, scraped every five seconds; OTLP traces and
-metrics, to a receiver that counts them; Parquet, all tables; objectives; pins. Its processor time
-and memory are the kernel's numbers, after a warm-up. What the engines finished is compared with
-what came out at each exporter, and every counter of drops is read. JSON Lines and Perfetto are
-formats of `inferscope export` and `record`: no collector writes them. With `--shards N` that many
-collectors share the engines; their cores and their memory are summed.
+runs as anybody would start it: Prometheus's page, scraped every five seconds; OTLP's metrics, and
+traces of all breaches and of a share of the rest, to a receiver that counts them; Parquet, all
+tables; objectives; pins. Its processor time and memory are the kernel's numbers, after a warm-up.
+What the engines finished is compared with what came out at each exporter, and every counter of
+drops is read. JSON Lines and Perfetto are formats of `inferscope export` and `record`: no collector
+writes them. With `--shards N` that many collectors share the engines; their cores and their memory
+are summed.
 
     python benchmarks/fleet_speed.py --out benchmarks/results/fleet_speed.json
-    python benchmarks/fleet_speed.py --shards 2
+    python benchmarks/fleet_speed.py --shards 2 --keep-share 1   # every request is a trace
     python benchmarks/fleet_speed.py --engines 10 --seconds 60 --only prometheus
     python benchmarks/fleet_speed.py --engines 10 --profile fleet.pstats
     python benchmarks/fleet_speed.py --sidecar --out benchmarks/results/sidecar_cost.json
@@ -103,7 +104,13 @@ def receive() -> None:
 
 
 def configuration(
-    folder: Path, only: tuple[str, ...], otlp_port: int, port: int, *, rings: Path
+    folder: Path,
+    only: tuple[str, ...],
+    otlp_port: int,
+    port: int,
+    *,
+    rings: Path,
+    keep_share: float,
 ) -> Path:
     """Write the collector's configuration; JSON is YAML."""
     (folder / "slo.yaml").write_text(_SLO, encoding="utf-8")
@@ -112,6 +119,9 @@ def configuration(
         "otlp": {
             "endpoint": f"http://127.0.0.1:{otlp_port}/v1/traces",
             "metrics_interval_s": 15,
+            "keep_share": keep_share,
+            "ttft_ms": 500,
+            "tbt_ms": 200,
         },
         "parquet": {"folder": str(folder / "parquet"), "rotate_s": 60, "host": "benchmark"},
     }
@@ -273,8 +283,10 @@ def written(folder: Path) -> dict[str, int]:
 
 
 def requests_of(exported: dict[str, Any]) -> list[float]:
-    """Return how many requests came out, at each exporter."""
-    found = {"otlp": "traces", "parquet": "requests", "prometheus": "requests"}
+    """Return how many requests came out, at each exporter that gives out all of them."""
+    found = {"parquet": "requests", "prometheus": "requests"}
+    if exported.get("otlp", {}).get("keep_share") == 1:
+        found["otlp"] = "traces"
     return [exported[name][word] for name, word in found.items() if name in exported]
 
 
@@ -336,7 +348,9 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
     assert receiver.stdout is not None
     otlp_port = int(receiver.stdout.readline())
     port = free_ports(options.shards)
-    config = configuration(folder, options.only, otlp_port, port, rings=rings)
+    config = configuration(
+        folder, options.only, otlp_port, port, rings=rings, keep_share=options.keep_share
+    )
     shards = [Shard(number, options.shards) for number in range(1, options.shards + 1)]
     collectors = [begin(options, config, shard) for shard in shards]
     pids = [collector.pid for collector in collectors]
@@ -381,7 +395,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
     rate_hz = told["steps"] / (ended_s - began_s)
     exported: dict[str, Any] = {}
     if "otlp" in options.only:
-        exported["otlp"] = json.loads(got)
+        exported["otlp"] = {"keep_share": options.keep_share} | json.loads(got)
     if "parquet" in options.only:
         exported["parquet"] = written(folder / "parquet")
     if "prometheus" in options.only:
@@ -428,6 +442,10 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=100)
     parser.add_argument("--rate", type=float, default=50.0, help="steps per second of each")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument(
+        "--keep-share", type=float, default=0.05,
+        help="of the requests that broke no promise, how many become traces (default 0.05)",
+    )  # fmt: skip
     parser.add_argument("--shards", type=int, default=1, help="collectors that share the engines")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds that do not count")
