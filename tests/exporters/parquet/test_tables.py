@@ -50,6 +50,27 @@ def test_every_step_and_request_is_that_of_the_json_lines(sample: Path, tmp_path
         assert [r for r in found if r["kind"] == kind] == [r for r in told if r["kind"] == kind]
 
 
+def test_dictionaries_are_of_all_but_what_seldom_comes_again(sample: Path) -> None:
+    apart = {
+        "requests": {"tbt_ns.list.element": "DELTA_BINARY_PACKED"},
+        "steps": {},
+        "slices": {"request": "PLAIN", "ns": "DELTA_BINARY_PACKED"},
+    }
+    for name, expected in apart.items():
+        files = list((sample / name).rglob("*.parquet"))
+        assert files
+        for path in files:
+            group = pq.read_metadata(path).row_group(0)
+            columns = [group.column(at) for at in range(group.num_columns)]
+            found = {
+                each.path_in_schema: each.encodings
+                for each in columns
+                if not each.has_dictionary_page and each.physical_type != "BOOLEAN"
+            }
+            assert found.keys() == expected.keys()
+            assert all(expected[path] in encodings for path, encodings in found.items())
+
+
 def test_the_rows_know_model_and_wall_time(sample: Path) -> None:
     offsets_ns = set[int]()
 
