@@ -11,6 +11,7 @@ final, in fold order, and closed once. A live one that writes files may do so fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
@@ -118,6 +119,16 @@ class Checkable(Protocol):
 
     def check(self) -> None:
         """Find out whether `open` would succeed, and leave nothing open; raise what it would."""
+
+
+@runtime_checkable
+class NamingFiles(Protocol):
+    """What a live exporter may offer besides: which of its settings are files or folders.
+
+    One that is relative is then found beside the configuration that names it.
+    """
+
+    path_settings: ClassVar[tuple[str, ...]]
 
 
 @runtime_checkable
@@ -246,6 +257,15 @@ def load_live_exporter(name: str) -> type[LiveExporter]:
             f"Exporters of a collector: {', '.join(live_exporter_names())}."
         )
     return loaded
+
+
+def path_settings(name: str) -> tuple[str, ...]:
+    """Return which settings of a live exporter are paths; none of one that cannot be loaded."""
+    with suppress(BadInput):  # whoever makes the exporter says so
+        loaded = load_live_exporter(name)
+        if isinstance(loaded, NamingFiles):
+            return loaded.path_settings
+    return ()
 
 
 def is_live(exporter: type[object]) -> bool:

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
@@ -71,7 +71,8 @@ class OtlpExporter:
         num_left_out: requests that were not kept, as the settings want it.
     """
 
-    is_live = True
+    is_live: ClassVar[bool] = True
+    path_settings: ClassVar[tuple[str, ...]] = ("certificate", "client_certificate", "client_key")
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         """Check the settings; nothing is opened yet.

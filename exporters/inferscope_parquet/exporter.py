@@ -26,6 +26,7 @@ class ParquetExporter:
     """
 
     is_live: ClassVar[bool] = True
+    path_settings: ClassVar[tuple[str, ...]] = ("folder",)
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         """Check the settings; nothing is opened yet.

@@ -19,7 +19,7 @@ from inferscope.errors import BadInput
 from inferscope_prometheus import names
 from inferscope_prometheus.bill import Bill, adapter_of
 from inferscope_prometheus.numbers import Numbers
-from inferscope_prometheus.settings import LAST_PORT, read_settings, read_token
+from inferscope_prometheus.settings import LAST_PORT, PATHS, read_settings, read_token
 from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class PrometheusExporter:
     """Serves /metrics."""
 
     is_live: ClassVar[bool] = True
+    path_settings: ClassVar[tuple[str, ...]] = PATHS
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         """Check the settings; nothing is opened yet.

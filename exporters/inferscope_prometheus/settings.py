@@ -12,6 +12,7 @@ from inferscope.document import only
 from inferscope.errors import BadInput
 
 LAST_PORT = 65535
+PATHS = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
 _LEAST_TOKEN = 16
 _MOST_TENANTS = 1000
 
@@ -104,7 +105,7 @@ def read_token(path: Path) -> str:
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise BadInput(f"cannot read token_file {path}: {why}.") from error
+        raise BadInput(f"cannot read token_file {path}: {why}. {_advice(path, error)}") from error
     if others:
         raise BadInput(
             f"token_file {path} is open to all users. chmod o= {path}, or give its volume "
@@ -113,6 +114,15 @@ def read_token(path: Path) -> str:
     if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
         raise BadInput(f"token_file {path} holds no token: {_LEAST_TOKEN} characters, no blanks.")
     return token
+
+
+def _advice(path: Path, error: Exception) -> str:
+    """Say how a file of a token is come by."""
+    if isinstance(error, FileNotFoundError):
+        return f"Make one: (umask 027; openssl rand -hex 32 > {path})"
+    if isinstance(error, PermissionError):
+        return f"Give it to a group of this user's and chmod 0640 {path}, or name another."
+    return "Name a file that holds one."
 
 
 def _path(section: Mapping[str, object], key: str) -> Path | None:

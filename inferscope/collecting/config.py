@@ -10,6 +10,9 @@
     counters: {sources: auto, interval: 100ms}
     headers: [tenant, priority]
 
+A relative path is one beside the file, of exporters' settings too; without a file, one of the
+folder that the collector is started in.
+
 `pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file, and `counters: auto` or
 `counters: off` that of its sources.
 INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
@@ -29,6 +32,7 @@ from inferscope.collecting.shard import ALL, Shard, read_shard
 from inferscope.counters.source import SOURCES
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
+from inferscope.exporting import path_settings
 from inferscope.probe.headers import HASH, WORDS
 from inferscope.ring.access import PINS
 from inferscope.ring.discovery import ring_directory
@@ -189,14 +193,15 @@ def read_config(
     document.only(
         ("rings", "outlive_s", "shard", "exporters", "pins", "slo", "counters", "headers")
     )
+    beside = Path() if path is None else path.parent
     given, word = document.text("rings"), shard or document.text("shard")
-    rings = Path(given) if given else ring_directory()
+    rings = beside / given if given else ring_directory()
     part = ALL if word is None else read_shard(word)
     return Config(
         rings,
-        _exporters(document.section("exporters")),
-        None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS),
-        _slo(_section(document, "slo"), path, slo),
+        _exporters(document.section("exporters"), beside),
+        None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS, beside),
+        _slo(_section(document, "slo"), beside, slo),
         _counters(document),
         _headers(document),
         document.number("outlive_s") or 0.0,
@@ -228,21 +233,26 @@ def _override(document: Section, name: str, text: str) -> None:
     settings[path[-1]] = Setting(text if path[-1] in _TEXTS else read_scalar(text), name)
 
 
-def _exporters(section: Section | None) -> Mapping[str, Mapping[str, object]]:
+def _exporters(section: Section | None, beside: Path) -> Mapping[str, Mapping[str, object]]:
     if section is None:
         return _DEFAULT_EXPORTERS
     found = {}
     for name in section.settings:
-        settings = section.section(name)
-        found[name] = {} if settings is None else settings.plain()
+        given = section.section(name)
+        found[name] = settings = {} if given is None else given.plain()
+        for key in path_settings(name):
+            value = settings.get(key)
+            if isinstance(value, str) and value:
+                settings[key] = str(beside / value)
     return found
 
 
-def _pins(section: Section | None, folder: Path) -> PinSettings:
+def _pins(section: Section | None, usual: Path, beside: Path) -> PinSettings:
     if section is None:
-        return PinSettings(folder)
+        return PinSettings(usual)
     section.only(("folder", "max_mb", "before_s", "after_s", "on"))
-    asked = PinSettings(Path(section.text("folder") or folder))
+    named = section.text("folder")
+    asked = PinSettings(usual if named is None else beside / named)
     return PinSettings(
         asked.folder,
         section.number("max_mb") or asked.max_mb,
@@ -301,17 +311,16 @@ def _words(section: Section, key: str, allowed: tuple[str, ...]) -> tuple[str, .
     return section.words(key, allowed)
 
 
-def _slo(section: Section | None, config: Path | None, file: Path | None) -> SloSettings:
+def _slo(section: Section | None, beside: Path, file: Path | None) -> SloSettings:
     if section is None:
         section = Section({}, path="slo")
     section.only(("file", "state", "ttft_ms", "tbt_ms"))
     named, state = section.text("file"), section.text("state")
     if file is None and named is not None:
-        beside = Path() if config is None else config.parent
         file = beside / named
     return SloSettings(
         section.number("ttft_ms"),
         section.number("tbt_ms"),
         None if file is None else read_objectives(file),
-        None if state is None else Path(state),
+        None if state is None else beside / state,
     )

@@ -26,6 +26,7 @@ from inferscope.collecting.config import (
 )
 from inferscope.collecting.outlets import make_exporters
 from inferscope.errors import BadInput
+from inferscope.exporting import path_settings
 
 _WHOLE = """
 rings: /run/rings
@@ -87,6 +88,58 @@ def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_comman
     assert read_config(None, {}).slo == SloSettings()
     with pytest.raises(BadInput, match=r"cannot read .*none\.yaml"):
         read_config(None, {}, slo=tmp_path / "none.yaml")
+
+
+_RELATIVE = """
+rings: rings
+exporters:
+  prometheus: {token_file: token, tls_cert: /etc/tls.pem}
+  otlp: {certificate: ca.pem}
+  parquet: {folder: kept}
+pins: {folder: pins}
+slo: {state: state.json}
+"""
+
+
+def test_a_relative_path_is_beside_the_configuration_wherever_the_collector_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    for folder in (beside, elsewhere):
+        folder.mkdir()
+    file = configured(beside, _RELATIVE)
+    monkeypatch.chdir(elsewhere)
+    config = read_config(file, {"INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_TLS_KEY": "key.pem"})
+    assert config.rings == beside / "rings"
+    assert config.exporters == {
+        "prometheus": {
+            "token_file": f"{beside}/token",
+            "tls_cert": "/etc/tls.pem",
+            "tls_key": f"{beside}/key.pem",
+        },
+        "otlp": {"certificate": f"{beside}/ca.pem"},
+        "parquet": {"folder": f"{beside}/kept"},
+    }
+    assert config.pins is not None
+    assert config.pins.folder == beside / "pins"
+    assert config.state == beside / "state.json"
+    # Options are of the command line, and so is what they name.
+    (elsewhere / "slo.yaml").write_text(_SLO, encoding="utf-8")
+    assert read_config(file, {}, slo=Path("slo.yaml")).slo.objectives is not None
+    # A file that is named by a relative path itself.
+    monkeypatch.chdir(tmp_path)
+    told = read_config(Path("beside") / file.name, {}).exporters["prometheus"]["token_file"]
+    assert told == "beside/token"
+    # Without a file, there is but one folder that can be meant.
+    alone = {"INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_TOKEN_FILE": "token"}
+    assert read_config(None, alone).exporters == {"prometheus": {"token_file": "token"}}
+
+
+@pytest.mark.parametrize("name", ["prometheus", "otlp", "parquet"])
+def test_paths_are_settings_that_there_are(name: str) -> None:
+    assert set(path_settings(name)) <= {each.name for each in fields(_SETTINGS[name])}
+    assert path_settings(name)
+    assert path_settings("nobody") == ()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "exporters:\n  prometheus:\n"])
