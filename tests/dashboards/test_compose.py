@@ -14,6 +14,8 @@ import yaml
 
 from inferscope.collecting.config import read_config
 from inferscope.collecting.outlets import make_exporters
+from inferscope.slo.objectives import read_objectives
+from tests.cli.running import inferscope
 from tests.dashboards.compose_schema import Compose, Datasources, Providers, Service
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
@@ -126,6 +128,27 @@ def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Dataso
     assert by_type["tempo"].url == f"http://{LOCAL}:{tempo['server']['http_listen_port']}"
     received = tempo["distributor"]["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
     assert config.exporters["otlp"]["endpoint"] == f"http://{received}/v1/traces"
+
+
+def test_what_is_promised_is_counted_and_has_alerts(compose: Compose, tmp_path: Path) -> None:
+    objectives = read_config(FOLDER / "collect.yaml", {}).slo.objectives
+    assert objectives is not None
+    promised = {one.name for one in objectives.all}
+    assert promised == {"ttft", "tbt", "availability", "goodput"}
+    # As the head of compose.yaml says, from the repository's root.
+    head = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
+    ((given, out),) = re.findall(r"inferscope slo rules (\S+) --out (\S+)", head)
+    file = FOLDER.parent / given
+    assert read_objectives(file) == objectives
+    prometheus = config_of(compose.services["prometheus"])
+    (loaded,) = yaml.safe_load(prometheus.read_text(encoding="utf-8"))["rule_files"]
+    assert FOLDER.parent / out == (prometheus.parent / loaded).parent
+    done = inferscope("slo", "rules", str(file), "--out", str(tmp_path), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob(Path(loaded).name)
+    groups = yaml.safe_load(written.read_text(encoding="utf-8"))["groups"]
+    alerts = [rule["labels"] for group in groups for rule in group["rules"] if "alert" in rule]
+    assert {labels["slo"] for labels in alerts if "slo" in labels} == promised
 
 
 def test_an_exemplar_leads_to_its_trace(compose: Compose, sources: Datasources) -> None:

@@ -14,6 +14,7 @@ import yaml
 from inferscope.cli.main import _parser
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.outlets import make_exporters
+from inferscope.slo.objectives import read_objectives
 from tests.dashboards.kubernetes_schema import (
     Container,
     DaemonSet,
@@ -85,11 +86,11 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 def test_nothing_lies_about_that_is_not_used(way: Way) -> None:
-    used = {"kustomization.yaml", "collect.yaml", *way.kustomization.resources}
+    (generated,) = way.kustomization.config_map_generator
+    used = {"kustomization.yaml", *generated.files, *way.kustomization.resources}
     used |= {"engine-patch.yaml"} if way.name == "daemonset" else set()
     assert {path.name for path in way.folder.iterdir()} == used
-    (generated,) = way.kustomization.config_map_generator
-    assert generated.files == ["collect.yaml"]
+    assert generated.files == ["collect.yaml", "slo.yaml"]
 
 
 def test_a_field_that_nobody_knows_is_refused() -> None:
@@ -185,9 +186,20 @@ def test_the_collector_writes_only_where_it_may(way: Way) -> None:
     assert way.config.rings == Path("/run/inferscope")
     assert written == {"/run/inferscope", "/var/lib/inferscope"}
     kept = [way.config.pins.folder] if way.config.pins is not None else []
+    # A sidecar's budgets end with its pod, wherever they are.
+    kept += [way.config.state] if way.name == "daemonset" else []
+    assert way.config.state.parent in {Path(folder) for folder in written}
     parquet = way.config.exporters.get("parquet", {}).get("folder")
     kept += [Path(parquet)] if isinstance(parquet, str) else []
     assert all(Path("/var/lib/inferscope") in folder.parents for folder in kept)
+
+
+def test_what_is_promised_is_counted_and_is_the_same_everywhere(way: Way) -> None:
+    objectives = way.config.slo.objectives
+    assert objectives is not None
+    assert objectives == read_objectives(FOLDER.parent / "slo.yaml")
+    (mount,) = (m for m in way.collector.volume_mounts if m.name == "collect")
+    assert mount.mount_path == "/etc/inferscope", "where slo.yaml is beside collect.yaml"
 
 
 def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -> None:
@@ -236,8 +248,9 @@ def test_kustomize_puts_it_together(way: Way) -> None:
     )
     documents = {each["kind"]: each for each in yaml.safe_load_all(built.stdout)}
     assert len(documents) == len(way.manifests) + 1
-    text = (way.folder / "collect.yaml").read_text(encoding="utf-8")
-    assert documents["ConfigMap"]["data"] == {"collect.yaml": text}
+    (generated,) = way.kustomization.config_map_generator
+    texts = {file: (way.folder / file).read_text(encoding="utf-8") for file in generated.files}
+    assert documents["ConfigMap"]["data"] == texts
     name = documents["ConfigMap"]["metadata"]["name"]
     kind = type(way.workload).__name__
     assert f"name: {name}" in yaml.safe_dump(documents[kind])
