@@ -13,7 +13,7 @@ import yaml
 
 from inferscope.cli.main import _parser
 from inferscope.collecting.config import Config, read_config
-from inferscope.collecting.outlets import make_exporters
+from inferscope.collecting.outlets import FLUSH_S, make_exporters
 from inferscope.slo.objectives import read_objectives
 from tests.dashboards.kubernetes_schema import (
     Container,
@@ -200,6 +200,22 @@ def test_what_is_promised_is_counted_and_is_the_same_everywhere(way: Way) -> Non
     assert objectives == read_objectives(FOLDER.parent / "slo.yaml")
     (mount,) = (m for m in way.collector.volume_mounts if m.name == "collect")
     assert mount.mount_path == "/etc/inferscope", "where slo.yaml is beside collect.yaml"
+
+
+def test_what_an_engine_did_last_is_scraped(way: Way) -> None:
+    monitor = way.only(PodMonitor)
+    assert isinstance(monitor, PodMonitor)
+    (endpoint,) = monitor.spec.pod_metrics_endpoints
+    interval_s = int(endpoint.interval.removesuffix("s"))
+    if way.name == "sidecar":
+        assert way.config.outlive_s == 2 * interval_s
+    else:
+        # Engines of other pods do not go with it: it would wait a minute for them.
+        assert way.config.outlive_s == 0
+    # An engine's last answers, then these, then what is left to send.
+    engine_s = 120 if way.name == "sidecar" else 0
+    least_s = engine_s + way.config.outlive_s + FLUSH_S
+    assert way.pod.termination_grace_period_seconds >= least_s
 
 
 def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -> None:
