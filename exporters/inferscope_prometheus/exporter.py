@@ -19,7 +19,13 @@ from inferscope.errors import BadInput
 from inferscope_prometheus import names
 from inferscope_prometheus.bill import Bill, adapter_of
 from inferscope_prometheus.numbers import Numbers
-from inferscope_prometheus.settings import LAST_PORT, PATHS, read_settings, read_token
+from inferscope_prometheus.settings import (
+    ANY_ENGINE,
+    LAST_PORT,
+    PATHS,
+    read_settings,
+    read_token,
+)
 from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -65,8 +71,13 @@ class PrometheusExporter:
         """Serve on a port of its own: the first one on the configured, the others behind it.
 
         Raises:
-            BadInput: there is no such port.
+            BadInput: there is no such port; or `engine_metrics` is for a single engine.
         """
+        if ANY_ENGINE in dict(self._settings.engine_metrics):
+            raise BadInput(
+                f"engine_metrics has '{ANY_ENGINE}', the page of a single engine, and {total} "
+                "shards have several between them. Name them: ENGINE_ID: http://HOST:PORT."
+            )
         port = self._settings.port and self._settings.port + number - 1
         if port > LAST_PORT:
             raise BadInput(
@@ -196,13 +207,14 @@ class PrometheusExporter:
             del self._by_engine[engine_id]
         self._published.now = Page(looks, snapshot, time.monotonic_ns())
         if self._coverage is not None:
-            self._coverage.ours = {
+            ours = {
                 look.view.engine_id: sum(
                     sum(counts.finishes.values()) - counts.finishes["rejected"]
                     for counts in look.by_replica.values()
                 )
                 for look in looks
             }
+            self._coverage.look(ours, [v.engine_id for v in snapshot.engines if v.is_alive])
 
     def close(self) -> None:
         """Stop serving."""

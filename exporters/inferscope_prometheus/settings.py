@@ -13,6 +13,8 @@ from inferscope.errors import BadInput
 
 LAST_PORT = 65535
 PATHS = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
+ANY_ENGINE = "*"
+"""In place of an engine's id in `engine_metrics`: the only one that is not named."""
 _LEAST_TOKEN = 16
 _MOST_TENANTS = 1000
 
@@ -36,7 +38,7 @@ class Settings:
     most_tenants: int = 20
     """That have series of their own; all others are `other`."""
     engine_metrics: tuple[tuple[str, str], ...] = ()
-    """Engines' ids and the pages on which they count their requests themselves."""
+    """Engines' ids, or `*`, and the pages on which they count their requests themselves."""
 
     @property
     def is_local(self) -> bool:

@@ -114,6 +114,7 @@ def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Dataso
         job["authorization"]["credentials_file"]
     )
     assert told["token_file"] == str(shown)
+    assert told["engine_metrics"] == {"*": f"http://{LOCAL}:8000"}
     assert compose.services["prometheus"].group_add == ["${INFERSCOPE_GID:-1000}"]
     ((alertmanager,),) = (
         each["static_configs"] for each in prometheus["alerting"]["alertmanagers"]

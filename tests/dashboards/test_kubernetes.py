@@ -202,6 +202,16 @@ def test_what_is_promised_is_counted_and_is_the_same_everywhere(way: Way) -> Non
     assert mount.mount_path == "/etc/inferscope", "where slo.yaml is beside collect.yaml"
 
 
+def test_what_is_seen_is_held_against_the_engines_own_count(way: Way) -> None:
+    pages = way.config.exporters["prometheus"].get("engine_metrics")
+    if way.name == "daemonset":  # its engines are at addresses of their own
+        assert pages is None
+        return
+    (engine,) = way.pod.containers
+    (port,) = engine.ports
+    assert pages == {"*": f"http://127.0.0.1:{port.container_port}"}
+
+
 def test_what_an_engine_did_last_is_scraped(way: Way) -> None:
     monitor = way.only(PodMonitor)
     assert isinstance(monitor, PodMonitor)

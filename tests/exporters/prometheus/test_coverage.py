@@ -6,9 +6,14 @@ import http.server
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from inferscope_prometheus import PrometheusExporter
 from inferscope_prometheus.coverage import Coverage, Covered, own_count
+
+from inferscope.errors import BadInput
+from tests.collecting.running import eventually
 
 _PAGE = """# HELP vllm:request_success_total Count
 # TYPE vllm:request_success_total counter
@@ -86,7 +91,7 @@ def test_an_engine_is_asked_again_and_again() -> None:
         {"e": "http://host:1"}, finished_of=finished_of, every_s=0.002, behind_s=0.001
     )
     try:
-        coverage.ours = {"e": 7}
+        coverage.look({"e": 7}, ["e"])
         end_s = time.monotonic() + 30
         while coverage.ratio("e") != 0.0:
             assert time.monotonic() < end_s
@@ -95,3 +100,60 @@ def test_an_engine_is_asked_again_and_again() -> None:
         assert coverage.ratio("another") is None
     finally:
         coverage.close()
+
+
+@contextmanager
+def covering(urls: dict[str, str], theirs: dict[str, int]) -> Iterator[Coverage]:
+    """Ask pages that count further with every question, by so much at a time."""
+    told = dict.fromkeys(theirs, 0)
+
+    def finished_of(url: str) -> float:
+        told[url] += theirs[url]
+        return float(told[url])
+
+    coverage = Coverage(urls, finished_of=finished_of, every_s=0.002, behind_s=0.001)
+    try:
+        yield coverage
+    finally:
+        coverage.close()
+
+
+_OWN, _ANY = "http://host:1/metrics", "http://host:2/metrics"
+
+
+def test_a_star_is_the_only_engine_that_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    urls = {"named": "http://host:1", "*": "http://host:2"}
+    with covering(urls, {_OWN: 100, _ANY: 1000}) as coverage:
+        ours = {"named": 7, "a-pods": 8, "gone": 9, "another": 10}
+        coverage.look(ours, ["named", "a-pods"])
+        eventually(lambda: coverage.ratio("a-pods") == coverage.ratio("named") == 0.0)
+        assert coverage.ratio("gone") is None
+        # Whoever is there instead of it has the page now, and counts anew.
+        coverage.look(ours, ["another", "named"])
+        eventually(lambda: coverage.ratio("another") == 0.0)
+        assert coverage.ratio("a-pods") is None
+        assert caplog.messages == []
+        # Nobody is: it is none's, and there is nothing to say.
+        coverage.look(ours, ["named"])
+        eventually(lambda: coverage.ratio("another") is None)
+        assert caplog.messages == []
+
+
+def test_a_star_among_several_engines_is_none_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with covering({"*": "http://host:2"}, {_ANY: 1000}) as coverage:
+        for _ in range(2):
+            coverage.look({"a": 1, "b": 2}, ["a"])
+            eventually(lambda: coverage.ratio("a") == 0.0)
+            coverage.look({"a": 1, "b": 2}, ["b", "a"])
+            eventually(lambda: coverage.ratio("a") is None and bool(caplog.messages))
+            assert coverage.ratio("b") is None
+        (line,) = caplog.messages
+    assert "there are 2 (a, b): it is none's. Name them: ENGINE_ID: http://HOST:PORT" in line
+
+
+def test_shards_are_told_to_name_their_engines() -> None:
+    exporter = PrometheusExporter({"engine_metrics": {"*": "http://host:2"}})
+    with pytest.raises(BadInput, match=r"engine_metrics has '\*', .* 2 shards have several"):
+        exporter.share(1, 2)
