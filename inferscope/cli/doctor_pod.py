@@ -28,7 +28,9 @@ env:
   - {name: INFERSCOPE, value: "1"}"""
 _NAME = """in the engine's container:
 env:
-  - {name: INFERSCOPE_ENGINE_ID, valueFrom: {fieldRef: {fieldPath: metadata.name}}}"""
+  - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+  - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+  - {name: INFERSCOPE_ENGINE_ID, value: $(POD_NAMESPACE).$(POD_NAME)}"""
 
 
 def pod(

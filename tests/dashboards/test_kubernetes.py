@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from inferscope_otlp.finished import Engine
+from inferscope_otlp.resource import resource
 
 from inferscope.cli.main import _parser
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.outlets import FLUSH_S, make_exporters
+from inferscope.probe.identity import engine_id
 from inferscope.slo.objectives import read_objectives
 from tests.dashboards.kubernetes_schema import (
     Container,
@@ -27,6 +31,7 @@ from tests.dashboards.kubernetes_schema import (
     PodMonitor,
     PodSpec,
     Template,
+    Variable,
 )
 
 FOLDER = Path(__file__).parents[2] / "dashboards" / "kubernetes"
@@ -78,6 +83,26 @@ class Way:
 
 
 COLLECT = ["inferscope", "collect"]
+FIELDS = {
+    "metadata.name": "vllm-0",
+    "metadata.namespace": "team-a",
+    "spec.nodeName": "node-1",
+}
+"""Of some pod."""
+
+
+def environment(variables: list[Variable], pod: dict[str, str]) -> dict[str, str]:
+    """Return what a container is told, as the kubelet makes it: $(NAME) is one that came before."""
+    told: dict[str, str] = {}
+    for each in variables:
+        if each.value_from is not None:
+            told[each.name] = pod[each.value_from.field_ref.field_path]
+            continue
+        assert each.value is not None
+        asked = re.findall(r"\$\((\w+)\)", each.value)
+        assert set(asked) <= told.keys(), "left as it stands"
+        told[each.name] = re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], each.value)
+    return told
 
 
 @pytest.fixture(params=WAYS)
@@ -235,7 +260,7 @@ def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -
     assert options.config == Path(config.mount_path) / "collect.yaml"
     assert set(make_exporters(way.config.exporters)) == set(way.config.exporters)
     # The environment overrides by names that are checked as well.
-    told = {each.name: each.value or "node-1" for each in way.collector.env}
+    told = environment(way.collector.env, FIELDS)
     overridden: Config = read_config(way.folder / "collect.yaml", told)
     make_exporters(overridden.exporters)
     if way.name == "daemonset":
@@ -246,13 +271,13 @@ def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
     if way.name == "sidecar":
         (engine,) = way.pod.containers
         assert way.collector.restart_policy == "Always", "it starts before and ends after"
-        environment = {each.name: each.value for each in engine.env}
+        told = environment(engine.env, FIELDS)
         rings = {m.name: m.mount_path for m in engine.volume_mounts}["rings"]
     else:
         patch = msgspec.convert(way._one("engine-patch.yaml"), Patch)
         pod = patch.spec.template.spec
         (patched,) = pod.containers
-        environment = {each.name: each.value for each in patched.env}
+        told = environment(patched.env, FIELDS)
         (mount,) = patched.volume_mounts
         (volume,) = pod.volumes
         assert mount.name == volume.name
@@ -260,11 +285,48 @@ def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
         assert volume.host_path is not None
         assert volume.host_path.path in {v.host_path.path for v in way.pod.volumes if v.host_path}
         (group,) = pod.security_context.supplemental_groups
-        assert environment["INFERSCOPE_GROUP"] == str(group)
+        assert told["INFERSCOPE_GROUP"] == str(group)
         assert group in way.pod.security_context.supplemental_groups
-    assert environment["INFERSCOPE"] == "1"
-    assert environment["INFERSCOPE_DIR"] == rings == str(way.config.rings)
-    assert "INFERSCOPE_ENGINE_ID" in environment
+    assert told["INFERSCOPE"] == "1"
+    assert told["INFERSCOPE_DIR"] == rings == str(way.config.rings)
+
+
+def test_an_engine_is_named_after_its_pod_and_namespace(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way.name == "sidecar":
+        (engine,) = way.pod.containers
+        variables = engine.env
+    else:
+        patch = msgspec.convert(way._one("engine-patch.yaml"), Patch)
+        (patched,) = patch.spec.template.spec.containers
+        variables = patched.env
+    found = set()
+    # Those of StatefulSets are called alike in every namespace, and names may be this long.
+    for namespace in ("team-a", "team-b", "n" * 63):
+        for name in ("vllm-0", "v" * 253):
+            pod = {**FIELDS, "metadata.namespace": namespace, "metadata.name": name}
+            told = environment(variables, pod)["INFERSCOPE_ENGINE_ID"]
+            assert told == f"{namespace}.{name}"
+            monkeypatch.setenv("INFERSCOPE_ENGINE_ID", told)
+            found.add(engine_id())
+    assert len(found) == 6
+    assert {"team-a.vllm-0", "team-b.vllm-0"} <= found, "no other name than the folder's"
+    assert all(len(each) < 128 for each in found)
+
+
+def test_traces_say_which_pod_and_node_they_are_of(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(way.collector.env, FIELDS).items():
+        monkeypatch.setenv(name, value)
+    told = resource(Engine("team-a.vllm-0", "vllm", "m"), service_name=None)
+    assert told["k8s.node.name"] == "node-1"
+    if way.name == "sidecar":
+        assert (told["k8s.namespace.name"], told["k8s.pod.name"]) == ("team-a", "vllm-0")
+    else:  # the collector's pod is not the engine's, and its host is the node
+        assert told["host.name"] == "node-1"
+        assert "k8s.pod.name" not in told
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
