@@ -16,9 +16,10 @@ from inferscope.errors import BadInput
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import RuleOptions, burn_lines, rule_file
 from inferscope.slo.rules_routing import routing
-from inferscope.slo.rules_text import routing_text, rules_text
+from inferscope.slo.rules_text import routing_text, rules_object_text, rules_text
 
 RULES, ROUTING = "inferscope-rules.yaml", "alertmanager.yaml"
+RULES_OBJECT = "inferscope-prometheusrule.yaml"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
         help=f"write {RULES} and {ROUTING} there (default: print the rules)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kubernetes", action="store_true",
+        help=f"the rules as a PrometheusRule of the Prometheus operator, {RULES_OBJECT}",
     )  # fmt: skip
     when = parser.add_argument_group("when alerts fire")
     when.add_argument(
@@ -49,13 +54,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     links = parser.add_argument_group("links in alerts")
     links.add_argument(
-        "--runbooks", default=usual.runbooks, metavar="BASE",
-        help="address of the runbooks' folder (default: %(default)s)",
+        "--runbooks", metavar="BASE",
+        help=f"address at which the folder {usual.runbooks} is served (default: links are relative,"
+        " which no pager follows)",
     )  # fmt: skip
     links.add_argument("--dashboards", metavar="URL", help="Grafana's address (default: no link)")
     parser.epilog = """examples:
   inferscope slo rules slo.yaml --out /etc/prometheus/inferscope
   inferscope slo rules slo.yaml --floor 30 --dashboards https://grafana.example.org
+  inferscope slo rules slo.yaml --kubernetes | kubectl -n monitoring apply -f -
 """
 
 
@@ -66,22 +73,35 @@ def run(options: argparse.Namespace) -> int:
         floor=options.floor,
         page_rate_s=options.page_rate,
         scrape_s=options.scrape,
-        runbooks=options.runbooks,
+        runbooks=RuleOptions.runbooks if options.runbooks is None else options.runbooks,
         dashboards=options.dashboards,
         scale=options.scale,
     )
     try:
-        rules = rules_text(rule_file(objectives, chosen))
+        text = rules_object_text if options.kubernetes else rules_text
+        rules = text(rule_file(objectives, chosen))
         lines = list(burn_lines(objectives, chosen))
     except BadInput as error:
         raise BadInput(f"{options.file}: {error}") from None
+    _say_what_leads_nowhere(options)
     if options.out is None:
         sys.stdout.write(rules)
         return 0
-    _write(options.out / RULES, rules)
+    _write(options.out / (RULES_OBJECT if options.kubernetes else RULES), rules)
     _write(options.out / ROUTING, routing_text(routing(options.scale)))
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def _say_what_leads_nowhere(options: argparse.Namespace) -> None:
+    """Say in a line which links of the alerts are of no use to who is woken by them."""
+    dead = []
+    if options.runbooks is None:
+        dead.append(f"runbook_url is relative ({RuleOptions.runbooks}/…): give --runbooks BASE")
+    if options.dashboards is None:
+        dead.append("there is no dashboard_url: give --dashboards URL")
+    if dead:
+        sys.stderr.write(f"inferscope: links in alerts: {'; '.join(dead)}\n")
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Rules and routing as the text of files."""
+"""Rules and routing as the text of files, Prometheus' own or an object of its operator's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from typing import Any
 
 import yaml
 
+from inferscope.errors import BadInput
+
 _RULES_HEAD = """\
 # Written by `inferscope slo rules`; change the objectives and write it again.
 # Load it by `rule_files` in prometheus.yml.
+"""
+_OBJECT_HEAD = """\
+# Written by `inferscope slo rules --kubernetes`; change the objectives and write it again.
+# One of them is for all collectors that a Prometheus scrapes.
 """
 _ROUTING_HEAD = """\
 # An example by `inferscope slo rules`: replace the two addresses by what wakes people and by what
 # keeps tickets, or take the routes and inhibitions into your own file.
 """
+
+
+MOST_OBJECT_BYTES = 512 << 10
+"""The operator hands rules on in ConfigMaps, and fills half of what one may hold."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -31,6 +41,29 @@ _Dumper.add_representer(str, _text)
 def rules_text(rules: dict[str, Any]) -> str:
     """Return a rule file of Prometheus."""
     return _RULES_HEAD + _yaml(rules)
+
+
+def rules_object_text(rules: dict[str, Any]) -> str:
+    """Return the rules as the Prometheus operator's object PrometheusRule.
+
+    Raises:
+        BadInput: they are more than it takes.
+    """
+    manifest = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "inferscope", "labels": {"app.kubernetes.io/name": "inferscope"}},
+        "spec": rules,
+    }
+    text = _OBJECT_HEAD + _yaml(manifest)
+    num_bytes = len(text.encode())
+    if num_bytes > MOST_OBJECT_BYTES:
+        raise BadInput(
+            f"the rules are {num_bytes >> 10} KiB, and a PrometheusRule has "
+            f"{MOST_OBJECT_BYTES >> 10} at most. Give fewer objectives, or one for all models in "
+            "place of one for each."
+        )
+    return text
 
 
 def routing_text(routing: dict[str, Any]) -> str:

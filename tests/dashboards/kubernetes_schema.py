@@ -1,12 +1,12 @@
-"""What a manifest may hold, after the API reference of Kubernetes 1.32 and of PodMonitor: closed.
+"""What a manifest may hold, after the API references of Kubernetes 1.32 and Prometheus' operator.
 
-Only fields that are used here; another one is refused until it is written down, with its type. What
-has no default is required.
+It is closed. Only fields that are used here; another one is refused until it is written down, with
+its type. What has no default is required.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -272,7 +272,43 @@ class Kustomization(Struct, tag_field="kind", tag="Kustomization"):
     namespace: str | None = None
 
 
-Manifest = Deployment | DaemonSet | PodMonitor | NetworkPolicy | Namespace
+Span = Annotated[str, msgspec.Meta(pattern=r"^((\d+)d)?((\d+)h)?((\d+)m)?((\d+)s)?((\d+)ms)?$")]
+"""A time as the operator's resource definition takes it."""
+
+
+class Rule(Struct, rename=None):
+    """Either records or alerts; a mapping with keys of Prometheus' own style."""
+
+    expr: str
+    record: str | None = None
+    alert: str | None = None
+    for_: Span | None = msgspec.field(default=None, name="for")
+    keep_firing_for: Span | None = None
+    labels: Labels = {}
+    annotations: Labels = {}
+
+    def __post_init__(self) -> None:
+        if (self.record is None) == (self.alert is None):
+            raise ValueError("either record or alert")
+
+
+class RuleGroup(Struct):
+    name: str
+    interval: Span
+    rules: list[Rule]
+
+
+class RuleSpec(Struct):
+    groups: list[RuleGroup]
+
+
+class PrometheusRule(Struct, tag_field="kind", tag="PrometheusRule"):
+    api_version: Literal["monitoring.coreos.com/v1"]
+    metadata: Metadata
+    spec: RuleSpec
+
+
+Manifest = Deployment | DaemonSet | PodMonitor | NetworkPolicy | Namespace | PrometheusRule
 
 
 class PatchedContainer(Struct):

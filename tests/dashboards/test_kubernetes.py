@@ -267,6 +267,18 @@ def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -
         assert overridden.exporters["parquet"]["host"] == "node-1"
 
 
+def test_traces_are_sent_once_the_comment_is_none(way: Way, tmp_path: Path) -> None:
+    text = (way.folder / "collect.yaml").read_text(encoding="utf-8")
+    switched_on = re.sub(r"(?m)^  # (otlp:|  \w+:)", r"  \1", text)
+    assert switched_on != text
+    (tmp_path / "slo.yaml").write_bytes((way.folder / "slo.yaml").read_bytes())
+    file = tmp_path / "collect.yaml"
+    file.write_text(switched_on, encoding="utf-8")
+    exporters = make_exporters(read_config(file, {}).exporters)
+    assert exporters.keys() == way.config.exporters.keys() | {"otlp"}
+    assert "/v1/traces" in exporters["otlp"].describe()
+
+
 def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
     if way.name == "sidecar":
         (engine,) = way.pod.containers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import RuleOptions, rule_file
 from tests.cli.running import inferscope
 from tests.cli.test_docs import ROOT
+from tests.dashboards.kubernetes_schema import Manifest, PrometheusRule
 from tests.slo.promtool import OBJECTIVES, run_promtool
 
 
@@ -84,6 +86,50 @@ def test_floors_are_told_and_chosen(tmp_path: Path) -> None:
     assert all(">= 33" in expr for expr in burning)
     printed = inferscope("slo", "rules", str(file), *words[:4], rings=tmp_path)
     assert yaml.safe_load(printed.stdout) == rules
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "runbook_url is relative (docs/runbooks/…): give --runbooks BASE; "
+             "there is no dashboard_url: give --dashboards URL"),
+        (("--runbooks", "https://r"), "there is no dashboard_url: give --dashboards URL"),
+        (("--dashboards", "https://g"),
+         "runbook_url is relative (docs/runbooks/…): give --runbooks BASE"),
+        (("--runbooks", "https://r", "--dashboards", "https://g"), None),
+    ],
+)  # fmt: skip
+def test_links_that_lead_nowhere_are_a_line(
+    tmp_path: Path, given: tuple[str, ...], said: str | None
+) -> None:
+    file = tmp_path / "slo.yaml"
+    file.write_text(OBJECTIVES, encoding="utf-8")
+    done = inferscope("slo", "rules", str(file), *given, rings=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ("" if said is None else f"inferscope: links in alerts: {said}\n")
+
+
+def test_the_operators_object_holds_the_same_rules(tmp_path: Path) -> None:
+    plain = yaml.safe_load((written(tmp_path) / "inferscope-rules.yaml").read_text())
+    out = written(tmp_path, "--kubernetes")
+    text = (out / "inferscope-prometheusrule.yaml").read_text(encoding="utf-8")
+    manifest = msgspec.convert(yaml.safe_load(text), Manifest)
+    assert isinstance(manifest, PrometheusRule)
+    assert yaml.safe_load(text)["spec"] == plain
+    assert (out / "alertmanager.yaml").is_file()
+    printed = inferscope("slo", "rules", str(tmp_path / "slo.yaml"), "--kubernetes", rings=tmp_path)
+    assert printed.stdout == text
+
+
+def test_more_rules_than_the_operators_object_takes_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "slo.yaml"
+    slo = {"metric": "ttft", "threshold": "1s", "objective": "99%", "window": "30d"}
+    slos = [slo | {"model": f"model-{number}"} for number in range(99)]
+    file.write_text(yaml.safe_dump({"slos": slos}), encoding="utf-8")
+    done = inferscope("slo", "rules", str(file), "--kubernetes", rings=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"rules are \d{3,} KiB, .* has 512 at most\. Give fewer objectives", line)
 
 
 @pytest.mark.parametrize(
