@@ -15,6 +15,7 @@ import yaml
 from inferscope.collecting.config import read_config
 from inferscope.collecting.outlets import make_exporters
 from inferscope.slo.objectives import read_objectives
+from inferscope.slo.rules_routing import routing
 from tests.cli.running import inferscope
 from tests.dashboards.compose_schema import Compose, Datasources, Providers, Service
 
@@ -138,7 +139,11 @@ def test_what_is_promised_is_counted_and_has_alerts(compose: Compose, tmp_path: 
     assert promised == {"ttft", "tbt", "availability", "goodput"}
     # As the head of compose.yaml says, from the repository's root.
     head = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
-    ((given, out),) = re.findall(r"inferscope slo rules (\S+) --out (\S+)", head)
+    ((given, out, grafana),) = re.findall(
+        r"inferscope slo rules (\S+) --out (\S+) --dashboards (\S+)", head
+    )
+    environment = compose.services["grafana"].environment
+    assert grafana == "http://{GF_SERVER_HTTP_ADDR}:{GF_SERVER_HTTP_PORT}".format(**environment)
     file = FOLDER.parent / given
     assert read_objectives(file) == objectives
     prometheus = config_of(compose.services["prometheus"])
@@ -150,6 +155,15 @@ def test_what_is_promised_is_counted_and_has_alerts(compose: Compose, tmp_path: 
     groups = yaml.safe_load(written.read_text(encoding="utf-8"))["groups"]
     alerts = [rule["labels"] for group in groups for rule in group["rules"] if "alert" in rule]
     assert {labels["slo"] for labels in alerts if "slo" in labels} == promised
+
+
+def test_alerts_are_routed_and_held_back_as_the_rules_want_it(compose: Compose) -> None:
+    shipped = yaml.safe_load(config_of(compose.services["alertmanager"]).read_text())
+    wanted = routing()
+    # Who is told is the one thing that is not ours to say.
+    wanted["receivers"] = [{"name": each["name"]} for each in wanted["receivers"]]
+    assert shipped == wanted
+    assert len(shipped["inhibit_rules"]) == 2
 
 
 def test_an_exemplar_leads_to_its_trace(compose: Compose, sources: Datasources) -> None:
