@@ -10,6 +10,8 @@ SCOPE = ('job=~"$job"', 'instance=~"$instance"', 'model_name=~"$model"', 'engine
 """Of the series of engines."""
 TARGET_SCOPE = SCOPE[:2]
 """Of what Prometheus itself says of a target."""
+MODEL_SCOPE = SCOPE[:3]
+"""Of the series that a collector has of all its engines of a model."""
 RATE = "$__rate_interval"
 ENGINE = "instance, engine_id"
 """Labels that tell engines apart, on whatever host."""
@@ -23,6 +25,11 @@ def series(name: str, *matchers: str) -> str:
 def of_target(name: str) -> str:
     """Return a selector of series that no engine has for itself, or not only engines have."""
     return f"{name}{{{', '.join(TARGET_SCOPE)}}}"
+
+
+def of_model(name: str, *matchers: str, by: str) -> str:
+    """Return the sum of gauges that collectors have by model, whichever engines are chosen."""
+    return f"sum{_by(by)} ({name}{{{', '.join((*MODEL_SCOPE, *matchers))}}})"
 
 
 def now(name: str, *matchers: str, by: str = "", how: str = "sum") -> str:

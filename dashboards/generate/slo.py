@@ -28,12 +28,13 @@ from dashboards.generate.panels import (
     number,
     rows,
 )
-from dashboards.generate.queries import growth, now, quantile, rate
+from dashboards.generate.queries import growth, now, of_model, quantile, rate
 
 PAGES_FAST, PAGES_SLOW = 14.4, 6.0
 """Burn rates of an hour and of six at which the rules page (docs of `inferscope slo rules`)."""
 OBJECTIVE = "model_name, slo"
 _REQUESTS = "inferscope_slo_requests_total"
+_IN_WINDOW = "inferscope_slo_window_requests"
 _MATCH = 'slo=~"$slo"'
 _BAD, _GOOD = (f'result="{result}"' for result in ("bad", "good"))
 _ALLOWED = f"(1 - {now('inferscope_slo_objective_ratio', _MATCH, by=OBJECTIVE, how='max')})"
@@ -51,10 +52,21 @@ def burn(over: str) -> str:
     return f"{bad} / {every} / {_ALLOWED}"
 
 
+def left() -> str:
+    """Return what is left of the budget over each objective's own window.
+
+    Collectors keep that window, as a range in PromQL cannot be a label's; requests of several of
+    them add up where their ratios would not.
+    """
+    bad = of_model(_IN_WINDOW, _MATCH, _BAD, by=OBJECTIVE)
+    every = of_model(_IN_WINDOW, _MATCH, by=OBJECTIVE)
+    return f"1 - {bad} / clamp_min({every}, 1) / {_ALLOWED}"
+
+
 def verdict() -> model.Dashboard:
     """Return the dashboard."""
-    window = build.CustomVariable("window").label("Budget over").values("1h,6h,1d,7d,28d,30d")
-    window = window.current(model.VariableOption(selected=True, text="7d", value="7d"))
+    window = build.CustomVariable("window").label("Burn over").values("1h,6h,1d,7d,28d,30d")
+    window = window.current(model.VariableOption(selected=True, text="30d", value="30d"))
     slo = of_label("slo", "Objective", "inferscope_slo_objective_ratio", "What is promised.")
     return dashboard(
         SLO,
@@ -93,10 +105,10 @@ def _now() -> list[stat.Panel]:
         ),
         number(
             "Least budget left",
-            "Of the bad requests allowed over $window, the share not yet had, of the objective "
-            "that has least. Negative: the promise is broken.",
+            "Of the bad requests allowed over an objective's window, the share not yet had, of the "
+            "objective that has least. Negative: the promise is broken.",
             "percentunit",
-            f"min(1 - {burn('$window')})",
+            f"min({left()})",
             limits=bad_below(0.5, 0.1),
         ),
         number(
@@ -131,9 +143,11 @@ def _budget() -> list[Builder[model.Panel]]:
     return [
         bars(
             "Budget left",
-            "Of the bad requests allowed over $window, the share not yet had.",
+            "Of the bad requests allowed over each objective's own window, the share not yet had, "
+            "of all engines of its model. Collectors keep the window: a sidecar's begins with its "
+            "pod.",
             "percentunit",
-            Line(f"1 - {burn('$window')}", "{{model_name}} {{slo}}"),
+            Line(left(), "{{model_name}} {{slo}}"),
             most=1,
             limits=bad_below(0.5, 0.1),
             ways=_OF_MODEL,
@@ -185,13 +199,17 @@ def _promises() -> table.Panel:
     good = growth(_REQUESTS, _MATCH, _GOOD, by=OBJECTIVE)
     return rows(
         "Objectives",
-        "What is promised, and what the time shown made of it.",
+        "What is promised, and what the time shown made of it. What counts for the budget is "
+        "the objective's own window; `burn` is by the counters that Prometheus has of $window, "
+        "also of pods that are gone: over the objective's window 1 spends the budget exactly.",
         {
             "promised": (highest("inferscope_slo_objective_ratio"), "percentunit"),
             "within": (highest("inferscope_slo_threshold_seconds"), "s"),
             "kept": (f"{good} / {growth(_REQUESTS, _MATCH, by=OBJECTIVE)}", "percentunit"),
             "bad": (growth(_REQUESTS, _MATCH, _BAD, by=OBJECTIVE), "short"),
-            "budget left": (f"1 - {burn('$window')}", "percentunit"),
+            "in the budget's window": (of_model(_IN_WINDOW, _MATCH, by=OBJECTIVE), "short"),
+            "budget left": (left(), "percentunit"),
+            "burn": (burn("$window"), "short"),
         },
         ways=_OF_MODEL,
     )

@@ -157,6 +157,23 @@ def test_what_is_promised_is_counted_and_has_alerts(compose: Compose, tmp_path: 
     assert {labels["slo"] for labels in alerts if "slo" in labels} == promised
 
 
+def test_what_is_kept_is_enough_for_the_budgets(compose: Compose) -> None:
+    (kept,) = (
+        re.findall(r"retention\.time=(\d+)d", argument)[0]
+        for argument in compose.services["prometheus"].command
+        if "retention" in argument
+    )
+    objectives = read_config(FOLDER / "collect.yaml", {}).slo.objectives
+    assert objectives is not None
+    assert int(kept) * 86400 > max(one.window_s for one in objectives.all)
+    (window,) = (
+        each
+        for each in read("grafana/inferscope-slo.json")["templating"]["list"]
+        if each["name"] == "window"
+    )
+    assert window["current"]["value"] == "30d"
+
+
 def test_alerts_are_routed_and_held_back_as_the_rules_want_it(compose: Compose) -> None:
     shipped = yaml.safe_load(config_of(compose.services["alertmanager"]).read_text())
     wanted = routing()

@@ -31,7 +31,13 @@ slos:
 """
 """That cannot be kept."""
 _DECODE_BYTES_PER_S = made_up.BYTES_PER_S["decode"]
-_VALUES = {"__rate_interval": "10s", "__range": "1m", "window": "7d", "engine": ".*", "model": ".*"}
+_VALUES = {
+    "__rate_interval": "10s",
+    "__range": "1m",
+    "window": "30d",
+    "engine": ".*",
+    "model": ".*",
+}
 
 
 def filled(expr: str) -> str:
@@ -110,6 +116,21 @@ def empty(server: Prometheus, asked: list[Query]) -> list[Query]:
 
 def test_no_panel_is_empty(server: Prometheus) -> None:
     assert [str(query) for query in empty(server, ASKED)] == []
+
+
+def test_the_budget_shown_is_the_one_that_is_promised(server: Prometheus) -> None:
+    """The ratio of the only collector says the same: over each objective's window."""
+    (query,) = [query for query in ASKED if query.panel == "Budget left"]
+    shown, by = filled(query.expr), "model_name, slo"
+    told = f"max by ({by}) (inferscope_slo_budget_remaining_ratio)"
+
+    def is_so() -> bool:
+        # Where engines of a model are there and have requests, three objectives of each.
+        apart = server.ask(f"abs(({shown}) - on ({by}) ({told}))", is_instant=True)
+        return len(apart) >= 3 and max(apart) < 1e-9
+
+    eventually(is_so)
+    assert min(server.ask(shown, is_instant=True)) < 1.0
 
 
 @pytest.mark.parametrize("uid", dashboards())
