@@ -72,6 +72,11 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     folder, host = given.get("folder"), given.get("host", socket.gethostname())
     if not isinstance(folder, str) or not folder:
         raise BadInput(f"folder is {folder!r}. Give one that the files are to be written into.")
+    if "://" in folder:  # as a path it would be made, here
+        raise BadInput(
+            f"folder is {folder!r}. Give one of this host; a sync brings its files to an object "
+            "store (docs/files.md)."
+        )
     if not isinstance(host, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", host):
         raise BadInput(f"host is {host!r}. Give a name of letters, digits, dots and dashes.")
     tables = given.get("tables", list(TABLES))

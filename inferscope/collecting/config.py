@@ -242,7 +242,7 @@ def _exporters(section: Section | None, beside: Path) -> Mapping[str, Mapping[st
         found[name] = settings = {} if given is None else given.plain()
         for key in path_settings(name):
             value = settings.get(key)
-            if isinstance(value, str) and value:
+            if isinstance(value, str) and value and "://" not in value:
                 settings[key] = str(beside / value)
     return found
 

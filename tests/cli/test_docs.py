@@ -49,6 +49,26 @@ def test_pages_show_commands() -> None:
     assert len(pages) > 5
 
 
+def test_no_page_and_no_advice_names_a_command_that_there_is_not() -> None:
+    sources = [
+        path
+        for folder, names in (
+            *(("inferscope", "*.py"), ("exporters", "*.py")),
+            *(("dashboards", "*.yaml"), ("samples", "*.yaml")),
+        )
+        for path in (ROOT / folder).rglob(names)
+    ]
+    named = {
+        word: path
+        for path in (*PAGES, *sources)
+        for word in re.findall(
+            r"(?:^[ #]*|`)inferscope ([a-z]+)\b", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert len(named) > 10
+    assert {word: path for word, path in named.items() if word not in COMMANDS} == {}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_of_a_command_can_be_parsed(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -130,6 +130,9 @@ def test_a_relative_path_is_beside_the_configuration_wherever_the_collector_is_s
     monkeypatch.chdir(tmp_path)
     told = read_config(Path("beside") / file.name, {}).exporters["prometheus"]["token_file"]
     assert told == "beside/token"
+    # What is no path is for the exporter to refuse, as it was written.
+    store = {"INFERSCOPE_COLLECT_EXPORTERS_PARQUET_FOLDER": "s3://bucket/x"}
+    assert read_config(file, store).exporters["parquet"] == {"folder": "s3://bucket/x"}
     # Without a file, there is but one folder that can be meant.
     alone = {"INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_TOKEN_FILE": "token"}
     assert read_config(None, alone).exporters == {"prometheus": {"token_file": "token"}}
@@ -312,6 +315,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"prometheus": {"port": "x"}}, "exporters.prometheus: port is 'x'"),
         ({"prometheus": {"port": 65536}}, "port is 65536"),
         ({"prometheus": {"host": 1}}, "host is 1"),
+        (
+            {"parquet": {"folder": "s3://bucket/x"}},
+            "folder is 's3://bucket/x'. Give one of this host",
+        ),
     ],
 )
 def test_what_an_exporter_cannot_use_is_named(
