@@ -22,7 +22,10 @@ from tests.dashboards.server import Prometheus, prometheus
 
 ROOT = Path(__file__).parents[2]
 ASKED = [query for dashboard in dashboards().values() for query in queries(dashboard)]
-_SETTINGS = "port: 0, price_per_gpu_hour: 2.5, engine_metrics: {made-up: %s}"
+_SETTINGS = (
+    "port: 0, price_per_gpu_hour: 2.5, "
+    'engine_metrics: {reference: "http://127.0.0.1:1", "*": "%s"}'  # whatever the other is called
+)
 _OBJECTIVES = """
 slos:
   - {metric: ttft, threshold: 20ms, objective: 90%, window: 30d}
