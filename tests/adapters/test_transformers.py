@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import inferscope
 from inferscope.adapters import hf_batching, hf_generate, recorder, transformers
@@ -28,15 +27,15 @@ from inferscope.records import (
 )
 from inferscope.ring.control import control_path
 from tests.adapters.exported import Exported
-from tests.engine.checkpoints import MODELS, randomise
+from tests.engine.checkpoints import build, randomise
 from tests.probe.fakes import of
 
 NEW_TOKENS = 8
 Tokens = list[list[int]]
 
 
-def build(seed: int = 0) -> Any:
-    model = randomise(MODELS["llama"](), seed=seed)
+def llama(seed: int = 0) -> Any:
+    model = randomise(build("llama"), seed=seed)
     model.generation_config.pad_token_id = 0
     return model
 
@@ -53,12 +52,12 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return build()
+    return llama()
 
 
 @pytest.fixture(scope="module")
 def assistant() -> Any:
-    return build(seed=1)
+    return llama(seed=1)
 
 
 def tokens(num: int, *, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -87,6 +86,8 @@ PROMPTS = [tokens(num, seed=num)[0].tolist() for num in (40, 3, 60, 17)]
 
 
 def batched(model: Any, *, num_blocks: int = 64, new_tokens: int = NEW_TOKENS) -> Tokens:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
     config = GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )

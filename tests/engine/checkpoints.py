@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 VOCAB = 384
 _SHAPE: dict[str, Any] = {
@@ -33,11 +24,8 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-MODELS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, tie_word_embeddings=False)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE, tie_word_embeddings=True)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=True)),
-}
+MODELS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""What transformers calls the architectures, of which the first does not tie its embeddings."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +45,15 @@ def randomise(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
+def build(name: str) -> Any:
+    """Return a new model of the architecture."""
+    import transformers  # three seconds of each test worker, most of which never come here
+
+    settings = {**_SHAPE, "tie_word_embeddings": name != "llama"}
+    config = getattr(transformers, f"{MODELS[name]}Config")(**settings)
+    return getattr(transformers, f"{MODELS[name]}ForCausalLM")(config)
+
+
 def prompts(num: int, *, vocab: int, seed: int = 0) -> list[list[int]]:
     """Return prompts of mixed lengths, every second one behind the same 48 tokens."""
     draw = random.Random(seed)
@@ -69,6 +66,6 @@ def prompts(num: int, *, vocab: int, seed: int = 0) -> list[list[int]]:
 
 def save(name: str, folder: Path) -> Checkpoint:
     """Save a random model of the architecture."""
-    reference = randomise(MODELS[name]())
+    reference = randomise(build(name))
     reference.save_pretrained(folder)
     return Checkpoint(folder, reference)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from inferscope.engine import EngineOptions
 from inferscope.engine.load import load_model
@@ -60,6 +59,8 @@ def test_bf16_logits_stay_near_fp32(checkpoint: Checkpoint) -> None:
 
 
 def test_llama3_rope_scaling_equals_transformers(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     reference = randomise(
         LlamaForCausalLM(
             LlamaConfig(
