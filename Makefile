@@ -15,6 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
 
+# Each worker, and each of a hundred processes that tests start, would compile our modules anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
