@@ -18,9 +18,9 @@ BY_HAND = Path(__file__).with_name("by_hand.py")
 LATEST_S = 45.0
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
+def eventually(is_so: Callable[[], bool], *, latest_s: float = LATEST_S) -> None:
     """Wait for something that will be so."""
-    end_s = time.monotonic() + LATEST_S
+    end_s = time.monotonic() + latest_s
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be so"
         time.sleep(0.1)
