@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import json
@@ -53,20 +54,15 @@ A file runs in one worker: one of them begun last is waited for by all others.
 """
 
 # All that is collected stays to the end. To look through it for garbage takes a third of a second,
-# again and again.
+# again and again. When Python ends it does look: compiled modules complain otherwise.
 gc.disable()
+atexit.register(gc.unfreeze)
 
 
 def pytest_collection_finish() -> None:
     """Leave what is collected out of every later look for garbage."""
-    gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python free it when it ends: compiled modules complain otherwise."""
-    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
