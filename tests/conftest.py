@@ -8,6 +8,7 @@ import gc
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,10 +30,10 @@ os.environ["INFERSCOPE_CACHE"] = os.devnull
 TESTS = Path(__file__).parent
 LONGEST_FIRST = (
     "telemetry/test_end_to_end.py",
-    "slo/test_rules.py",
     "engine/server/test_processes.py",
-    "collecting/test_scrape.py",
     "cli/test_past.py",
+    "collecting/test_scrape.py",
+    "slo/test_rules.py",
     "cli/test_demo.py",
     "dashboards/test_queries.py",
     "cli/test_live.py",
@@ -47,11 +48,32 @@ LONGEST_FIRST = (
     "collector/test_follow.py",
     "findings/test_rules.py",
     "collecting/test_fleet.py",
+    "collecting/test_shards.py",
+    "collecting/test_users.py",
+    "collecting/test_served.py",
+    "tui/test_keys.py",
 )
 """Files of ten seconds and more, such that wait for something among such that compute.
 
 A file runs in one worker: one of them begun last is waited for by all others.
 """
+TOGETHER = {
+    "the server of tests": (
+        "engine/server/test_api.py",
+        "engine/server/test_connections.py",
+        "engine/server/test_limits.py",
+        "engine/server/test_parts.py",
+        "engine/server/test_records.py",
+    ),
+    "transformers": (
+        "adapters/test_transformers.py",
+        "adapters/test_shapes.py",
+        "engine/test_correctness.py",
+        "engine/test_model.py",
+        "engine/test_weights.py",
+    ),
+}
+"""Files that share what takes seconds to start or to import, and so run in one worker."""
 
 # All that is collected stays to the end. To look through it for garbage takes a third of a second,
 # again and again. When Python ends it does look: compiled modules complain otherwise.
@@ -73,9 +95,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Run three files on two cores: many tests wait for processes and deadlines."""
+    """Run four files on two cores: many tests wait for processes and deadlines."""
     num_cores = len(os.sched_getaffinity(0))
-    return num_cores + max(1, num_cores // 2)
+    return num_cores + max(2, num_cores // 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give workers whole files, as `--dist loadfile` does, and what is to be together at once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    group_by_file = {f"tests/{name}": group for group in TOGETHER for name in TOGETHER[group]}
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return group_by_file.get(file, file)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
