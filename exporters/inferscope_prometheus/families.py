@@ -74,9 +74,9 @@ def families(
     looks = list(looks)
     yield _gauge(
         "inferscope_folded_timestamp_seconds",
-        "Wall time that these numbers have come to.",
+        "Wall time up to which all that the engine tells is folded.",
         (),
-        ((look.whole, (look.view.through_ns + look.offset_ns) / 1e9) for look in looks),
+        ((look.whole, (look.view.folded_ns + look.offset_ns) / 1e9) for look in looks),
     )
     yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]

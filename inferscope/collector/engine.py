@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
+from inferscope.attribution.ledger import ARRIVING, HELD, LEAVING, RUNNING, WAITING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime, by_name, successions
 from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
@@ -197,6 +197,19 @@ class EngineFold:
             ring.opened.synthetic or (made_up and _uuid_of(ring.info) in made_up)
             for ring in self.rings.values()
         )
+
+    def states(self) -> dict[int, int]:
+        """Return the states of requests, by slot, that the ledger has not come to.
+
+        What is told while a step is under way waits for its end; who is admitted to it runs by now.
+        """
+        states = {}
+        for _, action, arguments in self._timeline.waiting():
+            if action == self.lives.change:
+                transition, request = arguments[:2]
+                if transition in _BECOMES and self.lives.table.holds(request):
+                    states[request.slot] = _BECOMES[transition]
+        return states
 
     def is_spoken_of(self, request: InFlight, until_ns: int) -> bool:
         """Tell whether a token of a request, or its end, up to a time, waits for an open step."""
@@ -514,3 +527,11 @@ _TRANSITIONS: dict[int, Transition] = {
     LAST_BYTE: Lives.last_byte,
     FINISHED: Lives.finished_in_engine,
 }
+_BECOMES: dict[Transition, int] = {
+    Lives.queued: WAITING,
+    Lives.admitted: RUNNING,
+    Lives.preempted: HELD,
+    Lives.resumed: RUNNING,
+    Lives.finished_in_engine: LEAVING,
+}
+"""What a request is after a transition, where that is plain."""

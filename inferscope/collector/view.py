@@ -116,7 +116,7 @@ def _engine(
     cost_models = _cost_models(engine.book)
     plan = engine.last_plan
     alive = engine.lives.table.alive()
-    held, running, waiting = _counts(engine, alive)
+    states_now = _states(engine, alive)
     rings = in_office(engine.rings.values(), engine.now_ns)
     gone = [ring for ring in chiefs(engine.rings.values()) if ring not in rings]
     pids = tuple(sorted({ring.opened.pid for ring in rings}))
@@ -145,9 +145,9 @@ def _engine(
         decode_tok_s=amounts["decode_tokens"] / window_s if buckets else None,
         prefill_busy_tok_s=_rate(amounts["prefill_tokens"], amounts["prefill_ns"]),
         decode_busy_tok_s=_rate(amounts["decode_tokens"], amounts["decode_ns"]),
-        num_running=running,
-        num_waiting=waiting,
-        num_held=held,
+        num_running=states_now.count(states.RUNNING),
+        num_waiting=states_now.count(states.WAITING) + states_now.count(states.ARRIVING),
+        num_held=states_now.count(states.HELD),
         num_finished=engine.lives.num_finished,
         finished_s=amounts["finished"] / window_s if buckets else None,
         num_preemptions=engine.lives.num_preemptions,
@@ -177,7 +177,7 @@ def _engine(
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
-        queued_prompt_tokens=_queued_tokens(engine, alive),
+        queued_prompt_tokens=_queued_tokens(alive, states_now),
     )
 
 
@@ -205,25 +205,20 @@ def _deployment(info: EngineInfo) -> Deployment:
     )
 
 
-def _counts(engine: EngineFold, alive: list[Request]) -> tuple[int, int, int]:
-    state = engine.lives.table.ledger.state
-    now = [int(state[request.slot]) for request in alive]
-    return (
-        now.count(states.HELD),
-        now.count(states.RUNNING),
-        now.count(states.WAITING) + now.count(states.ARRIVING),
-    )
+def _states(engine: EngineFold, alive: list[Request]) -> list[int]:
+    """Return the requests' states, with all that is told: the ledger waits for open steps."""
+    state, told = engine.lives.table.ledger.state, engine.states()
+    return [told.get(request.slot, int(state[request.slot])) for request in alive]
 
 
-def _queued_tokens(engine: EngineFold, alive: list[Request]) -> int | None:
+def _queued_tokens(alive: list[Request], states_now: list[int]) -> int | None:
     """Return the prompt tokens that wait to be computed, as far as is known before admission.
 
     One that lost its blocks computes its prompt again. Of a request that no engine has queued yet
     the length may still come; of one in the queue it is known or will never be.
     """
-    state, num_tokens = engine.lives.table.ledger.state, 0
-    for request in alive:
-        now = int(state[request.slot])
+    num_tokens = 0
+    for request, now in zip(alive, states_now, strict=True):
         if now not in (states.ARRIVING, states.WAITING, states.HELD):
             continue
         if request.prompt_tokens is not None:

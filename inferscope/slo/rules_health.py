@@ -1,8 +1,8 @@
 """Rules of the engines' health and of our own sight of them.
 
-A stall is told from a long step by what the engine's steps took lately: it is one where requests
-run and no step ended in ten times the 99th percentile of a step, ten seconds at least. The buckets
-of steps end at five seconds, so beyond a percentile of one second fifty stand for all.
+A stall is told from a long step by time alone: a step that hangs and one that computes a long
+prompt look alike until one of them ends. So no engine is taken for stalled before fifty seconds,
+ten times the longest step that the histogram's buckets tell.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ STALLED, BLIND, KV_FULL, PREEMPTIONS = (
 _ENGINE = "model_name, instance, engine_id"
 _SCRAPES = 4
 """In the window of a stall: one may be missed."""
-_SHORT_STEP_S = 1.0
-_STALL_S, _LONG_STALL_S, _FIRST_STEP_S = 10.0, 50.0, FIVE_MINUTES_S
-"""Without a step: of an engine whose steps are short; whose steps are long; which has made none in
-the last hour and may be compiling its first."""
+_STALL_S, _FIRST_STEP_S = 50.0, FIVE_MINUTES_S
+"""Without a step: of an engine that has made some in the last hour; of one that has not, and may be
+compiling its first."""
 _UNSEEN_SHARE = 0.05
 _LATE_S = 60.0
+_RECENT_S = 15.0
+"""What is folded is of just now; of a collector that is further behind nobody knows what the engine
+did since."""
 _KV_SHARE = 0.95
 _PREEMPTED_SHARE = 0.1
 
@@ -76,32 +78,29 @@ def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
 
 
 def _stalled(words: Words) -> Rule:
-    short_s, long_s, first_s = (
-        max(span_s, _SCRAPES * words.scrape_s)
-        for span_s in (_STALL_S, _LONG_STALL_S, _FIRST_STEP_S)
+    stall_s, first_s = (
+        max(span_s, _SCRAPES * words.scrape_s) for span_s in (_STALL_S, _FIRST_STEP_S)
     )
-    rungs = [_no_step(first_s, f"unless\n{_P99}")]
-    if long_s > short_s:
-        rungs.append(_no_step(short_s, f"and\n{_P99} <= {_SHORT_STEP_S:g}"))
-        rungs.append(_no_step(long_s, f"and\n{_P99} > {_SHORT_STEP_S:g}"))
-    else:
-        rungs.append(_no_step(long_s, f"and\n{_P99}"))
-    either = "\nor\n".join(f"(\n{rung}\n)" for rung in rungs)
-    # Switched off, the probe tells of no steps: that is blindness.
-    stalled = f'({either})\nand\nmax by ({_ENGINE}) (inferscope_source_up{{source="probe"}}) == 1'
+    stall, running = Scaled(1).span(stall_s), "inferscope_requests_running{model_name=%q}"
+    folded = "inferscope_folded_timestamp_seconds"
+    # Switched off, the probe tells of no steps: that is blindness, and so is what is not folded.
+    stalled = (
+        f"(\n(\n{_no_step(stall_s, 'and')}\n)\nor\n(\n{_no_step(first_s, 'unless')}\n)\n)\n"
+        f'and\nmax by ({_ENGINE}) (inferscope_source_up{{source="probe"}}) == 1\n'
+        f"and\nmin by ({_ENGINE}) (timestamp({folded}) - {folded}) < {_RECENT_S:g}"
+    )
     return _alert(
         STALLED,
         f"count by (model) ({of_model(stalled)})",
         "page",
         {
             "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
-            "description": "Requests run and no step has ended for ten times the 99th percentile "
-            f"of a step, {Scaled(1).span(short_s)} at least.",
+            "description": f"Requests run and no step has ended for {stall}; for "
+            f"{Scaled(1).span(first_s)} where none had ended in the hour before.",
             "worst_instance": asked(
-                f"topk(1, sum by (instance, engine_id) "
-                f"(inferscope_requests_running{{model_name=%q}}) and on (instance, engine_id) "
+                f"topk(1, sum by (instance, engine_id) ({running}) and on (instance, engine_id) "
                 f"(sum by (instance, engine_id) (increase("
-                f"inferscope_step_duration_seconds_count[{Scaled(1).span(short_s)}])) == 0))",
+                f"inferscope_step_duration_seconds_count[{stall}])) == 0))",
                 "model",
                 shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
                 "{{ . | value }} requests running",
@@ -122,7 +121,7 @@ def _no_step(window_s: float, condition: str) -> str:
         f"and sum by ({_ENGINE}) ({running} offset {window}) > 0\n"
         f"and sum by ({_ENGINE}) "
         f"(increase(inferscope_step_duration_seconds_count[{window}])) == 0\n"
-        f"{condition}"
+        f"{condition}\n{_P99}"
     )
 
 

@@ -22,11 +22,11 @@ def test_the_prompts_that_wait_are_those_nobody_computes() -> None:
     script.at(1)
     core.enter(QUEUED, "second", prompt_tokens=40)
     core.enter(QUEUED, "third", prompt_tokens=5)
+    assert view_of(script, until_ms=1.5).queued_prompt_tokens == 45
     script.at(2)
     core.step(0, [(first, 100, 0)], start_ms=2, end_ms=9)
     script.at(10)
     core.preempted(first)
-    assert view_of(script, until_ms=1.5).queued_prompt_tokens == 45
     # What lost its blocks computes its prompt again.
     assert view_of(script, until_ms=300).queued_prompt_tokens == 145
 
@@ -44,3 +44,21 @@ def test_before_its_prompt_is_tokenised_a_request_counts_for_nothing() -> None:
     front = script.ring("frontend")
     front.received("first")
     assert view_of(script, until_ms=300).queued_prompt_tokens == 0
+
+
+def test_who_is_admitted_to_a_step_that_hangs_runs_and_the_fold_goes_on() -> None:
+    script = Script()
+    core = script.ring()
+    index = core.queued("first")
+    script.at(1)
+    core.plan(0)
+    script.at(2)
+    core.admitted(index)
+    before = view_of(script, until_ms=300)
+    for ms in range(100, 20_000, 100):
+        script.at(ms)
+        core.health(through_ns=script.now_ns - (ms - 1) * 10**6)
+    view = view_of(script, until_ms=20_000)
+    assert (view.num_running, view.num_waiting) == (1, 0)
+    assert view.folded_ns - before.folded_ns > 19 * 10**9
+    assert view.through_ns == before.through_ns  # what the device does is not known

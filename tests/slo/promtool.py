@@ -21,6 +21,8 @@ from inferscope.slo.rules_text import rules_text
 SCRAPE_S = 15
 MINUTE = 60 // SCRAPE_S
 """Scrapes in a minute."""
+_LONGEST = 2000
+"""Scrapes in a test, at most."""
 OBJECTIVES = """
 slos:
   - {metric: ttft, threshold: 500ms, objective: 99%, window: 30d}
@@ -61,6 +63,8 @@ def gone(minutes: float) -> str:
 class Run:
     """Series, and questions about what the rules make of them."""
 
+    scrape_s: int = SCRAPE_S
+    """Between two values of all series; `counter` and `gauge` are for SCRAPE_S."""
     series: dict[str, str] = field(default_factory=dict)
     asks: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
@@ -78,6 +82,10 @@ class Run:
             **labels,
         }
         self.series[metric + _braces(of)] = values
+        if metric == "inferscope_source_up":  # whoever is seen is folded, unless a test says not
+            folded = {name: value for name, value in of.items() if name != "source"}
+            name = "inferscope_folded_timestamp_seconds" + _braces(folded)
+            self.series.setdefault(name, f"0+{self.scrape_s}x{_LONGEST}")
 
     def requests(self, slo: str, *, good: str, bad: str, cause: str = "queue", **of: str) -> None:
         """Add the requests of an objective, the bad ones for one cause."""
@@ -147,7 +155,7 @@ class Run:
                     rule["annotations"] = {key: notes[key] for key in kept if key in notes}
         (folder / "rules.yaml").write_text(rules_text(rules), encoding="utf-8")
         test = {
-            "interval": f"{SCRAPE_S}s",
+            "interval": f"{self.scrape_s}s",
             "input_series": [
                 {"series": series, "values": values} for series, values in self.series.items()
             ],

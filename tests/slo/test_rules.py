@@ -184,17 +184,22 @@ def test_a_rolling_deploy_is_nothing(tmp_path: Path) -> None:
     run.holds(tmp_path)
 
 
+@pytest.mark.parametrize("scrape_s", [5, 15])
 @pytest.mark.parametrize("is_chunked", [True, False])
-def test_a_prefill_of_forty_seconds_is_no_stall(tmp_path: Path, is_chunked: bool) -> None:
-    run = Run()
-    run.up(gauge((60, 1)))
-    run.add("inferscope_requests_running", gauge((60, 1)))
-    steps = "0+300x119 35700x2 35701+300x100"
-    if is_chunked:
-        steps = "0+300x119 35700 35702 35704 35705+300x100"
-    run.steps(steps)
+def test_a_prefill_of_forty_seconds_is_no_stall(
+    tmp_path: Path, is_chunked: bool, scrape_s: int
+) -> None:
+    run = Run(scrape_s)
+    before, under_way = 1800 // scrape_s, 40 // scrape_s
+    run.add("inferscope_source_up", f"1x{2 * before}", source="probe")
+    run.add("inferscope_requests_running", f"1x{2 * before}")
+    last = 20 * scrape_s * before
+    steps = f"0+{20 * scrape_s}x{before} "
+    # In one step, or with a chunk of it that ends at every second scrape.
+    steps += " ".join(str(last + (at // 2 if is_chunked else 0)) for at in range(under_way))
+    run.steps(f"{steps} {last + 20}+{20 * scrape_s}x{before}")
     run.never_fired(59)
-    run.holds(tmp_path)
+    run.holds(tmp_path, options=RuleOptions(scrape_s=scrape_s))
 
 
 def test_an_engine_that_has_just_begun_to_work_is_no_stall(tmp_path: Path) -> None:
@@ -244,12 +249,36 @@ def test_a_hung_engine_stalls_and_burns(tmp_path: Path) -> None:
 
 
 def test_a_stall_is_seen_sooner_with_more_scrapes(tmp_path: Path) -> None:
-    run = Run()
-    run.up(gauge((60, 1)))
-    run.add("inferscope_requests_running", gauge((60, 8)))
-    run.steps(counter((30, 20), (30, 0)))
+    run = Run(scrape_s=5)
+    run.add("inferscope_source_up", "1x720", source="probe")
+    run.add("inferscope_requests_running", "8x720")
+    run.steps("0+100x360 36000x360")
+    run.fires(30.5)
     run.fires(31, STALLED)
     run.holds(tmp_path, options=RuleOptions(scrape_s=5))
+
+
+def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
+    run = Run()
+    run.healthy(30)
+    # For 70 s, and for good: nobody knows what the engine did meanwhile.
+    for name, num_still in (("briefly", 5), ("for-good", 120)):
+        of = {"engine_id": name, "model_name": name}
+        run.add("inferscope_source_up", gauge((60, 1)), source="probe", **of)
+        run.add("inferscope_requests_running", gauge((60, 8)), **of)
+        after = 120 + num_still
+        run.steps(f"0+300x119 35700x{num_still - 1} {300 * after}+300x{max(0, 239 - after)}", **of)
+        run.add(
+            "inferscope_folded_timestamp_seconds",
+            f"0+15x119 1785x{num_still - 1} {15 * after}+15x{max(0, 239 - after)}",
+            **of,
+        )
+    stalled = f'ALERTS{{alertname="{STALLED}", alertstate="firing"}}'
+    run.ask(59, f"count_over_time({stalled}[59m])")
+    run.fires(31.5)
+    run.fires(35, f"{BLIND}/for-good")
+    run.says(35, BLIND, {"severity": "page", "model": "for-good"}, cause="collector_behind")
+    run.holds(tmp_path, kept=("cause",))
 
 
 def test_a_killed_engine_burns_and_is_neither_stalled_nor_unseen(tmp_path: Path) -> None:
