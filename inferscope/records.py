@@ -330,6 +330,8 @@ class Keyframe(Record, frozen=True, gc=False, array_like=True):
     """One of `PROBE_STATES`."""
     previous_position: int
     """Where the keyframe before this one starts in the ring, -1 for none: readers walk back."""
+    paused_ns: int | None = None
+    """Since when somebody has paused the engine; None where nobody has, or nobody says."""
 
 
 class StepPlan(Record, frozen=True, gc=False, array_like=True):

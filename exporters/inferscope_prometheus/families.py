@@ -327,6 +327,12 @@ def _gauges(looks: list[Look]) -> Iterator[Metric]:
         (),
         ((at, view.num_waiting + view.num_held) for at, view in alive),
     )
+    yield _gauge(
+        "inferscope_engine_paused",
+        "Whether somebody has paused the engine: requests wait, and no step is due.",
+        (),
+        ((at, float(view.is_paused)) for at, view in alive),
+    )
     kv = [(at, view.blocks_used / view.blocks_total) for at, view in alive if view.blocks_total]
     if kv:
         yield _gauge("inferscope_kv_cache_usage_ratio", "KV blocks in use.", (), kv)

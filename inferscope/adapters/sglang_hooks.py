@@ -45,12 +45,14 @@ def place_hooks() -> None:
     """
     if multiprocessing.parent_process() is None:
         engine_id()  # named here, so that all children inherit the name
-        _place(FrontEndHooks().by_target())
+        front_end = FrontEndHooks()
+        _place(front_end.by_target(), pauses=front_end.pauses.by_target(_MANAGER))
     elif _SCHEDULER in sys.modules:
-        _place(SchedulerHooks().by_target())
+        core = SchedulerHooks()
+        _place(core.by_target(), pauses=core.pauses.by_target(f"{_SCHEDULER}.Scheduler"))
 
 
-def _place(hooks: dict[str, Hook]) -> None:
+def _place(hooks: dict[str, Hook], *, pauses: dict[str, Hook]) -> None:
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     except ImportError:
@@ -60,6 +62,10 @@ def _place(hooks: dict[str, Hook]) -> None:
         if not _exists(target):
             patches.unsupported(f"{target} is missing")
             return
+    if all(map(_exists, pauses)):
+        hooks |= pauses
+    else:
+        patches.unsupported(f"pauses: one of {', '.join(pauses)} is missing")
     for target, hook in hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)
 
@@ -72,11 +78,41 @@ def _exists(target: str) -> bool:
     return True
 
 
+class PauseHooks:
+    """The hooks of whoever is paused: the scheduler; or the front end alone, by mode "abort"."""
+
+    def __init__(self, probe: Callable[[], Probe | None]) -> None:
+        self._probe = probe
+
+    def by_target(self, owner: str) -> dict[str, Hook]:
+        """Return the hooks by the dotted name of what they are placed around."""
+        return {
+            f"{owner}.pause_generation": self._pause,
+            f"{owner}.continue_generation": self._continue,
+        }
+
+    # The front end's are coroutine functions: it lets nobody in, or all, once they are awaited.
+
+    def _pause(self, original: Hook, *args: Any, **kwargs: Any) -> Any:
+        probe = self._probe()
+        if probe is not None:
+            patches.run(probe.paused)
+        return original(*args, **kwargs)
+
+    def _continue(self, original: Hook, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        probe = self._probe()
+        if probe is not None:
+            patches.run(probe.unpaused)
+        return result
+
+
 class SchedulerHooks:
     """The hooks of a scheduler's process. They pass on until its loop begins."""
 
     def __init__(self) -> None:
         self._watch: SchedulerWatch | None = None
+        self.pauses = PauseHooks(lambda: None if self._watch is None else self._watch.probe)
 
     def by_target(self) -> dict[str, Hook]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -214,6 +250,8 @@ class FrontEndHooks:
 
     def __init__(self) -> None:
         self._watch: FrontEndWatch | None = None
+        self._probe: Probe | None = None
+        self.pauses = PauseHooks(lambda: self._probe)
 
     def by_target(self) -> dict[str, Hook]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -247,9 +285,9 @@ class FrontEndHooks:
         atexit.register(probe.close)
         edge = Edge(probe, patches)
         edge.watch(application)
-        self._watch = FrontEndWatch(edge)
+        self._watch, self._probe = FrontEndWatch(edge), probe
 
-    # These three are coroutine functions: what is done here is done when they are called, before
+    # These are coroutine functions: what is done here is done when they are called, before
     # anything is awaited.
 
     def _send_one_request(

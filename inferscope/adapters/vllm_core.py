@@ -34,6 +34,7 @@ class CoreHooks:
         )
         patches.around(scheduler_class, "finish_requests", after=self.aborted)
         patches.around(scheduler_class, "shutdown", after=self.closed)
+        patches.around(scheduler_class, "set_pause_state", after=self.turned)
 
     def made(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring."""
@@ -90,6 +91,16 @@ class CoreHooks:
         core = self._of(scheduler)
         if core is not None:
             core.aborted(result, finished_status, is_everything=request_ids is None)
+
+    def turned(self, _: None, result: None, scheduler: Any, pause_state: Any) -> None:
+        """The core is paused or goes on: for new weights, to sleep, for good measure."""
+        core = self._of(scheduler)
+        if core is None:
+            return
+        if pause_state.name == "UNPAUSED":
+            core.probe.unpaused()
+        else:
+            core.probe.paused()
 
     def closed(self, _: None, result: None, scheduler: Any) -> None:
         """The core shuts down."""

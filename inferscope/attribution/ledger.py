@@ -44,6 +44,9 @@ _C = {cause: column for column, cause in enumerate(CAUSES)}
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
 _QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
 _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
+_FRONTEND, _PAUSED = _C["frontend"], _C["paused"]
+_HELD_UP = {ARRIVING: _FRONTEND, RUNNING: _CPU_GAP, HELD: _PREEMPTED}
+"""By state, what a request waits for that is in no step while the engine is not paused."""
 _FEW = 8
 """More than so many members leave a team at once by breaking it up."""
 
@@ -74,6 +77,8 @@ class Ledger:
         self._num_running = 0
         self._num_changes = 0
         """Of who runs."""
+        self._paused_ns: int | None = None
+        """Since when the engine is paused."""
         self._together: Together | None = None
         """Who stands at one mark; all of them run."""
 
@@ -130,7 +135,7 @@ class Ledger:
     def queued(self, slot: int, at_ns: int) -> None:
         """Move a request from the front end into the queue."""
         if self.state[slot] == ARRIVING:
-            self._book(slot, at_ns, _C["frontend"])
+            self._book(slot, at_ns, _FRONTEND)
             self._change(slot, at_ns, WAITING)
 
     def admitted(self, slot: int, at_ns: int) -> None:
@@ -141,7 +146,7 @@ class Ledger:
         if state in (ARRIVING, WAITING):
             self._book_wait(slot, at_ns)
         elif state == HELD:
-            self._book(slot, at_ns, _PREEMPTED)
+            self._book_held_up(slot, at_ns, _PREEMPTED)
         else:
             return
         self._change(slot, at_ns, RUNNING)
@@ -150,7 +155,7 @@ class Ledger:
         """Take a running request out of the batch."""
         if self.state[slot] == RUNNING:
             self._leave_steps(slot, at_ns)
-            self._book(slot, at_ns, _CPU_GAP)
+            self._book_held_up(slot, at_ns, _CPU_GAP)
             self._change(slot, at_ns, HELD)
 
     def transferred(self, slot: int, start_ns: int, end_ns: int) -> None:
@@ -167,13 +172,13 @@ class Ledger:
         if state == RUNNING:
             self._leave_steps(slot, at_ns)
             has_output = emitted_ns and emitted_ns >= self.mark_of(slot)
-            self._book(slot, at_ns, _OUTPUT if has_output else _CPU_GAP)
+            self._book_held_up(slot, at_ns, _OUTPUT if has_output else _CPU_GAP)
         elif state == WAITING:
             self._book_wait(slot, at_ns)
         elif state == HELD:
-            self._book(slot, at_ns, _PREEMPTED)
+            self._book_held_up(slot, at_ns, _PREEMPTED)
         elif state == ARRIVING:
-            self._book(slot, at_ns, _C["frontend"])
+            self._book_held_up(slot, at_ns, _FRONTEND)
         self._change(slot, at_ns, LEAVING)
 
     def delivered(self, slot: int, last_token_ns: int, at_ns: int) -> None:
@@ -192,6 +197,25 @@ class Ledger:
         self._leave_steps(slot, self.mark_of(slot))
         self._change(slot, self.mark_of(slot), FREE)
         self.blame.end(slot)
+
+    # --- the engine ---------------------------------------------------------------------------
+
+    def paused(self, at_ns: int) -> None:
+        """Note that the engine is paused: whoever waits from here on waits for that."""
+        self.pass_idle(at_ns)
+        self._paused_ns = at_ns
+
+    def unpaused(self, at_ns: int) -> None:
+        """Book the pause to all that have waited for its end."""
+        self.pass_idle(at_ns)
+        in_steps = self._attendance.num_steps()
+        for slot in self.state.nonzero()[0].tolist():
+            state = self.state.item(slot)
+            if state == WAITING:
+                self._book_wait(slot, at_ns)
+            elif state in _HELD_UP and not in_steps.item(slot):
+                self._book_held_up(slot, at_ns, _HELD_UP[state])
+        self._paused_ns = None
 
     # --- tokens -------------------------------------------------------------------------------
 
@@ -258,7 +282,7 @@ class Ledger:
             members = self._gather(slots, start_ns)
         is_whole = members is slots and self._num_running == len(slots)
         if not self._open:
-            self.device.begin_step(start_ns, is_work_there=self._num_in_flight > 0)
+            self.device.begin_step(start_ns, is_work_there=self._is_work_there)
         step = OpenStep(
             members,
             delay,
@@ -427,7 +451,23 @@ class Ledger:
             self._rows[slot, column] += spent
             self._mark_ns[slot] = until_ns
 
+    def _book_held_up(self, slot: int, until_ns: int, column: int) -> None:
+        """Book a wait: from where the engine is paused, to that."""
+        if self._paused_ns is not None:
+            self._book(slot, min(self._paused_ns, until_ns), column)
+            column = _PAUSED
+        self._book(slot, until_ns, column)
+
     def _book_wait(self, slot: int, until_ns: int) -> None:
+        """Book a wait in the queue: from where the engine is paused, to that."""
+        if self._paused_ns is None:
+            self._split_wait(slot, until_ns)
+            return
+        self._split_wait(slot, min(self._paused_ns, until_ns))
+        self._book(slot, until_ns, _PAUSED)
+        self._busy_mark_ns[slot] = self._busy_until(until_ns)
+
+    def _split_wait(self, slot: int, until_ns: int) -> None:
         """Split a wait: behind other requests' steps, or with the device idle."""
         spent = until_ns - self._mark_ns.item(slot)
         if spent <= 0:
@@ -496,4 +536,9 @@ class Ledger:
     def pass_idle(self, until_ns: int) -> None:
         """Explain the device's idle time up to here: somebody was waiting, or nobody was there."""
         if not self._open:
-            self.device.pass_idle(until_ns, is_work_there=self._num_in_flight > 0)
+            self.device.pass_idle(until_ns, is_work_there=self._is_work_there)
+
+    @property
+    def _is_work_there(self) -> bool:
+        """Tell whether an idle device is kept waiting; a paused engine has no work for it."""
+        return self._num_in_flight > 0 and self._paused_ns is None

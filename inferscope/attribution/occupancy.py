@@ -19,7 +19,7 @@ class Occupancy:
         mark_ns: explained up to here, None before the first call.
         busy_ns: time in which a step was being executed.
         idle_host_gap_ns: idle time while a request was waiting or running.
-        idle_no_work_ns: idle time while none was.
+        idle_no_work_ns: idle time while none was, or the engine was paused.
     """
 
     def __init__(self) -> None:

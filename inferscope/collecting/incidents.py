@@ -96,7 +96,8 @@ class Incidents:
         name, now_ns = view.engine_id, view.folded_ns
         if view.step.p99_ns is not None:
             self._long_step_ns[name] = view.step.p99_ns
-        if not (view.is_alive and view.num_running and view.health.probe_state == "on"):
+        is_due = view.is_alive and view.num_running and view.health.probe_state == "on"
+        if not is_due or view.is_paused:
             self._moved_ns[name] = now_ns
             return False
         quiet_ns = now_ns - self._moved_ns.setdefault(name, now_ns)

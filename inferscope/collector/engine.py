@@ -23,7 +23,7 @@ from inferscope.collector.keep import Keep
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
-from inferscope.collector.rings import RingState, heirs
+from inferscope.collector.rings import RingState, heirs, paused_since
 from inferscope.collector.samplers import SamplerFold
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
@@ -71,6 +71,7 @@ class EngineFold:
         info: what the engine says of itself, None before it has.
         book: the cost models in force.
         joins: steps that are not split yet.
+        paused_ns: since when it is paused, None while it is not.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class EngineFold:
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
+        self.paused_ns: int | None = None
         self._num_unread = 0
         self._timeline = Timeline()
         self._bookings = Bookings(engine_id, self.lives, sinks, mix)
@@ -312,6 +314,15 @@ class EngineFold:
         ring.state = keyframe.state
         ring.listed = set()
         ring.has_lost_frames |= keyframe.state == OFF
+        ring.paused_ns = keyframe.paused_ns
+        paused_ns = paused_since(self.rings.values(), self.now_ns)
+        if (paused_ns is None) is not (self.paused_ns is None):
+            self.paused_ns, ledger = paused_ns, self.lives.table.ledger
+            if paused_ns is None:
+                self._timeline.push(keyframe.t_ns, ledger.unpaused, keyframe.t_ns)
+            else:
+                at_ns = min(max(paused_ns, 0), keyframe.t_ns)
+                self._timeline.push(at_ns, ledger.paused, at_ns)
 
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
         if ring.listed is not None:

@@ -48,6 +48,8 @@ class RingState:
         """Its spans are waited for even before the first."""
         self.is_out = False
         """Nobody waits for it any more."""
+        self.paused_ns: int | None = None
+        """Since when somebody has paused what its process does."""
         self.has_lost_frames = False
         self.is_lost = False
         self.listed: set[int] | None = None
@@ -110,6 +112,21 @@ def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], Ring
     begun = (ring for ring in rings if ring.opened.start_ns < now_ns)
     by_start = sorted(begun, key=lambda ring: ring.opened.start_ns)
     return {ring.slots.teller: ring for ring in by_start}
+
+
+def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
+    """Return since when an engine is paused: all its cores are, or nobody in front lets anyone in.
+
+    Where one of several replicas is paused, nobody knows whose requests wait for that.
+    """
+    there = (ring for ring in in_office(rings, now_ns) if ring.opened.start_ns <= now_ns)
+    rings = [ring for ring in there if not (ring.is_closed or ring.is_worker)]
+    for is_front_end in (False, True):
+        paused = [ring.paused_ns for ring in rings if ring.is_front_end == is_front_end]
+        since_ns = [at_ns for at_ns in paused if at_ns is not None]
+        if since_ns and len(since_ns) == len(paused):
+            return max(since_ns)
+    return None
 
 
 def chiefs(rings: Iterable[RingState]) -> list[RingState]:

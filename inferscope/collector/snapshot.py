@@ -264,6 +264,9 @@ class EngineView:
     queued_prompt_tokens: int | None = 0
     """Of requests that wait, held ones included; None where the length of one is not known."""
 
+    is_paused: bool = False
+    """Somebody has paused it: requests wait, and no step is due."""
+
     @property
     def has_ended(self) -> bool:
         """Tell whether the engine said goodbye, by its core: then its silence is no loss."""

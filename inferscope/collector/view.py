@@ -177,6 +177,7 @@ def _engine(
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
+        is_paused=engine.paused_ns is not None,
         queued_prompt_tokens=_queued_tokens(alive, states_now),
     )
 

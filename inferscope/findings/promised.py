@@ -38,6 +38,7 @@ _ADVICE = {
     "decode_own": _LARGE,
     "slowdown": "Look for others on the device and for what holds its clock down.",
     "cold_start": "Warm the server up before it takes traffic.",
+    "paused": "Take a replica out of the load balancer before it is paused.",
     "cpu_gap": _HOST,
     "output": _HOST,
     "frontend": _HOST,

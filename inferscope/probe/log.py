@@ -43,6 +43,7 @@ class Log:
         lock: stands around every call, and around all that is kept beside the log.
         ring: None where there never was one, once it is closed, and in a forked child.
         path: of the ring; it stays when the log is closed.
+        paused_ns: since when the engine is paused, None while it is not.
         clock: the two clocks.
         requests: what is in flight, for keyframes.
         state: one of `PROBE_STATES`.
@@ -72,6 +73,7 @@ class Log:
         self.cost_ns = 0
         self.health_due_ns = 0
         self.keyframe_due_ns = 0
+        self.paused_ns: int | None = None
         self._info = info
         self._tables = tables
         self._last_t_ns = 0
@@ -110,7 +112,7 @@ class Log:
         if ring is None:
             return
         self.keyframe_due_ns = now_ns + KEYFRAME_NS
-        keyframe = Keyframe(now_ns, self.state, ring.last_keyframe)
+        keyframe = Keyframe(now_ns, self.state, ring.last_keyframe, self.paused_ns)
         self._put(ring, keyframe, flags=STARTS_KEYFRAME)
         self._put(ring, msgspec.structs.replace(self._info, t_ns=now_ns))
         for table in self._tables:

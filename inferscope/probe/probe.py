@@ -274,6 +274,33 @@ class Probe:
             index, FINISHED, at_ns, reason=reason, leaves=True, reasoning_tokens=reasoning_tokens
         )
 
+    # --- the engine ---------------------------------------------------------------------------
+
+    def paused(self) -> None:
+        """Note that somebody has paused the engine: it takes up nobody until `unpaused`.
+
+        Whoever is under way may still be computed to the end. To say it twice changes nothing.
+        """
+        if self._log.paused_ns is None:
+            self._hold(self._now())
+
+    def unpaused(self) -> None:
+        """Note that the engine goes on."""
+        if self._log.paused_ns is not None:
+            self._hold(None)
+
+    def _hold(self, paused_ns: int | None) -> None:
+        try:
+            t_ns, log = self._now(), self._log
+            with log.lock:
+                # Noted while switched off too: the keyframe of switching on tells it.
+                log.paused_ns = paused_ns
+                if self._life.on:
+                    log.restate(t_ns)
+            log.cost_ns += self._now() - t_ns
+        except Exception as error:
+            self._life.fail(error)
+
     # --- steps --------------------------------------------------------------------------------
 
     def plan(

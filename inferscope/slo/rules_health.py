@@ -115,12 +115,13 @@ def _no_step(window_s: float, condition: str) -> str:
     window = Scaled(1).span(window_s)
     running = "inferscope_requests_running"
     # Running all the while, and there when the while began: a request that has just come, or an
-    # engine that has, is not waiting for so long.
+    # engine that has, is not waiting for so long. After a pause the while begins anew.
     return (
         f"sum by ({_ENGINE}) (min_over_time({running}[{window}])) > 0\n"
         f"and sum by ({_ENGINE}) ({running} offset {window}) > 0\n"
         f"and sum by ({_ENGINE}) "
         f"(increase(inferscope_step_duration_seconds_count[{window}])) == 0\n"
+        f"unless max by ({_ENGINE}) (max_over_time(inferscope_engine_paused[{window}])) > 0\n"
         f"{condition}\n{_P99}"
     )
 

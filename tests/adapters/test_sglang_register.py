@@ -21,6 +21,8 @@ class TokenizerManager:
     async def _send_one_request(self, tokenized): ...
     async def _send_batch_request(self, tokenized): ...
     async def _handle_batch_output(self, outputs): ...
+    async def pause_generation(self, obj): ...
+    async def continue_generation(self, obj): ...
 """
 SAY = """
 import sys
@@ -80,6 +82,7 @@ def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) 
     (loaded, placed), said = say(engine(tmp_path), INFERSCOPE="1")
     prefix = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
     names = ("__init__", "_handle_batch_output", "_send_batch_request", "_send_one_request")
+    names += ("continue_generation", "pause_generation")
     assert placed == str([f"{prefix}.{name}" for name in names])
     assert not said
     assert "inferscope.adapters.sglang_hooks" in loaded
@@ -92,6 +95,16 @@ def test_a_missing_place_is_said_once_and_nothing_is_placed(tmp_path: Path) -> N
     (line,) = said.splitlines()
     assert "unsupported" in line
     assert "_handle_batch_output is missing" in line
+
+
+def test_an_engine_that_cannot_be_paused_is_observed_without(tmp_path: Path) -> None:
+    (_, placed), said = say(
+        engine(tmp_path, manager=MANAGER.replace("def pause_", "def halt_")), INFERSCOPE="1"
+    )
+    assert "_handle_batch_output" in placed
+    assert "continue" not in placed
+    (line,) = said.splitlines()
+    assert "unsupported: pauses: " in line
 
 
 def test_an_engine_without_a_registry_is_unsupported(tmp_path: Path) -> None:

@@ -198,6 +198,13 @@ def test_blocks_from_another_engine_are_told_when_they_are_there(
         assert told.requests[name].ledger_ns["kv_transfer"] == waited_ns
 
 
+def test_a_pause_is_what_requests_wait_for(rings: Path, patches: Patches) -> None:
+    serve(Options(lives=[(5, 3)] * 3, pause_at=2))
+    told, _ = fold(rings)
+    assert {each.finish for each in told.requests.values()} == {"length"}
+    assert all(each.ledger_ns["paused"] > 0 for each in told.requests.values())
+
+
 def test_a_scheduler_that_does_not_tell_of_its_cache_is_observed_without_transfers(
     rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,6 +276,7 @@ FAULTS = [
     (CoreHooks, "updating"),
     (CoreHooks, "updated"),
     (CoreHooks, "aborted"),
+    (CoreHooks, "turned"),
     (CoreHooks, "closed"),
     (Core, "_tell_slices"),
     (WorkerHooks, "initialised"),
@@ -278,7 +286,7 @@ FAULTS = [
     (WorkerHooks, "sampled"),
     (WorkerHooks, "closed"),
 ]
-CROWD = Options(num_blocks=12, abort_every=9, lives=[(12, 9)] * 5)
+CROWD = Options(num_blocks=12, abort_every=9, lives=[(12, 9)] * 5, pause_at=6)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +348,7 @@ def test_what_is_missing_is_unsupported_and_nothing_else_happens(
     with caplog.at_level(logging.WARNING):
         CoreHooks(patches).install(bare)
     assert "Scheduler.schedule is missing" in caplog.text
-    assert caplog.text.count("unsupported") == 5
+    assert caplog.text.count("unsupported") == 6
     patches.restore()
     assert set(vars(bare)) - {"__module__", "__dict__", "__weakref__", "__doc__"} == {"__init__"}
 

@@ -28,6 +28,12 @@ class Status(enum.IntEnum):
     FINISHED_ABORTED = 9
 
 
+class PauseState(enum.IntEnum):
+    UNPAUSED = 0
+    PAUSED_NEW = 1
+    PAUSED_ALL = 2
+
+
 class Reason(enum.IntEnum):
     STOP = 0
     LENGTH = 1
@@ -88,12 +94,16 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_recomputed = 0
         self.num_preempted = 0
+        self.pause_state = PauseState.UNPAUSED
         pool = SimpleNamespace(
             num_gpu_blocks=self.num_blocks + 1,
             get_num_free_blocks=self._free,
             cached_block_hash_to_block={},
         )
         self.kv_cache_manager = SimpleNamespace(block_pool=pool)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        self.pause_state = pause_state
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)
@@ -104,6 +114,8 @@ class Scheduler:
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         left = self.max_num_scheduled_tokens
+        if self.pause_state == PauseState.PAUSED_ALL:
+            left = 0
         tokens: dict[str, int] = {}
         drafts: dict[str, list[int]] = {}
         preempted: set[str] = set()
@@ -128,7 +140,8 @@ class Scheduler:
             left -= num
         cached = [self.requests[request_id] for request_id in tokens]
         news: list[Request] = []
-        while self.waiting and left and not preempted:
+        takes_new = self.pause_state == PauseState.UNPAUSED
+        while self.waiting and left and takes_new and not preempted:
             request = self.waiting[0]
             if request.num_in_flight or len(self.running) >= self.max_num_running_reqs:
                 break
@@ -316,6 +329,8 @@ class Options:
     is_async: bool = False
     is_v2: bool = False
     abort_every: int = 0
+    pause_at: int = 0
+    """The turn from which on it is paused for three; 0 for none."""
     lives: list[tuple[int, int]] = field(default_factory=list)
     connector: Any = None
     loras: list[Any] = field(default_factory=list)
@@ -355,6 +370,10 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
             scheduler.add_request(coming.popleft())
         if options.abort_every and turn % options.abort_every == 0 and scheduler.requests:
             scheduler.finish_requests([next(iter(scheduler.requests))], Status.FINISHED_ABORTED)
+        if options.pause_at and turn == options.pause_at:
+            scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        elif options.pause_at and turn == options.pause_at + 3:
+            scheduler.set_pause_state(PauseState.UNPAUSED)
         output = scheduler.schedule()
         pickled = pickle.dumps(output)
         assert b"inferscope.adapters" not in pickled  # a worker may be where we are not installed

@@ -98,6 +98,10 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             getattr(self.ledger, kind)(slot, at_ns)
 
+    @rule(kind=st.sampled_from(["paused", "unpaused"]), ago_ns=st.sampled_from([0, 0, 7]))
+    def turn(self, kind: str, ago_ns: int) -> None:
+        getattr(self.ledger, kind)(self.now_ns - ago_ns)
+
     @rule(slot=st.integers(1, 8), late_ns=st.integers(0, 20), is_delivered=st.booleans())
     def leave(self, slot: int, late_ns: int, is_delivered: bool) -> None:
         if slot not in self.arrived:

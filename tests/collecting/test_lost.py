@@ -137,6 +137,7 @@ def test_what_missed_an_objective_is_a_breach(tmp_path: Path, on: str) -> None:
     ("stands_s", "step_s", "num_running", "state", "num_pins"),
     [
         (12, 0.1, 1, "on", 1),
+        (60, 0.1, 1, "paused", 0),
         (9, 0.1, 1, "on", 0),
         (12, 0.1, 0, "on", 0),
         (12, 0.1, 1, "off", 0),
@@ -157,7 +158,9 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
     look = engines.snapshot()
     (view,) = look.engines
     step = replace(view.step, num=1, p99_ns=step_s * SECOND_NS)
-    health = replace(view.health, probe_state=state)
+    is_paused = state == "paused"
+    health = replace(view.health, probe_state="on" if is_paused else state)
+    view = replace(view, is_paused=is_paused)
     began_ns = time.now_ns
     for second in range(stands_s + 1):
         # The window is ten seconds: after that it holds no step.

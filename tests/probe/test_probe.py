@@ -122,11 +122,36 @@ def test_a_transfer_names_both_ends(tmp_path: Path) -> None:
     assert told.peer_request_id == of(RequestEvent, path_of(probe))[-1].request_id
 
 
+def test_a_pause_is_told_at_once_and_by_every_keyframe_until_it_is_over(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = switched_probe(tmp_path, clock)
+    path = path_of(probe)
+    probe.unpaused()  # it was not paused
+    assert [keyframe.paused_ns for keyframe in of(Keyframe, path)] == [None]
+    clock.now_ns += 5 * MS
+    since_ns = clock.now_ns
+    probe.paused()
+    probe.paused()
+    tend(probe, clock, 11_000 * MS)  # a keyframe is due
+    switch(path, to=SWITCHED_OFF)
+    for _ in range(2):
+        tend(probe, clock)
+    probe.unpaused()  # told when the probe is switched on again
+    switch(path, to=SWITCHED_ON)
+    for _ in range(2):
+        tend(probe, clock)
+    told = of(Keyframe, path)
+    assert [keyframe.state for keyframe in told] == [ON, ON, ON, OFF, ON]
+    assert [keyframe.paused_ns for keyframe in told] == [None, *[since_ns] * 3, None]
+
+
 def test_a_disabled_probe_accepts_every_call() -> None:
     probe = Probe.disabled()
     index = probe.received("r")
     assert index == NO_REQUEST
     do_step(probe, 1, [index])
+    probe.paused()
+    probe.unpaused()
     probe.finished(index, "stop")
     probe.close()
     probe.close()

@@ -258,6 +258,28 @@ def test_a_stall_is_seen_sooner_with_more_scrapes(tmp_path: Path) -> None:
     run.holds(tmp_path, options=RuleOptions(scrape_s=5))
 
 
+def test_an_engine_that_is_paused_is_no_stall_until_it_goes_on(tmp_path: Path) -> None:
+    run = Run()
+    for name, pauses in (("paused", 1), ("hung", 0)):
+        of = {"engine_id": name, "model_name": name}
+        run.up(gauge((200, 1)), **of)
+        run.add("inferscope_requests_running", gauge((200, 8)), **of)
+        run.steps(counter((30, 20), (170, 0)), **of)
+        # For ten minutes; another time for two hours, after which nothing was made in the hour.
+        run.add(
+            "inferscope_engine_paused",
+            gauge((30, 0), (10, pauses), (20, 0), (130, pauses), (10, 0)),
+            **of,
+        )
+    run.fires(39.5, f"{STALLED}/hung")
+    run.fires(40.5, f"{STALLED}/hung")
+    run.fires(42, f"{STALLED}/hung", f"{STALLED}/paused")  # it hangs now
+    run.fires(61, f"{STALLED}/hung")
+    run.fires(194, f"{STALLED}/hung")
+    run.fires(197, f"{STALLED}/hung", f"{STALLED}/paused")
+    run.holds(tmp_path)
+
+
 def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     run = Run()
     run.healthy(30)
