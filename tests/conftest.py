@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.cli.running import Run, inferscope
+from tests.debian import missing_package
 
 # How long one example takes says something of the machine only. CI draws the same ones each time.
 settings.register_profile(
@@ -91,6 +92,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     place = {TESTS / name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line what was skipped for want of a real Prometheus or Alertmanager."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    missing = [found for each in skipped if (found := missing_package(str(each.longrepr)))]
+    if missing:
+        terminalreporter.write_line(
+            f"{len(missing)} tests with a real Prometheus or Alertmanager were skipped: "
+            f"apt-get install {' '.join(sorted(set(missing)))}"
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests import debian
 from tests.collecting.running import eventually
 
 _CONFIG = """global: {{scrape_interval: 1s, scrape_timeout: 1s}}
@@ -106,9 +104,7 @@ class Prometheus:
 @contextmanager
 def prometheus(folder: Path, urls: list[str]) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes these pages every second; skip the test where there is none."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not on PATH; Debian has it in the package prometheus")
+    program = debian.program("prometheus")
     targets = [urllib.parse.urlsplit(url).netloc for url in urls]
     config = folder / "prometheus.yml"
     config.write_text(_CONFIG.format(targets=json.dumps(targets)), encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +21,7 @@ from inferscope.exporting import load_exporter
 from inferscope.private import private_file
 from inferscope.records import CAUSES, FINISHES
 from inferscope.slo.judge import MOST_WARM_UP
+from tests import debian
 from tests.cli.running import inferscope
 from tests.collecting.running import Scrape, collecting, engine_by_hand, eventually
 
@@ -254,9 +254,7 @@ def test_what_is_not_there_is_absent_and_said_to_be(seen: Seen) -> None:
 
 
 def test_the_names_are_well_formed(seen: Seen) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not on PATH; Debian has it in the package prometheus")
+    promtool = debian.program("promtool")
     done = subprocess.run(
         [promtool, "check", "metrics"],
         input=seen.scrape.text,

@@ -16,6 +16,7 @@ from inferscope.collecting.config import read_config
 from inferscope.collecting.outlets import make_exporters
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules_routing import routing
+from tests import debian
 from tests.cli.running import inferscope
 from tests.dashboards.compose_schema import Compose, Datasources, Providers, Service
 
@@ -198,21 +199,25 @@ def test_grafana_finds_the_dashboards(compose: Compose) -> None:
     assert mounts(grafana)["/etc/grafana/provisioning"] == "./provisioning"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_takes_the_configuration(compose: Compose, tmp_path: Path) -> None:
     file = tmp_path / "prometheus.yaml"
     shutil.copy(config_of(compose.services["prometheus"]), file)
     (tmp_path / "token").write_text("0123456789abcdef", encoding="ascii")
     done = subprocess.run(
-        ["promtool", "check", "config", str(file)], capture_output=True, text=True, check=False
+        [debian.program("promtool"), "check", "config", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
 def test_amtool_takes_the_configuration(compose: Compose) -> None:
     file = config_of(compose.services["alertmanager"])
     done = subprocess.run(
-        ["amtool", "check-config", str(file)], capture_output=True, text=True, check=False
+        [debian.program("amtool", package="prometheus-alertmanager"), "check-config", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import debian
 from tests.collecting.running import LATEST_S, collecting, eventually
 from tests.dashboards import synthetic_gpu as made_up
 from tests.dashboards.reading import Query, dashboards, queries
@@ -87,9 +87,7 @@ def load(rings: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Collect, scrape, and wait until all queries have an answer, or for as long as one may."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not on PATH; Debian has it in the package prometheus")
+    program = debian.program("prometheus")
     folder = tmp_path_factory.mktemp("dashboards")
     rings = folder / "rings"
     promised = folder / "slo.yaml"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import FAST_INTERVAL_S, RuleOptions, rule_file
 from inferscope.slo.rules_text import rules_text
+from tests import debian
 
 SCRAPE_S = 15
 MINUTE = 60 // SCRAPE_S
@@ -29,14 +28,6 @@ slos:
   - {metric: availability, objective: 99.9%, window: 30d}
   - {metric: ttft, threshold: 500ms, objective: 99%, window: 1d, model: daily}
 """
-
-
-def promtool() -> str:
-    """Return where it is, or skip the test."""
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not on PATH; Debian has it in the package prometheus")
-    return found
 
 
 def counter(*pieces: tuple[float, float], start: float = 0.0) -> str:
@@ -136,7 +127,12 @@ class Run:
         self.alerts.append({"alertname": alert, "eval_time": _at(minute), "exp_alerts": expected})
 
     def holds(
-        self, folder: Path, *, kept: Sequence[str] = (), options: RuleOptions | None = None
+        self,
+        folder: Path,
+        *,
+        kept: Sequence[str] = (),
+        options: RuleOptions | None = None,
+        every_s: float = FAST_INTERVAL_S,
     ) -> None:
         """Let promtool see whether all of that is so.
 
@@ -144,6 +140,7 @@ class Run:
             folder: to write in.
             kept: annotations that are looked at; the others are left out.
             options: of the rules.
+            every_s: between evaluations, of all groups alike.
         """
         slos = folder / "slo.yaml"
         slos.write_text(OBJECTIVES, encoding="utf-8")
@@ -164,7 +161,7 @@ class Run:
         }
         whole = {
             "rule_files": ["rules.yaml"],
-            "evaluation_interval": f"{FAST_INTERVAL_S:g}s",
+            "evaluation_interval": f"{every_s:g}s",
             "tests": [test],
         }
         (folder / "test.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
@@ -175,7 +172,7 @@ class Run:
 def run_promtool(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run it in a folder."""
     return subprocess.run(
-        [promtool(), *words],
+        [debian.program("promtool"), *words],
         cwd=folder,
         capture_output=True,
         text=True,

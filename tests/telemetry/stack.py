@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -18,22 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from inferscope.slo.rules_routing import PAGE_URL, TICKET_URL
+from tests import debian
 from tests.collecting.running import eventually
-
-_MISSING = "%s is not on PATH; Debian has it in the package %s"
-
-
-def binary(*names: str, package: str) -> str:
-    """Return where a program is, by the first of its names that is there, or skip the test."""
-    for name in names:
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    pytest.skip(_MISSING % (names[0], package))
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ def alertmanager(folder: Path, routes: str, webhook: Webhook) -> Iterator[str]:
         routes: the generated configuration; its two addresses become the webhook's.
         webhook: who is told.
     """
-    program = binary("prometheus-alertmanager", "alertmanager", package="prometheus-alertmanager")
+    program = debian.alertmanager()
     for example in (PAGE_URL, TICKET_URL):
         assert example in routes
         path = urllib.parse.urlsplit(example).path
@@ -156,7 +144,7 @@ def prometheus(
         manager: URL of the Alertmanager.
         scrape_s: between two scrapes.
     """
-    program = binary("prometheus", package="prometheus")
+    program = debian.program("prometheus")
     address = urllib.parse.urlsplit(target).netloc
     scrape = f"{round(scrape_s * 1000)}ms"
     configuration = {

@@ -24,9 +24,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import debian
 from tests.cli.running import inferscope
 from tests.collecting.running import Collector, collecting, engine_by_hand, eventually
-from tests.telemetry.stack import Prometheus, Webhook, alertmanager, binary, prometheus
+from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 
 ENGINE = Path(__file__).with_name("engine.py")
 SCALE, SCRAPE_S, RATE_S = 60, 1.0, 3.0
@@ -96,11 +97,8 @@ class Stack:
 @contextmanager
 def stack(folder: Path) -> Iterator[Stack]:
     """Run all of it for as long as the context lasts."""
-    for names, package in (
-        (("prometheus",), "prometheus"),
-        (("prometheus-alertmanager", "alertmanager"), "prometheus-alertmanager"),
-    ):
-        binary(*names, package=package)
+    debian.program("prometheus")
+    debian.alertmanager()
     rings, out, slos = folder / "rings", folder / "out", folder / "slo.yaml"
     slos.write_text(OBJECTIVES, encoding="utf-8")
     written = inferscope(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import urllib.request
 from dataclasses import replace
@@ -20,6 +19,7 @@ from inferscope.collecting.outlets import Outlets
 from inferscope.collector.finals import FinalRequest, FinalStep, Part
 from inferscope.collector.snapshot import Snapshot
 from inferscope.records import DECODE, VERIFY
+from tests import debian
 from tests.collecting.running import Scrape, eventually
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
@@ -351,9 +351,7 @@ def test_an_exemplar_keeps_its_time_until_the_wall_clock_is_set(finals: Finals) 
 
 
 def test_promtool_finds_nothing_to_say(finals: Finals, exported: Any) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not on PATH; Debian has it in the package prometheus")
+    promtool = debian.program("promtool")
     assert finals.view is not None
     (view,) = finals.view.engines
     alive = replace(view, is_alive=True, health=replace(view.health, probe_state="on"))
