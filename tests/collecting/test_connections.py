@@ -1,4 +1,9 @@
-"""What is not configured is not called nor written to, by an engine or by its collector."""
+"""What is not configured is not called nor written to, by an engine or by its collector.
+
+Python tells of what it calls itself (`audited.py`), and not of what libraries in C do, such as
+gRPC's. So both are run without any network as well, where the kernel counts whoever tries to get
+out: in a namespace of networks that has none, not even loopback, each try finds no route.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.collecting.running import eventually
+import pytest
+
+from tests.collecting.running import collecting, engine_by_hand, eventually
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tests.collecting.by_hand"
@@ -130,3 +137,65 @@ def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
         eventually(has_called)
         assert all("127.0.0.1" in told for _, told in begun(tmp_path, "inferscope"))
         collector.kill()
+
+
+ALONE = ("unshare", "--user", "--map-root-user", "--net")
+
+
+def has_no_network() -> bool:
+    """Tell whether this machine lets this user take the network away."""
+    try:
+        return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+without_network = pytest.mark.skipif(
+    not has_no_network(), reason="unshare is missing, or users may not make namespaces here"
+)
+
+
+def num_without_route(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> int:
+    """Return how often something in the namespace of a process wanted to get somewhere."""
+    of_4 = Path(f"/proc/{process.pid}/net/snmp").read_text(encoding="ascii").splitlines()
+    names, values = (line.split() for line in of_4 if line.startswith("Ip:"))
+    of_6 = Path(f"/proc/{process.pid}/net/snmp6").read_text(encoding="ascii").split()
+    told = dict(zip(names, values, strict=True)) | dict(zip(of_6[::2], of_6[1::2], strict=True))
+    return int(told["OutNoRoutes"]) + int(told["Ip6OutNoRoutes"])
+
+
+@without_network
+def test_without_any_network_both_work_and_do_not_miss_it(tmp_path: Path) -> None:
+    rings, parquet = tmp_path / "rings", tmp_path / "parquet"
+    config = f"  parquet: {{folder: {parquet}, rotate_s: 1}}\n"
+    with (
+        engine_by_hand(rings, "apart", within=ALONE) as engine,
+        collecting(rings, tmp_path, config, within=ALONE) as collector,
+    ):
+
+        def has_written() -> bool:
+            engine.do("begin a", "go a 3", "end a stop")  # until the collector has seen one
+            return any(parquet.rglob("*.parquet"))
+
+        eventually(has_written)
+        assert num_without_route(engine.process) == 0
+        assert num_without_route(collector.process) == 0
+        assert collector.stop() == 0
+
+
+@without_network
+def test_what_a_library_in_c_calls_is_counted(tmp_path: Path) -> None:
+    """It would be seen: gRPC's sockets are none of Python's."""
+    pytest.importorskip("grpc")
+    rings = tmp_path / "rings"
+    config = "  otlp: {protocol: grpc, endpoint: 'http://192.0.2.1:4317'}\n"
+    with (
+        engine_by_hand(rings, "apart") as engine,
+        collecting(rings, tmp_path, config, within=ALONE) as collector,
+    ):
+
+        def has_tried() -> bool:
+            engine.do("begin a", "end a stop")
+            return num_without_route(collector.process) > 0
+
+        eventually(has_tried)
