@@ -82,6 +82,7 @@ def families(
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
     yield from _ranks(replicas)
+    yield from _overdue(looks)
     yield from payers(
         [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in looks]
     )
@@ -172,6 +173,23 @@ def _ranks(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
         yield _counter(
             "inferscope_rank_step_seconds",
             "Time in steps as each rank measured it: the others wait for one that has more.",
+            ("rank",),
+            rows,
+        )
+
+
+def _overdue(looks: list[Look]) -> Iterator[Metric]:
+    """Return for how long ranks that work together have waited for one of them."""
+    rows = [
+        ((*look.labels(each.dp_rank), str(each.rank)), each.overdue_ns / 1e9)
+        for look in looks
+        if look.view.is_alive
+        for each in look.view.ranks
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_rank_overdue_seconds",
+            "For how long the ranks beside it have waited for one; 0 where they do not.",
             ("rank",),
             rows,
         )

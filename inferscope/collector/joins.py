@@ -8,6 +8,8 @@ still open to change.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inferscope.attribution.counterfactual import Delay
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
@@ -119,6 +121,10 @@ class Joins:
                 ring.is_past(at_ns) for ring in cores
             )
             self._join(pending)
+
+    def pending(self) -> Iterable[PendingStep]:
+        """Return the steps of which something is still to come."""
+        return self._pending.values()
 
     def oldest_ns(self) -> int | None:
         """Return when the oldest step began that is not split yet."""

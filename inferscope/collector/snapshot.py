@@ -105,6 +105,16 @@ class Series:
 
 
 @dataclass(frozen=True)
+class RankView:
+    """One of the ranks that execute steps together."""
+
+    dp_rank: int
+    rank: int
+    overdue_ns: int
+    """For how long the others have waited for it, 0 where they do not."""
+
+
+@dataclass(frozen=True)
 class CostModel:
     """The cost model in force for one execution mode."""
 
@@ -264,6 +274,8 @@ class EngineView:
     queued_prompt_tokens: int | None = 0
     """Of requests that wait, held ones included; None where the length of one is not known."""
 
+    ranks: tuple[RankView, ...] = ()
+    """Those beside which another of the same stage is seen."""
     is_paused: bool = False
     """Somebody has paused it: requests wait, and no step is due."""
 

@@ -18,6 +18,7 @@ from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
+from inferscope.collector.overdue import overdue
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState, chiefs, in_office, probe_state
 from inferscope.collector.snapshot import (
@@ -177,6 +178,13 @@ def _engine(
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
+        ranks=overdue(
+            engine.rings.values(),
+            engine.joins.pending(),
+            engine.now_ns,
+            is_at_work=engine.paused_ns is None
+            and (states.RUNNING in states_now or engine.joins.oldest_ns() is not None),
+        ),
         is_paused=engine.paused_ns is not None,
         queued_prompt_tokens=_queued_tokens(alive, states_now),
     )

@@ -17,13 +17,15 @@ from typing import Any
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import Objectives
 from inferscope.slo.rules_burn import Burn, alerts, burns, recordings
-from inferscope.slo.rules_health import health_alerts, health_recordings
+from inferscope.slo.rules_health import health_alerts, health_recordings, stall_alerts
 from inferscope.slo.rules_words import FIVE_MINUTES_S, Rule, Scaled, Words
 
 FAST_INTERVAL_S = 30.0
 """Between evaluations; recorded rates are summed up with it."""
 SLOW_INTERVAL_S = 120.0
 """Of what looks back for a day and more; below five minutes, so that no graph has gaps."""
+STALL_INTERVAL_S = 10.0
+"""Of what says that an engine does not go on: nothing fails meanwhile, and clients wait."""
 _FEWEST_SCRAPES = 4
 """In the shortest window: one may be missed, and a rate needs two."""
 
@@ -74,8 +76,9 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
         "inferscope-budgets": (FAST_INTERVAL_S, []),
         "inferscope-budgets-long": (SLOW_INTERVAL_S, []),
         "inferscope-health": (FAST_INTERVAL_S, []),
+        "inferscope-stalls": (STALL_INTERVAL_S, list(stall_alerts(words))),
     }
-    fast, slow, health = (rules for _, rules in groups.values())
+    fast, slow, health, _ = (rules for _, rules in groups.values())
     fast += recordings(time, interval_s=FAST_INTERVAL_S, is_long=False)
     slow += recordings(time, interval_s=FAST_INTERVAL_S, is_long=True)
     health += health_recordings(time)

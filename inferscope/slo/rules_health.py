@@ -2,7 +2,8 @@
 
 A stall is told from a long step by time alone: a step that hangs and one that computes a long
 prompt look alike until one of them ends. So no engine is taken for stalled before fifty seconds,
-ten times the longest step that the histogram's buckets tell.
+ten times the longest step that the histogram's buckets tell. Where ranks work together, one that
+hangs while the others do not is told apart sooner.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 
 from inferscope.slo.rules_words import FIVE_MINUTES_S, HOUR_S, Rule, Scaled, Words, asked, of_model
 
-STALLED, BLIND, KV_FULL, PREEMPTIONS = (
+STALLED, RANK_HUNG, BLIND, KV_FULL, PREEMPTIONS = (
     "InferScopeStalled",
+    "InferScopeRankHung",
     "InferScopeBlind",
     "InferScopeKvSaturated",
     "InferScopePreemptionStorm",
@@ -23,6 +25,8 @@ _SCRAPES = 4
 _STALL_S, _FIRST_STEP_S = 50.0, FIVE_MINUTES_S
 """Without a step: of an engine that has made some in the last hour; of one that has not, and may be
 compiling its first."""
+_OVERDUE_S = 11.0
+"""A rank that has nothing to do is silent for ten seconds at most."""
 _UNSEEN_SHARE = 0.05
 _LATE_S = 60.0
 _RECENT_S = 15.0
@@ -64,14 +68,19 @@ def health_recordings(time: Scaled) -> Iterator[Rule]:
         }
 
 
+def stall_alerts(words: Words) -> Iterator[Rule]:
+    """Return those of engines that do not go on, with texts of these words."""
+    yield _stalled(words)
+    yield _rank_hung(words)
+
+
 def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
-    """Return the alerts.
+    """Return the other alerts.
 
     Args:
         words: of their annotations.
         floor: requests that have to end for a share of their time to mean something.
     """
-    yield _stalled(words)
     yield _blind(words)
     yield _kv_full(words)
     yield _preemptions(words, floor)
@@ -82,16 +91,10 @@ def _stalled(words: Words) -> Rule:
         max(span_s, _SCRAPES * words.scrape_s) for span_s in (_STALL_S, _FIRST_STEP_S)
     )
     stall, running = Scaled(1).span(stall_s), "inferscope_requests_running{model_name=%q}"
-    folded = "inferscope_folded_timestamp_seconds"
-    # Switched off, the probe tells of no steps: that is blindness, and so is what is not folded.
-    stalled = (
-        f"(\n(\n{_no_step(stall_s, 'and')}\n)\nor\n(\n{_no_step(first_s, 'unless')}\n)\n)\n"
-        f'and\nmax by ({_ENGINE}) (inferscope_source_up{{source="probe"}}) == 1\n'
-        f"and\nmin by ({_ENGINE}) (timestamp({folded}) - {folded}) < {_RECENT_S:g}"
-    )
+    stalled = f"(\n{_no_step(stall_s, 'and')}\n)\nor\n(\n{_no_step(first_s, 'unless')}\n)"
     return _alert(
         STALLED,
-        f"count by (model) ({of_model(stalled)})",
+        f"count by (model) ({of_model(_seen(stalled))})",
         "page",
         {
             "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
@@ -108,6 +111,43 @@ def _stalled(words: Words) -> Rule:
             ),
             **words.links("stalled", "inferscope-scheduler"),
         },
+    )
+
+
+def _rank_hung(words: Words) -> Rule:
+    overdue = "inferscope_rank_overdue_seconds"
+    hung = f"max by ({_ENGINE}) ({overdue}) > {_OVERDUE_S:g}"
+    return _alert(
+        RANK_HUNG,
+        f"count by (model) ({of_model(_seen(hung))})",
+        "page",
+        {
+            "summary": "{{ $labels.model }}: a rank hangs on {{ $value }} engines",
+            "description": "The ranks beside it are through with their step, or wait in it for one "
+            f"that has not begun it, or one is silent, for more than {_OVERDUE_S:g} s.",
+            "worst_rank": asked(
+                "topk(1, max by (instance, engine_id, dp_rank, rank) "
+                f"({overdue}{{model_name=%q}}))",
+                "model",
+                shows="rank {{ . | label `rank` }} of {{ . | label `engine_id` }} at "
+                "{{ . | label `instance` }}, for {{ . | value | humanizeDuration }}",
+                otherwise="unknown",
+            ),
+            **words.links("rank-hung", "inferscope-scheduler"),
+        },
+    )
+
+
+def _seen(expression: str) -> str:
+    """Leave out engines whose probe is off, and those that are not folded up to now.
+
+    What they do nobody knows: that is blindness.
+    """
+    folded = "inferscope_folded_timestamp_seconds"
+    return (
+        f"(\n{expression}\n)\n"
+        f'and\nmax by ({_ENGINE}) (inferscope_source_up{{source="probe"}}) == 1\n'
+        f"and\nmin by ({_ENGINE}) (timestamp({folded}) - {folded}) < {_RECENT_S:g}"
     )
 
 

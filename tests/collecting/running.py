@@ -131,12 +131,14 @@ def collecting(
 
 
 class Engine:
-    """The engine of by_hand.py, running."""
+    """The engine of by_hand.py, or another script, running."""
 
-    def __init__(self, rings: Path, name: str, *, within: Sequence[str] = ()) -> None:
+    def __init__(
+        self, rings: Path, name: str, *, within: Sequence[str] = (), script: Path = BY_HAND
+    ) -> None:
         environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name}
         self.process = subprocess.Popen(
-            [*within, sys.executable, str(BY_HAND)],
+            [*within, sys.executable, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -164,9 +166,11 @@ class Engine:
 
 
 @contextmanager
-def engine_by_hand(rings: Path, name: str, *, within: Sequence[str] = ()) -> Iterator[Engine]:
+def engine_by_hand(
+    rings: Path, name: str, *, within: Sequence[str] = (), script: Path = BY_HAND
+) -> Iterator[Engine]:
     """Run an engine for as long as the context lasts; `within` is a command that runs commands."""
-    engine = Engine(rings, name, within=within)
+    engine = Engine(rings, name, within=within, script=script)
     try:
         yield engine
     finally:

@@ -154,13 +154,14 @@ class Ring:
         state: int = ON,
         ranks: int = 1,
         dp_rank: int = 0,
+        stage: int = 0,
         listed: bool = True,
         paused_ms: float | None = None,
     ) -> None:
         """Restate: who it is, since when it is paused, and all requests that it knows."""
         paused_ns = None if paused_ms is None else START_NS + round(paused_ms * MS)
         self.tell(Keyframe(self.now_ns, state, -1, paused_ns))
-        own = (self.rank % ranks, 0, dp_rank, 0)
+        own = (self.rank % ranks, stage, dp_rank, 0)
         info = EngineInfo(self.now_ns, "made-up", ranks=own, sizes=(ranks, 1, 1, 1), device="gpu")
         self.tell(info)
         self.live(sorted(self._ids) if listed else [])

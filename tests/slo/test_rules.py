@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.slo.rules import RuleOptions
+from inferscope.slo.rules import STALL_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
-FAST, SLOW, TRICKLE, INSTANCE, STALLED, BLIND, KV, PREEMPTIONS = (
+FAST, SLOW, TRICKLE, INSTANCE, STALLED, RANK_HUNG, BLIND, KV, PREEMPTIONS = (
     "InferScopeBudgetBurnsFast",
     "InferScopeBudgetBurnsSlowly",
     "InferScopeBudgetTrickles",
     "InferScopeInstanceBurns",
     "InferScopeStalled",
+    "InferScopeRankHung",
     "InferScopeBlind",
     "InferScopeKvSaturated",
     "InferScopePreemptionStorm",
@@ -278,6 +279,24 @@ def test_an_engine_that_is_paused_is_no_stall_until_it_goes_on(tmp_path: Path) -
     run.fires(194, f"{STALLED}/hung")
     run.fires(197, f"{STALLED}/hung", f"{STALLED}/paused")
     run.holds(tmp_path)
+
+
+def test_a_rank_that_hangs_pages_within_half_a_minute(tmp_path: Path) -> None:
+    run = Run(scrape_s=5)
+    run.add("inferscope_source_up", "1x720", source="probe")
+    run.add("inferscope_requests_running", "8x720")
+    run.steps("0+100x360 36000x360")
+    # Idle, ranks are silent for ten seconds at most; then one hangs, a second after a scrape.
+    idle, overdue = "0 5 10 " * 120, "inferscope_rank_overdue_seconds"
+    run.add(overdue, f"{idle} 4+5x359", rank="1")
+    run.add(overdue, f"{idle} 0x359", rank="0")
+    run.fires(29.9)
+    run.fires(30.5, RANK_HUNG)
+    labels = {"severity": "page", "model": "m"}
+    run.says(30.5, RANK_HUNG, labels, worst_rank="rank 1 of a at host, for 34s")
+    run.fires(32, RANK_HUNG, STALLED)
+    options = RuleOptions(scrape_s=5)
+    run.holds(tmp_path, kept=("worst_rank",), options=options, every_s=STALL_INTERVAL_S)
 
 
 def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None:

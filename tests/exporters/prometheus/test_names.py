@@ -24,6 +24,7 @@ from inferscope.collector.snapshot import (
     CountersView,
     EngineView,
     Promised,
+    RankView,
     Running,
 )
 from inferscope.records import THROTTLES
@@ -53,6 +54,7 @@ def with_everything(view: EngineView) -> EngineView:
         counters=counters,
         devices=tuple(replace(device, health=health) for device in view.devices),
         objectives=(Count(_OBJECTIVE, causes={"queue": 0}),),
+        ranks=(RankView(0, 0, 0), RankView(0, 1, 0)),
     )
 
 

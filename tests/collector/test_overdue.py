@@ -1,0 +1,105 @@
+"""Ranks that hang, each in a way of its own, and ranks that only take long."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferscope.collector.view import snapshot
+from tests.collector.scripts import MS, START_NS, Ring, Script
+
+LONG_MS = 20_000
+
+
+class Pair:
+    """A core that plans, and two workers that have executed a step of one request."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.core = self.script.ring()
+        self.workers = [self.script.ring("worker", rank, ranks=2) for rank in (0, 1)]
+        self.request = self.core.queued("r")
+        self.core.admitted(self.request)
+        self.core.plan(0)
+        self.script.at(10)
+        for worker in self.workers:
+            worker.span(0, 0, 10)
+        self.core.slices(0, [(self.request, 8, 0)])
+
+    def step(self) -> None:
+        """Plan the next step."""
+        self.script.at(20)
+        self.core.plan(1)
+
+    def live(self, *reports: tuple[Ring, float | None], until_ms: float = LONG_MS) -> None:
+        """Let processes report ten times a second: the step under way began then, or none is."""
+        for ms in range(100, int(until_ms), 100):
+            self.script.at(ms)
+            for ring, since_ms in reports:
+                through_ns = None if since_ms is None else START_NS + round(since_ms * MS)
+                ring.health(through_ns=through_ns)
+
+    def overdue_s(self) -> dict[int, float]:
+        """Return for how long each rank is waited for."""
+        collector, _ = self.script.play(until_ms=LONG_MS)
+        (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
+        return {each.rank: each.overdue_ns / 1e9 for each in view.ranks}
+
+
+def test_a_rank_whose_process_stands_still_is_waited_for() -> None:
+    pair = Pair()
+    pair.step()
+    pair.workers[0].span(1, 21, 30)
+    pair.live((pair.core, None), (pair.workers[0], None))
+    assert pair.overdue_s() == {0: 0, 1: pytest.approx(20, abs=0.1)}
+
+
+def test_a_rank_that_does_not_end_the_step_that_another_has_ended_is_waited_for() -> None:
+    pair = Pair()
+    pair.step()
+    pair.script.at(30)
+    pair.workers[0].span(1, 21, 30)
+    pair.live((pair.core, None), (pair.workers[0], None), (pair.workers[1], 21))
+    assert pair.overdue_s() == {0: 0, 1: pytest.approx(20, abs=0.1)}
+
+
+def test_a_rank_that_does_not_begin_the_step_that_another_is_in_is_waited_for() -> None:
+    pair = Pair()
+    pair.step()
+    pair.live((pair.core, None), (pair.workers[0], 21), (pair.workers[1], None))
+    assert pair.overdue_s() == {0: 0, 1: pytest.approx(20, abs=0.1)}
+
+
+def test_nobody_is_waited_for_in_a_step_that_takes_long() -> None:
+    pair = Pair()
+    pair.step()
+    pair.live((pair.core, None), (pair.workers[0], 21), (pair.workers[1], 25))
+    assert pair.overdue_s() == {0: 0, 1: 0}
+
+
+def test_a_stage_of_a_pipeline_is_not_late_because_the_one_before_it_is_through() -> None:
+    pair = Pair()
+    pair.script.at(15)
+    pair.workers[1].keyframe(ranks=1, stage=1)
+    pair.step()
+    pair.script.at(30)
+    pair.workers[0].span(1, 21, 30)
+    pair.live((pair.core, None), (pair.workers[0], None), (pair.workers[1], 31))
+    assert pair.overdue_s() == {}
+
+
+def test_ranks_without_work_may_be_silent() -> None:
+    pair = Pair()
+    pair.core.finished(pair.request)
+    pair.live((pair.core, None))
+    pair.workers[0].health()
+    assert pair.overdue_s() == {0: 0, 1: 0}
+
+
+def test_a_rank_alone_is_waited_for_by_nobody() -> None:
+    script = Script()
+    core = script.ring()
+    core.admitted(core.queued("r"))
+    core.plan(0)
+    collector, _ = script.play(until_ms=4000)
+    (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
+    assert view.ranks == ()
