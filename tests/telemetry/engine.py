@@ -1,8 +1,9 @@
 """The built-in engine under an open-loop load, with faults on request: a process of its own.
 
-    python tests/telemetry/engine.py RATE
+    python tests/telemetry/engine.py RATE MODEL
 
-Prints READY when the load begins. Words on standard input, each answered by DONE:
+It serves the built-in model by that name. Prints READY when the load begins. Words on standard
+input, each answered by DONE:
 
 hog     long answers take all of the engine's slots
 free    they are given up
@@ -32,7 +33,7 @@ from inferscope.load.words import WordPrompts
 from inferscope.load.workload import Ask
 from inferscope.probe import Probe
 
-MODEL = "builtin"
+_LOADED = "builtin"
 STEP_S = 0.01
 """Longer than a step takes here: long answers hold their slots while this machine rests."""
 SLOTS, HOGS = 2, 8
@@ -138,13 +139,14 @@ async def serve(engine: Engine, front_end: FaultyFrontEnd, rate_s: float) -> Non
 
 def main() -> None:
     """Load the model and serve."""
-    engine = load_engine(MODEL, EngineOptions(max_running=SLOTS, num_blocks=640))
+    rate_s, name = float(sys.argv[1]), sys.argv[2]
+    engine = load_engine(_LOADED, EngineOptions(max_running=SLOTS, num_blocks=640))
     assert isinstance(engine._runner, Runner)
     engine._runner.__class__ = SlowRunner
-    engine.probe = Probe.open(describe(engine, name=MODEL))
-    probe = Probe.open(describe(engine, name=MODEL), role="frontend")
-    front_end = FaultyFrontEnd(engine, load_tokenizer(MODEL), probe=probe)
-    asyncio.run(serve(engine, front_end, float(sys.argv[1])))
+    engine.probe = Probe.open(describe(engine, name=name))
+    probe = Probe.open(describe(engine, name=name), role="frontend")
+    front_end = FaultyFrontEnd(engine, load_tokenizer(_LOADED), probe=probe)
+    asyncio.run(serve(engine, front_end, rate_s))
 
 
 main()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -101,6 +102,15 @@ def alertmanager(folder: Path, routes: str, webhook: Webhook) -> Iterator[str]:
         yield url
 
 
+@dataclass(frozen=True)
+class Dot:
+    """An exemplar: a request among many, on a graph."""
+
+    series: dict[str, str]
+    labels: dict[str, str]
+    value: float
+
+
 class Prometheus:
     """A running one."""
 
@@ -119,6 +129,19 @@ class Prometheus:
         samples = self.ask(query)
         assert len(samples) <= 1, samples
         return samples[0][1] if samples else 0.0
+
+    def dots(self, query: str) -> list[Dot]:
+        """Return the exemplars of a query's series, as Grafana asks for them."""
+        now_s = time.time()
+        words = urllib.parse.urlencode({"query": query, "start": now_s - 3600, "end": now_s})
+        asked = f"{self.url}/api/v1/query_exemplars?{words}"
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            told = json.load(answer)["data"]
+        return [
+            Dot(each["seriesLabels"], one["labels"], float(one["value"]))
+            for each in told
+            for one in each["exemplars"]
+        ]
 
     def alerts(self, name: str) -> list[dict[str, Any]]:
         """Return the alerts of a name that fire, with their annotations of now."""
@@ -167,6 +190,7 @@ def prometheus(
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--rules.alert.resend-delay=1s",
+        "--enable-feature=exemplar-storage",
         "--log.level=warn",
     )
     with _running(program, *words, log=folder / "prometheus.log", port=port) as url:

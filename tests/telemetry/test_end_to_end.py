@@ -1,14 +1,15 @@
 """From a fault in a real engine to the one page that names it, and back to the request.
 
     engine ──rings──> collect ──scrape──> Prometheus, our rules ──> Alertmanager, our routes
-       └───────────────────── why <── the engine that it names <── page <───┘
+       │                 └──OTLP──> traces <── exemplar <── dashboard <── page <───┘
+       └────────── why <── request <───┘
 
-Windows are a sixtieth of what they are in production; what an engine and a collector need is not.
+A second engine has the same load, the same objective and the same rules, and no fault: of that one
+nobody is told anything. Windows are divided by SCALE; what an engine and a collector need is not.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -23,22 +24,39 @@ from typing import Any
 
 import pytest
 import yaml
+from inferscope_otlp import names
 
+from inferscope.slo.rules_words import HOUR_S
 from tests import debian
 from tests.cli.running import inferscope
 from tests.collecting.running import Collector, collecting, engine_by_hand, eventually
+from tests.exporters.otlp.sink import Sink, receiving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
+from tests.telemetry.way import request_of
 
 ENGINE = Path(__file__).with_name("engine.py")
-SCALE, SCRAPE_S, RATE_S = 60, 1.0, 3.0
+SCALE, SCRAPE_S, RATE_S = 75, 1.0, 3.0
+LONG_S = HOUR_S / SCALE
+"""The long window of the alert that pages first."""
+FAULTY, CALM = "under-test", "beside-it"
+MODELS = {FAULTY: "builtin", CALM: "calm"}
+"""As they are served, by engine; it is the same model."""
 THRESHOLD_S = 2.0
 """Of a first token: a hundred times of what it takes here, for machines that are busy."""
 OBJECTIVES = f"""
 slos:
   - {{metric: ttft, threshold: {THRESHOLD_S:g}s, objective: 99%, window: 30d, model: builtin}}
+  - {{metric: ttft, threshold: {THRESHOLD_S:g}s, objective: 99%, window: 30d, model: calm}}
   - {{metric: availability, objective: 99.9%, window: 30d}}
 """
 FAST = "InferScopeBudgetBurnsFast"
+GRAFANA = "https://grafana.example.org"
+_CONFIG = """\
+  otlp: {{endpoint: "{traces}", keep_share: 0}}
+pins: off
+slo: {slos}
+"""
+"""Of traces those alone that missed an objective."""
 NUM_LOST = 7
 """Fewer than the floor of a page."""
 TWO_SCRAPES_S = 30.0
@@ -50,14 +68,17 @@ BUSY_S = 120.0
 class Engine:
     """The engine of engine.py, running."""
 
-    def __init__(self, rings: Path) -> None:
+    def __init__(self, rings: Path, name: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(ENGINE), str(RATE_S)],
+            [sys.executable, str(ENGINE), str(RATE_S), MODELS[name]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"},
+            env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name},
         )
+
+    def wait(self) -> None:
+        """Wait until its load has begun."""
         self._hear("READY")
 
     def do(self, word: str) -> None:
@@ -86,10 +107,11 @@ class Stack:
     collector: Collector
     prometheus: Prometheus
     webhook: Webhook
+    traces: Sink
 
-    def requests(self, result: str, slo: str = "ttft", **labels: str) -> float:
-        """Return how many requests Prometheus knows as good or bad."""
-        of = {"slo": slo, "result": result, **labels}
+    def requests(self, result: str, engine_id: str, slo: str = "ttft") -> float:
+        """Return how many requests of an engine Prometheus knows as good or bad."""
+        of = {"slo": slo, "result": result, "engine_id": engine_id}
         inner = ", ".join(f'{name}="{value}"' for name, value in of.items())
         return self.prometheus.number(f"sum(inferscope_slo_requests_total{{{inner}}})")
 
@@ -103,15 +125,15 @@ def stack(folder: Path) -> Iterator[Stack]:
     slos.write_text(OBJECTIVES, encoding="utf-8")
     written = inferscope(
         *("slo", "rules", str(slos), "--out", str(out)),
-        *("--scale", str(SCALE), "--scrape", str(SCRAPE_S)),
+        *("--scale", str(SCALE), "--scrape", str(SCRAPE_S), "--dashboards", GRAFANA),
         rings=rings,
     )
     assert written.returncode == 0, written.stderr
-    config = f"pins: off\nslo: {slos}\n"
     with (
+        receiving() as traces,
         Webhook() as webhook,
         alertmanager(folder, (out / "alertmanager.yaml").read_text(), webhook) as manager,
-        collecting(rings, folder, config) as collector,
+        collecting(rings, folder, _CONFIG.format(traces=traces.url, slos=slos)) as collector,
         prometheus(
             folder,
             out / "inferscope-rules.yaml",
@@ -120,11 +142,14 @@ def stack(folder: Path) -> Iterator[Stack]:
             scrape_s=SCRAPE_S,
         ) as scraping,
     ):
-        engine = Engine(rings)
+        engines = [Engine(rings, name) for name in MODELS]
         try:
-            yield Stack(rings, engine, collector, scraping, webhook)
+            for engine in engines:
+                engine.wait()
+            yield Stack(rings, engines[0], collector, scraping, webhook, traces)
         finally:
-            engine.close()
+            for engine in engines:
+                engine.close()
 
 
 @pytest.mark.timeout(300)
@@ -133,9 +158,11 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
 ) -> None:
     with stack(tmp_path) as all_of_it, engine_by_hand(all_of_it.rings, "victim") as victim:
         # Without a fault: silence. No alert so much as waits for its time.
-        eventually(lambda: all_of_it.requests("good") >= 8 * RATE_S)
-        assert all_of_it.requests("bad") == 0
+        began_s = time.monotonic()
+        eventually(lambda: all(all_of_it.requests("good", it) >= 8 * RATE_S for it in MODELS))
+        assert [all_of_it.requests("bad", it) for it in MODELS] == [0, 0]
         assert all_of_it.prometheus.ask("count_over_time(ALERTS[10m])") == []
+        assert all_of_it.traces.spans() == []
         names_that_rules_ask_for(all_of_it, tmp_path / "out" / "inferscope-rules.yaml")
 
         victim.do(*(f"begin v{number}" for number in range(NUM_LOST)))
@@ -146,7 +173,7 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
         killed_s = time.monotonic()
 
         def lost() -> float:
-            return all_of_it.requests("bad", "availability", engine_id="victim")
+            return all_of_it.requests("bad", "victim", "availability")
 
         eventually(lambda: lost() > 0)
         assert lost() == NUM_LOST
@@ -161,13 +188,19 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
             "severity": "page",
         }
         assert alert["annotations"]["cause"] == "queue"
-        assert alert["annotations"]["worst_instance"].startswith("under-test at ")
-        assert alert["annotations"]["command"] == "inferscope findings under-test"
+        assert alert["annotations"]["worst_instance"].startswith(f"{FAULTY} at ")
+        assert alert["annotations"]["command"] == f"inferscope findings {FAULTY}"
 
-        # From the engine that the page names to a request, and from that to the fault.
+        # From the page to its dashboard, to a request that is drawn there, and to the fault.
         all_of_it.engine.do("free")
-        request = a_late_request(all_of_it)
-        asked = ("why", request, "under-test", "--ttft", f"{THRESHOLD_S:g}s")
+        shown = alert["annotations"]["dashboard_url"]
+        assert shown.startswith(f"{GRAFANA}/d/")
+        root = request_of(shown, all_of_it.prometheus, all_of_it.traces, scrape_s=SCRAPE_S)
+        told = root.attributes
+        assert told[f"{names.SLO}ttft"] == "bad"
+        assert told[names.SLO_CAUSE] == "queue"
+        engine_id = root.resource[names.SERVICE_INSTANCE_ID]
+        asked = ("why", told[names.REQUEST_ID], engine_id, "--ttft", f"{THRESHOLD_S:g}s")
         done = inferscope(*asked, rings=all_of_it.rings)
         assert done.returncode == 0, done.stderr
         assert re.search(r"blame\W+queue", done.stdout), done.stdout
@@ -184,31 +217,28 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
 
         # The engine that was killed meanwhile lost what it had in flight, and that is no page.
         assert lost() == NUM_LOST
-        assert all_of_it.requests("bad", "availability", engine_id="under-test") == 0
+        assert all_of_it.requests("bad", FAULTY, "availability") == 0
+        nobody_is_told_of_the_other(all_of_it, since_s=began_s)
+
+
+def nobody_is_told_of_the_other(running: Stack, *, since_s: float) -> None:
+    """Hold that the engine without a fault was silent, for longer than the long window."""
+    eventually(lambda: time.monotonic() > since_s + LONG_S)
+    time_s = time.monotonic() - since_s
+    assert running.requests("good", CALM) > 0.7 * RATE_S * time_s
+    assert running.requests("bad", CALM) == 0
+    of = f'model="{MODELS[CALM]}"'
+    silence = running.prometheus
+    assert silence.ask(f'count_over_time(ALERTS{{{of}, alertstate="firing"}}[10m])') == []
+    assert silence.ask(f'count_over_time(ALERTS{{{of}, slo!=""}}[10m])') == []
+    assert MODELS[CALM] not in {
+        at.get("model") for note in running.webhook.notes for at in note.labels
+    }
+    assert CALM not in {s.resource[names.SERVICE_INSTANCE_ID] for s in running.traces.spans()}
 
 
 def alerts(running: Stack) -> list[dict[str, Any]]:
     return running.prometheus.alerts(FAST)
-
-
-def a_late_request(running: Stack) -> str:
-    """Return the request that waited longest for its first token, of those that have it."""
-    found: list[tuple[int, str]] = []
-
-    def is_there() -> bool:
-        looked = inferscope("attach", "under-test", "--once", "--json", rings=running.rings)
-        assert looked.returncode == 0, looked.stderr
-        (engine,) = json.loads(looked.stdout)["engines"]
-        late = [
-            (row["ttft_ns"], row["request_id"])
-            for row in engine["requests"]
-            if row["state"] == "done" and (row["ttft_ns"] or 0) > THRESHOLD_S * 1e9
-        ]
-        found.extend(late)
-        return bool(late)
-
-    eventually(is_there)
-    return max(found)[1]
 
 
 def names_that_rules_ask_for(running: Stack, rules: Path) -> None:
