@@ -83,8 +83,8 @@ def verdict() -> model.Dashboard:
 
 
 def _now() -> list[stat.Panel]:
-    fast = f"{burn('1h')} > {PAGES_FAST} and {burn('5m')} > {PAGES_FAST}"
-    slow = f"{burn('6h')} > {PAGES_SLOW} and {burn('30m')} > {PAGES_SLOW}"
+    fast = f"({burn('1h')} > bool {PAGES_FAST}) * ({burn('5m')} > bool {PAGES_FAST})"
+    slow = f"({burn('6h')} > bool {PAGES_SLOW}) * ({burn('30m')} > bool {PAGES_SLOW})"
     goodput = 'slo=~".*goodput.*"'
     breaches = growth("inferscope_slo_breaches_total", _MATCH, by="cause")
     return [
@@ -93,7 +93,8 @@ def _now() -> list[stat.Panel]:
             "Objectives of models whose budget burns at a rate that pages: 14.4 times over 1h and "
             "5m, or 6 times over 6h and 30m. The alert wants several bad requests besides.",
             "short",
-            f"count(({fast}) or ({slow})) or vector(0)",
+            # 0 is a claim: where nothing is promised, or nothing is seen, there is no data.
+            f"sum(clamp_max({fast} + {slow}, 1))",
             limits=bad_above(1, 1),
         ),
         number(

@@ -127,6 +127,13 @@ def counters_are_rates(dashboard: Json) -> Iterator[str]:
                 yield f"{each.name} as it stands: {query}"
 
 
+def answers_come_from_series(dashboard: Json) -> Iterator[str]:
+    """One that ends in `or vector(0)` claims a zero where nothing is known, and is never empty."""
+    for query in queries(dashboard):
+        if re.search(r"\b(vector|absent|absent_over_time)\s*\(", query.expr):
+            yield f"an answer without data: {query}"
+
+
 def every_selector_obeys(dashboard: Json) -> Iterator[str]:
     """Job and instance hold everywhere; our own series have braces, so none escapes this rule."""
     for query in queries(dashboard):
@@ -183,6 +190,7 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     panel_sources,
     rate_interval,
     counters_are_rates,
+    answers_come_from_series,
     every_selector_obeys,
     nobody_edits,
     known_variables,

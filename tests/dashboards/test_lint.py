@@ -50,6 +50,10 @@ def drop_rate(dashboard: Json) -> None:
     _change(dashboard, "rate(", lambda _: 'inferscope_tokens_total{job=~"$job"}')
 
 
+def make_up_zero(dashboard: Json) -> None:
+    _change(dashboard, "rate(", lambda expr: f"{expr} or vector(0)")
+
+
 def drop_job(dashboard: Json) -> None:
     _change(dashboard, "$job", lambda expr: expr.replace('job=~"$job", ', ""))
 
@@ -92,6 +96,7 @@ FAULTS = {
     fix_source: "panel_sources",
     fix_interval: "rate_interval",
     drop_rate: "counters_are_rates",
+    make_up_zero: "answers_come_from_series",
     drop_job: "every_selector_obeys",
     drop_braces: "every_selector_obeys",
     unlock: "nobody_edits",
