@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import urllib.request
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,6 @@ from inferscope.collecting.outlets import Outlets
 from inferscope.collector.finals import FinalRequest, FinalStep, Part
 from inferscope.collector.snapshot import Snapshot
 from inferscope.records import DECODE, VERIFY
-from tests import debian
 from tests.collecting.running import Scrape, eventually
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
@@ -348,19 +346,3 @@ def test_an_exemplar_keeps_its_time_until_the_wall_clock_is_set(finals: Finals) 
         assert [round(at_s - 1, 3) for at_s in later] == told
     finally:
         exporter.close()
-
-
-def test_promtool_finds_nothing_to_say(finals: Finals, exported: Any) -> None:
-    promtool = debian.program("promtool")
-    assert finals.view is not None
-    (view,) = finals.view.engines
-    alive = replace(view, is_alive=True, health=replace(view.health, probe_state="on"))
-    now = replace(finals.view, engines=(alive,), mono_ns=view.through_ns)
-    it = exported(price_per_gpu_hour=PRICE, tenants=["a"])
-    it.tell(*with_tenants(finals), view=now)
-    text = it.scrape().text
-    assert "inferscope_headroom_ratio" in text
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")

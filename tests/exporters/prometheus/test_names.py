@@ -7,6 +7,7 @@ successor for two releases, with "Deprecated" in its help; only then is its line
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ from inferscope.collector.snapshot import (
 from inferscope.records import THROTTLES
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import Count
+from tests import debian
 from tests.collecting.running import Scrape
 from tests.exporters.otlp.conftest import Finals
 
@@ -99,6 +101,17 @@ def told(scrape: Scrape) -> str:
 
 def test_names_kinds_and_labels_are_those_of_the_list(finals: Finals) -> None:
     assert told(exported(finals)) == LIST.read_text(encoding="utf-8")
+
+
+def test_promtool_finds_nothing_to_say_of_any_of_them(finals: Finals) -> None:
+    promtool = debian.program("promtool")
+    text = exported(finals).text
+    checked = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert checked == {row.split()[0] for row in LIST.read_text(encoding="utf-8").splitlines()}
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def documented() -> set[str]:
