@@ -1,0 +1,430 @@
+"""Can the alerts be trusted: of random hours with and without incidents, who is woken, and when.
+
+    python benchmarks/alert_trust.py [--num N] [--seed S] [--kind KIND] [--json FILE]
+
+Each scenario of `alert_scenarios.py` becomes series as Prometheus would have scraped them, every
+15 s at a moment of its own, one scrape in two hundred failing. promtool runs the rules that
+`inferscope slo rules` writes for OBJECTIVES over them, every 30 s, for hours of its own clock.
+
+What should page was fixed before anything was counted, and is found in the log of requests, which
+no scrape and no recorded rate has rounded:
+
+    burn     bad requests over 1h and over 5m are 14.4 times those allowed, or over 6h and 30m 6
+             times; at least 10 over the long window; at least 0.2 requests/s over the short one
+    stall    an engine has requests and has made no step for four scrapes (60 s)
+    blind    the collector is more than 60 s behind, or away, for 2 minutes
+
+A page is OWED where that is so with a tenth to spare and for long enough: for a burn the minute of
+patience (10 s and three scrapes), for all an evaluation and a scrape. It is ALLOWED where it is so
+with a tenth missing, at whatever moment, or was up to ten minutes ago (recorded rates are over five
+minutes, and end five later). What is allowed and not owed is counted apart, as close.
+
+    missed     owed, and nobody was woken
+    false      somebody was woken, and nothing allowed it
+    repeated   woken again, more than five minutes after a page's end, for what was one incident
+
+Alerts of severity `page` of the model make one page, as Alertmanager's example groups them, those
+of budgets held back while InferScopeBlind fires. The clock runs from the injection, not from where
+it is owed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from alert_scenarios import HOUR_S, KINDS, Engine, Kind, Scenario, Times, scenario
+from numpy.typing import NDArray
+
+from inferscope.slo.objectives import read_objectives
+from inferscope.slo.rules import FAST_INTERVAL_S, RuleOptions, rule_file
+from inferscope.slo.rules_burn import EXPLAINED_S
+from inferscope.slo.rules_health import BLIND
+from inferscope.slo.rules_text import rules_text
+
+OBJECTIVES = """
+slos:
+  - {metric: ttft, threshold: 500ms, objective: 99%, window: 30d}
+  - {metric: availability, objective: 99.9%, window: 30d}
+"""
+BUDGETS = {"ttft": 0.01, "availability": 0.001}
+SCRAPE_S, LOST_SHARE = 15.0, 0.005
+GRID_S = 5.0
+"""Between the moments at which the log is looked at."""
+SLACK_S = SCRAPE_S + FAST_INTERVAL_S
+PATIENCE_S = EXPLAINED_S + 3 * SCRAPE_S
+SPARE = 0.1
+PAIRS = ((14.4, HOUR_S, 300.0), (6.0, 6 * HOUR_S, HOUR_S / 2))
+FLOOR, LEAST_RATE_S = 10, 0.2
+STALL_S, BEHIND_S, BLIND_S = 4 * SCRAPE_S, 60.0, 120.0
+AFTER_S, ONE_PAGE_S, ONE_INCIDENT_S = 600.0, 300.0, 900.0
+"""Until an allowed page may still begin; gaps in one page; gaps in one incident."""
+
+Flags = NDArray[np.bool_]
+Span = tuple[float, float]
+"""From when until when, seconds since the scenario began."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one scenario went; times since the injection, or since the beginning without one."""
+
+    kind: Kind
+    seed: int
+    words: dict[str, float | str]
+    hours: float
+    num_owed: int
+    num_missed: int
+    num_pages: int
+    num_false: int
+    num_repeated: int
+    num_close: int
+    num_close_paged: int
+    to_page_s: float | None
+    pages: list[tuple[float, list[str]]] = field(default_factory=list)
+
+
+# --- what should page -----------------------------------------------------------------------------
+
+
+def owed(it: Scenario) -> list[Span]:
+    """Return when pages are owed, one span for each incident."""
+    more = 1 + SPARE
+    spans = _lasting(_burning(it, more), PATIENCE_S + SLACK_S)
+    spans += _lasting(_stalled_s(it) >= STALL_S * more, SLACK_S)
+    spans += _lasting(_behind_s(it) > BEHIND_S * more, BLIND_S * more + SLACK_S)
+    return _merged(spans, ONE_INCIDENT_S)
+
+
+def allowed(it: Scenario) -> list[Span]:
+    """Return when pages are allowed."""
+    less = 1 - SPARE
+    spans = _lasting(_burning(it, less), 0.0)
+    # Four scrapes are three times the time between two.
+    spans += _lasting(_stalled_s(it) >= STALL_S - SCRAPE_S, 0.0)
+    spans += _lasting(_behind_s(it) > BEHIND_S * less, BLIND_S * less)
+    return _merged(spans, ONE_INCIDENT_S)
+
+
+def _grid(it: Scenario) -> Times:
+    return np.arange(0.0, it.length_s, GRID_S)
+
+
+def _burning(it: Scenario, by: float) -> Flags:
+    """Tell when a budget burns fast, with all thresholds times a factor."""
+    at_s = _grid(it)
+    found = np.zeros(len(at_s), dtype=bool)
+    for slo, budget in BUDGETS.items():
+        bad_s, good_s = it.decided(slo, "bad"), it.decided(slo, "good")
+        for factor, long_s, short_s in PAIRS:
+            bad_share = factor * budget * by
+            is_so = _num(bad_s, at_s, long_s) >= FLOOR * by
+            for over_s in (long_s, short_s):
+                num_bad = _num(bad_s, at_s, over_s)
+                is_so &= num_bad > bad_share * (num_bad + _num(good_s, at_s, over_s))
+            every = _num(bad_s, at_s, short_s) + _num(good_s, at_s, short_s)
+            found |= is_so & (every >= LEAST_RATE_S * by * short_s)
+    return found
+
+
+def _num(times: Times, at_s: Times, over_s: float) -> NDArray[np.int64]:
+    """Return how many of the times were in a window that ends then."""
+    return np.searchsorted(times, at_s, "right") - np.searchsorted(times, at_s - over_s, "right")
+
+
+def _stalled_s(it: Scenario) -> Times:
+    """Return for how long an engine has had requests and made no step."""
+    at_s = _grid(it)
+    longest_s = np.zeros(len(at_s))
+    for engine in it.engines:
+        if engine.hung_s is None:
+            continue
+        from_s, to_s = engine.hung_s
+        is_stuck = (at_s >= from_s) & (at_s < to_s) & (engine.num_running(at_s) > 0)
+        if is_stuck.any():
+            since_s = at_s[is_stuck][0]
+            longest_s = np.maximum(longest_s, np.where(is_stuck, at_s - since_s, 0.0))
+    return longest_s
+
+
+def _behind_s(it: Scenario) -> Times:
+    """Return how far behind the collector is; away is as far as can be."""
+    at_s = _grid(it)
+    seen_s = it.seen_s[at_s.astype(int)]
+    return np.where(np.isnan(seen_s), np.inf, at_s - seen_s)
+
+
+def _lasting(flags: Flags, least_s: float) -> list[Span]:
+    """Return the spans in which a flag is up, those that last for so long."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
+    spans = [(start * GRID_S, (end - 1) * GRID_S) for start, end in edges.reshape(-1, 2).tolist()]
+    return [span for span in spans if span[1] - span[0] >= least_s]
+
+
+def _merged(spans: Iterable[Span], gap_s: float) -> list[Span]:
+    """Return spans as one where not more than a gap is between them."""
+    found: list[Span] = []
+    for start_s, end_s in sorted(spans):
+        if found and start_s - found[-1][1] <= gap_s:
+            found[-1] = (found[-1][0], max(found[-1][1], end_s))
+        else:
+            found.append((start_s, end_s))
+    return found
+
+
+# --- what is scraped ------------------------------------------------------------------------------
+
+
+def series(it: Scenario) -> dict[str, str]:
+    """Return what Prometheus has of a scenario, as promtool reads it."""
+    draw = np.random.default_rng([KINDS.index(it.kind), it.seed, 1])
+    found: dict[str, str] = {}
+    hosts = {engine.name: engine.name.split("-")[0] for engine in it.engines}
+    for host in dict.fromkeys(hosts.values()):
+        phase_s = int(draw.integers(SCRAPE_S))
+        at_s = np.arange(phase_s, it.length_s, SCRAPE_S)
+        seen_s = it.seen_s[at_s.astype(int)]
+        is_lost = (draw.random(len(at_s)) < LOST_SHARE) | np.isnan(seen_s)
+        up = _told(np.where(is_lost, 0, 1), np.ones(len(at_s), dtype=bool))
+        told = {f'up{{job="inferscope", instance="{host}"}}': up}
+        seen_s = np.where(np.isnan(seen_s), 0.0, seen_s)
+        for engine in it.engines:
+            if hosts[engine.name] == host:
+                is_there = ~is_lost & (seen_s >= engine.born_s)
+                told |= _of_engine(it, engine, host, seen_s, is_there)
+        # promtool has a sample a second: none until the first scrape, and none between two.
+        first, between = (f"_x{num} " if num else "" for num in (phase_s, round(SCRAPE_S) - 1))
+        found |= {name: first + f" {between}".join(words) for name, words in told.items()}
+    return found
+
+
+def _of_engine(
+    it: Scenario, engine: Engine, host: str, seen_s: Times, is_there: Flags
+) -> Iterator[tuple[str, list[str]]]:
+    labels = {
+        "job": "inferscope", "instance": host, "model_name": "m", "engine": "builtin",
+        "engine_id": engine.name, "dp_rank": "0", "role": "both",
+    }  # fmt: skip
+
+    def named(name: str, **more: str) -> str:
+        inner = ", ".join(f'{key}="{value}"' for key, value in {**labels, **more}.items())
+        return f"{name}{{{inner}}}"
+
+    is_alive = seen_s < engine.dead_s + 5.0
+    yield named("inferscope_source_up", source="probe"), _told(is_alive * 1, is_there)
+    running = engine.num_running(seen_s)
+    yield named("inferscope_requests_running"), _told(running, is_there & is_alive)
+    yield named("inferscope_folded_timestamp_seconds"), _told(seen_s, is_there)
+    counted = {
+        named("inferscope_step_duration_seconds_count", phase="decode"): engine.num_steps,
+    }
+    for bound in ("0.025", "+Inf"):
+        bucket = named("inferscope_step_duration_seconds_bucket", phase="decode", le=bound)
+        counted[bucket] = engine.num_steps
+    for (slo, result), times in engine.decided_s.items():
+
+        def num(until_s: Times, times: Times = times) -> Times:
+            return np.searchsorted(times, until_s, "right").astype(float)
+
+        counted[named("inferscope_slo_requests_total", slo=slo, result=result)] = num
+        if result == "bad":
+            cause = "queue" if slo == "ttft" else "engine_lost"
+            counted[named("inferscope_slo_breaches_total", slo=slo, cause=cause)] = num
+    for name, count in counted.items():
+        told = count(seen_s)
+        if it.back_s is not None:  # a new collector counts from zero
+            before = count(np.array([it.back_s]))[0]
+            told = np.where(seen_s >= it.back_s - 2, np.maximum(told - before, 0), told)
+        yield name, _told(told, is_there)
+
+
+def _told(values: NDArray[np.generic], is_there: Flags) -> list[str]:
+    """Return samples as words; where there is none, and had been one, the series is stale."""
+    words = [f"{value:.10g}" for value in values.tolist()]
+    was_there = False
+    for at, is_now in enumerate(is_there.tolist()):
+        if not is_now:
+            words[at] = "stale" if was_there else "_"
+        was_there = is_now
+    return words
+
+
+# --- what the rules make of it --------------------------------------------------------------------
+
+
+def write_rules(folder: Path) -> None:
+    """Write the rules that page; without what they say, and what is only summed up for tickets."""
+    file = folder / "slo.yaml"
+    file.write_text(OBJECTIVES, encoding="utf-8")
+    rules = rule_file(read_objectives(file), RuleOptions(scrape_s=SCRAPE_S))
+    rules["groups"] = [g for g in rules["groups"] if g["name"] != "inferscope-budgets-long"]
+    assert len(rules["groups"]) == 2
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule.pop("annotations", None)
+    (folder / "rules.yaml").write_text(rules_text(rules), encoding="utf-8")
+
+
+def firing(it: Scenario, folder: Path) -> dict[float, list[str]]:
+    """Return the page alerts that fire, by the moments of evaluation at which one does."""
+    asked = 'group by (alertname, slo) (ALERTS{alertstate="firing", severity="page"})'
+    times = np.arange(0.0, it.length_s, FAST_INTERVAL_S)
+    test = {
+        "interval": "1s",
+        "input_series": [{"series": k, "values": v} for k, v in series(it).items()],
+        # Nothing is expected, so promtool tells of all that is there.
+        "promql_expr_test": [
+            {"expr": asked, "eval_time": f"{at_s:.0f}s", "exp_samples": []} for at_s in times
+        ],
+    }
+    whole = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": f"{FAST_INTERVAL_S:g}s",
+        "tests": [test],
+    }
+    (folder / "test.json").write_text(json.dumps(whole), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.json"],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},
+    )  # fmt: skip
+    return read_told(done.stdout + done.stderr)
+
+
+def read_told(text: str) -> dict[float, list[str]]:
+    """Read what promtool tells of samples that it did not expect.
+
+    Raises:
+        SystemExit: it says something else.
+    """
+    found: dict[float, list[str]] = {}
+    complaint = re.compile(r"time: (\S+),\s+exp: ?nil\s+got: ?(.*)")
+    for when, got in complaint.findall(text):
+        alerts = []
+        for labels in re.findall(r"\{([^}]*)\}", got):
+            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            alerts.append("/".join(filter(None, (told["alertname"], told.get("slo")))))
+        found[_seconds(when)] = sorted(alerts)
+    if len(found) != text.count("expr:") or (not found and "SUCCESS" not in text):
+        raise SystemExit(f"promtool says something else:\n{text[:2000]}")
+    return found
+
+
+def _seconds(span: str) -> float:
+    units_s = {"h": 3600, "m": 60, "s": 1}
+    return float(sum(int(n) * units_s[unit] for n, unit in re.findall(r"(\d+)([hms])", span)))
+
+
+def pages(fires: dict[float, list[str]]) -> list[tuple[Span, list[str]]]:
+    """Return when somebody is woken, until when, and by what at first."""
+    spans = []
+    for at_s, alerts in sorted(fires.items()):
+        is_blind = BLIND in alerts
+        heard = [each for each in alerts if not (is_blind and "/" in each)]
+        if heard:
+            spans.append(((at_s, at_s), heard))
+    merged = _merged((span for span, _ in spans), ONE_PAGE_S)
+    first = {span[0]: heard for span, heard in spans}
+    return [(span, first[span[0]]) for span in merged]
+
+
+def score(it: Scenario, woken: Sequence[tuple[Span, list[str]]]) -> Score:
+    """Compare what was to be with what was."""
+    must, may = owed(it), allowed(it)
+
+    def answers(page: Span, span: Span) -> bool:
+        return page[0] <= span[1] + AFTER_S and page[1] >= span[0]
+
+    paged = {span: [page for page, _ in woken if answers(page, span)] for span in may}
+    close = [span for span in may if not any(answers(one, span) for one in must)]
+    allowed_at = [any(span[0] <= page[0] <= span[1] + AFTER_S for span in may) for page, _ in woken]
+    start_s = it.incident_s[0] if it.incident_s else 0.0
+    answered = [page for page, _ in woken if any(answers(page, span) for span in must)]
+    after_s = [page[0] - start_s for page in answered if page[0] >= start_s]
+    return Score(
+        kind=it.kind,
+        seed=it.seed,
+        words=it.words,
+        hours=it.length_s / HOUR_S,
+        num_owed=len(must),
+        num_missed=sum(not any(answers(page, span) for page, _ in woken) for span in must),
+        num_pages=len(woken),
+        num_false=allowed_at.count(False),
+        num_repeated=sum(max(0, len(found) - 1) for found in paged.values()),
+        num_close=len(close),
+        num_close_paged=sum(bool(paged[span]) for span in close),
+        to_page_s=min(after_s, default=None),
+        pages=[(page[0] - start_s, heard) for page, heard in woken],
+    )
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def summary(scores: Sequence[Score]) -> dict[str, float | int | None]:
+    """Return the sums of some scenarios, and how long it took until somebody was woken."""
+    took_s = sorted(each.to_page_s for each in scores if each.to_page_s is not None)
+    num: dict[str, float | int | None] = {
+        name: sum(getattr(each, f"num_{name}") for each in scores)
+        for name in ("owed", "missed", "pages", "false", "repeated", "close", "close_paged")
+    }
+    return {
+        "scenarios": len(scores),
+        "hours": round(sum(each.hours for each in scores), 1),
+        **num,
+        "to_page_median_s": statistics.median(took_s) if took_s else None,
+        "to_page_p95_s": took_s[max(0, -(-95 * len(took_s) // 100) - 1)] if took_s else None,
+    }
+
+
+def main() -> None:
+    """Draw, run, count and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--num", type=int, default=40, help="scenarios of each kind")
+    parser.add_argument("--seed", type=int, default=1, help="of the first of each kind")
+    parser.add_argument("--kind", choices=KINDS, help="this one alone")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    began_s = time.process_time()
+    scores: list[Score] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rules(folder)
+        for kind in (options.kind,) if options.kind else KINDS:
+            for seed in range(options.seed, options.seed + options.num):
+                it = scenario(kind, seed)
+                scores.append(score(it, pages(firing(it, folder))))
+    table = {kind: summary([s for s in scores if s.kind == kind]) for kind in KINDS}
+    table = {kind: row for kind, row in table.items() if row["scenarios"]}
+    table["all"] = summary(scores)
+    headings = list(table["all"])
+    print(" ".join(f"{word:>16}" for word in ("kind", *headings)))
+    for kind, row in table.items():
+        cells = ("-" if row[word] is None else f"{row[word]:g}" for word in headings)
+        print(" ".join(f"{word:>16}" for word in (kind, *cells)))
+    wrong = [each for each in scores if each.num_missed or each.num_false or each.num_repeated]
+    for each in wrong:
+        print(json.dumps(asdict(each)))
+    if options.json is not None:
+        spent = os.times()
+        found = {
+            "by_kind": table,
+            "seeds": [options.seed, options.seed + options.num - 1],
+            "cpu_s": round(time.process_time() - began_s + spent.children_user, 1),
+            "wrong": [asdict(each) for each in wrong],
+        }
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
