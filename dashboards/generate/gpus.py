@@ -9,7 +9,8 @@ from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, Row, dashboard, o
 from dashboards.generate.panels import Line, Way, bad_above, graph, rows
 from dashboards.generate.queries import ENGINE, growth, now, rate
 
-_GPU = 'gpu=~"$gpu"'
+_GPU = 'gpu=~"($gpu)(#[0-9]+)?"'
+"""A device that several ranks are on has its counters once, and its time once for each of them."""
 _DEVICE = "instance, gpu"
 """Labels that tell devices apart: those that are no GPUs have like names on every host."""
 _LEGEND = "{{instance}} {{gpu}}"
@@ -22,7 +23,7 @@ def gpus() -> model.Dashboard:
     """Return the dashboard."""
     gpu = of_label(
         "gpu", "Device", 'inferscope_gpu_phase_seconds_total{job=~"$job"}', "Devices by uuid."
-    )
+    ).regex("/^([^#]+)/")
     return dashboard(
         GPUS,
         "InferScope 4: Devices",

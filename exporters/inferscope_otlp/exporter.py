@@ -263,9 +263,7 @@ class OtlpExporter:
         assert self._metrics is not None
         told = self._metrics[1]
         encoded_of = {
-            view.engine_id: device_metrics(
-                view, self._engines[view.engine_id], start_ns=self._since_ns, end_ns=now_ns
-            )
+            view.engine_id: device_metrics(view, start_ns=self._since_ns, end_ns=now_ns)
             for view in self._views
         }
         for engine_id, counted in self._counted.items():

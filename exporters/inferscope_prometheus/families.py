@@ -51,7 +51,7 @@ class Look:
 
     @property
     def device(self) -> str:
-        """Return the engine's device, or that it has several."""
+        """Return the engine's device; `all` where it has several, for what is of all together."""
         devices = self.view.devices
         if len(devices) > 1:
             return "all"
@@ -251,9 +251,9 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
 def _counted(looks: list[Look]) -> Iterator[Metric]:
     """What samplers count: of sources that are absent there is no family."""
     told = [
-        ((*look.whole, look.device), look.view.counters)
+        ((*look.whole, name), device)
         for look in looks
-        if look.view.counters.totals
+        for name, device in look.view.counters.devices.items()
     ]
     for counted, name, scale, says in (
         ("sm_active_ns", "gpu_sm_active_seconds", 1e9, "Time with SMs active, mean over SMs."),
@@ -262,16 +262,16 @@ def _counted(looks: list[Look]) -> Iterator[Metric]:
     ):
         rows = [
             ((*at, phase), number / scale)
-            for at, counters in told
-            for phase, number in counters.totals.get(counted, {}).items()
+            for at, device in told
+            for phase, number in device.totals.get(counted, {}).items()
         ]
         if rows:
             yield _counter(f"inferscope_{name}", says, ("gpu", "phase"), rows)
     rows = [
         ((*at, phase, direction), float(number))
-        for at, counters in told
+        for at, device in told
         for direction in ("read", "write")
-        for phase, number in counters.totals.get(f"hbm_{direction}_bytes", {}).items()
+        for phase, number in device.totals.get(f"hbm_{direction}_bytes", {}).items()
     ]
     if rows:
         yield _counter(
@@ -287,9 +287,11 @@ def _counted(looks: list[Look]) -> Iterator[Metric]:
         ("dram_peak_bytes_per_s", "gpu_hbm_peak_bytes_per_second", "Device memory's peak rate."),
     ):
         rows = [
-            ((*look.whole, look.device), look.view.counters.gauges[word])
+            ((*look.whole, name), device.gauges[word])
             for look in looks
-            if look.view.is_alive and word in look.view.counters.gauges
+            if look.view.is_alive
+            for name, device in look.view.counters.devices.items()
+            if word in device.gauges
         ]
         if rows:
             yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)

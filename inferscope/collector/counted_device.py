@@ -87,7 +87,6 @@ class Found:
         sm: what a nanosecond of each phase takes of SM time.
         energy: likewise of energy; of idle time, bytes and FLOPs, too.
         sources: by what is counted, who told it last.
-        idle_uj: energy that no step took.
         num_late: samples that came when their time was settled.
         num_doubled: samples told before.
     """
@@ -96,7 +95,6 @@ class Found:
         self.sm = RollingFit(("prefill", "decode"))
         self.energy = RollingFit(_OF_ENERGY)
         self.sources: dict[int, str] = {}
-        self.idle_uj = 0.0
         self.num_late = self.num_doubled = 0
 
 
@@ -108,6 +106,7 @@ class CountedDevice:
         through_ns: by source, up to where its samples are settled.
         foreign_share: that others use of it, as told last.
         foreign_ns: how long others have used it while the engine did not.
+        idle_uj: energy that no step took.
     """
 
     def __init__(self, found: Found) -> None:
@@ -124,6 +123,7 @@ class CountedDevice:
         """By what is counted and source, the end of its newest sample."""
         self.foreign_share = 0.0
         self.foreign_ns = 0
+        self.idle_uj = 0.0
 
     def take(self, told: Told) -> None:
         """Take a sample."""
@@ -335,7 +335,7 @@ class CountedDevice:
             left_uj += energy_uj - rate * busy_uj
             rates.append([rate * unit for unit in per_unit[1:]] if busy_uj > 0 else [])
         if given_uj > 0:
-            found.idle_uj += left_uj
+            self.idle_uj += left_uj
         return rates
 
     # --- short samples ------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
 from inferscope.collector.stamps import Placed
 from inferscope.collector.steps import Execution, SplitStep
-from inferscope.records import plain_uuid
+from inferscope.records import EngineInfo, plain_uuid
 
 LONGEST_WAIT_NS = 500_000_000
 """That a finished request waits for counters, and from there to the next Tick."""
@@ -44,6 +44,7 @@ _REACH_NS = 2_500_000_000
 _SETTLED_EVERY_NS = 1_000_000_000
 """At least: most of what settling costs does not depend on how much there is to be settled."""
 _KEPT_TENTHS = 3000
+_NO_SUMS = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
 _NEVER_NS = 1 << 62
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
@@ -62,7 +63,9 @@ class Counters:
         found: what else all samples have come to.
         num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
         stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
-        gauges: by word, what was told last of any device.
+        gauges: by device's uuid, when it was told of last, and what was told last by word.
+        host_use: by word, what its processes take of the host.
+        idle_uj: by device, energy that no step took.
         recent: the last minutes' tenths: when each ended, and what `Settled` has, one after the
             other.
         foreign_ns: by ring, how long others used its device while this engine did not.
@@ -84,12 +87,14 @@ class Counters:
         self.is_on = False
         self.reach_ns = _NEVER_NS
         self.now_ns = 0
-        self._sums = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
-        """Of all tenths, what `Settled` has, one after the other."""
+        self._sums: dict[str, list[float]] = {}
+        """By device, of all tenths, what `Settled` has, one after the other."""
         self.found = Found()
         self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
-        self.gauges: dict[str, float] = {}
+        self.gauges: dict[str, tuple[int, dict[str, float]]] = {}
+        self.host_use: dict[str, float] = {}
+        self.idle_uj: dict[str, float] = {}
         self._host = HostUse()
         self._through_ns = self._settled_at_ns = self._settled_through_ns = 0
         self.foreign_ns: dict[int, int] = {}
@@ -99,20 +104,27 @@ class Counters:
     @property
     def totals(self) -> NDArray[np.float64]:
         """Return what was counted since the fold began: [phases, counted], whole numbers."""
-        return self._of_all("values")
+        return self._sum_of("values")
 
     @property
     def of_totals(self) -> NDArray[np.float64]:
         """Return of what time or bytes these are: [phases, counted]."""
-        return self._of_all("known")
+        return self._sum_of("known")
 
     @property
     def blurred(self) -> NDArray[np.float64]:
         """Return of the totals what was divided over phases: [phases, counted]."""
-        return self._of_all("blurred")
+        return self._sum_of("blurred")
 
-    def _of_all(self, field: str) -> NDArray[np.float64]:
-        parts = np.array(self._sums).reshape(len(Settled._fields), 2, NUM_COUNTED)
+    def of_device(self, uuid: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what was counted of one device, and of what: [phases, counted] each."""
+        return self._sum_of("values", uuid), self._sum_of("known", uuid)
+
+    def _sum_of(self, field: str, device: str | None = None) -> NDArray[np.float64]:
+        """Return a part of the sums, of all devices unless one is named."""
+        told = self._sums.values() if device is None else [self._sums.get(device, _NO_SUMS)]
+        sums = np.sum([*told, _NO_SUMS], axis=0)
+        parts = sums.reshape(len(Settled._fields), 2, NUM_COUNTED)
         part: NDArray[np.float64] = parts[Settled._fields.index(field)]
         return part
 
@@ -134,7 +146,7 @@ class Counters:
         record, window = placed.record, placed.window
         if record.source == TELLS_CPU:
             pids = {ring.opened.pid for ring in self._rings.values()}
-            self.gauges |= self._host.take(record, pids)
+            self.host_use |= self._host.take(record, pids)
             return
         uuid = plain_uuid(record.device_uuid)
         rings = self._by_uuid.get(uuid)
@@ -144,7 +156,8 @@ class Counters:
         if placed.error_ns is not None:
             self.stamp_error_ns = placed.error_ns
         values = record.values
-        self.gauges |= values
+        told = self.gauges.get(uuid)
+        self.gauges[uuid] = (record.t_ns, values if told is None else told[1] | values)
         if window is None:
             return
         self._heard_ns = max(self._heard_ns, record.t_ns)
@@ -241,6 +254,8 @@ class Counters:
         self._settled_at_ns = self.now_ns
         for name, device in self._devices.items():
             device.settle(through_ns, since_ns=self._since_ns, settled_ns=self._settled_through_ns)
+            self.idle_uj[name] = self.idle_uj.get(name, 0.0) + device.idle_uj
+            device.idle_uj = 0.0
             if device.foreign_ns:
                 self._recent_foreign.append((self.now_ns, device.foreign_ns))
                 for number in self._by_uuid.get(name, ()):
@@ -268,14 +283,19 @@ class Counters:
             return SHARED
         return "" if self.totals.any() else UNSETTLED
 
-    def gauges_now(self, now_ns: int) -> dict[str, float]:
-        """Return what was told last, without what is of a silent source."""
-        is_told = self._host.is_told(now_ns)
-        return {
-            word: value
-            for word, value in self.gauges.items()
-            if (is_told if word in ("cpu_cores", "rss_bytes") else self.is_on)
-        }
+    def info_of(self, uuid: str) -> EngineInfo | None:
+        """Return what a rank on a device says of itself, None where no rank is on it any more."""
+        infos = [self._rings[number].info for number in self._by_uuid.get(uuid, ())]
+        return next((info for info in infos if info is not None), None)
+
+    def gauges_of(self, uuid: str, now_ns: int) -> dict[str, float]:
+        """Return what was told last of a device, nothing where that is old."""
+        told_ns, values = self.gauges.get(uuid, (-SILENT_NS, {}))
+        return values if now_ns - told_ns <= SILENT_NS + LONGEST_WAIT_NS else {}
+
+    def host_use_now(self, now_ns: int) -> dict[str, float]:
+        """Return what its processes take of the host, nothing where nobody tells any more."""
+        return self.host_use.copy() if self._host.is_told(now_ns) else {}
 
     def heard(self, now_ns: int) -> set[str]:
         """Return the sources that are there now."""
@@ -301,13 +321,13 @@ class Counters:
             end_ns = (number + 1) * TENTH_NS
             if end_ns > through_ns or not (self._has_all(end_ns) or self._is_over(end_ns)):
                 break
-            parts = [device.of_tenth(number) for device in self._devices.values()]
-            whole = parts[0]
-            for part in parts[1:]:
-                whole = Settled(*(list(map(add, *both)) for both in zip(whole, part, strict=True)))
-            flat = [*whole.values, *whole.known, *whole.totals, *whole.blurred]
-            self._sums = list(map(add, self._sums, flat))
-            self.recent.append((end_ns, array("d", flat)))
+            whole: Settled | None = None
+            for name, device in self._devices.items():
+                part = device.of_tenth(number)
+                self._sums[name] = list(map(add, self._sums.get(name, _NO_SUMS), _flat(part)))
+                whole = part if whole is None else _both(whole, part)
+            assert whole is not None  # tenths begin with the first device
+            self.recent.append((end_ns, array("d", _flat(whole))))
             self._settled_through_ns = end_ns
             settled.append(whole)
         self._accounts.settle(settled)
@@ -323,3 +343,12 @@ class Counters:
 
     def _is_over(self, end_ns: int) -> bool:
         return self.now_ns >= end_ns + LONGEST_WAIT_NS - TENTH_NS
+
+
+def _flat(settled: Settled) -> list[float]:
+    """Return its fields, one after the other."""
+    return [*settled.values, *settled.known, *settled.totals, *settled.blurred]
+
+
+def _both(one: Settled, other: Settled) -> Settled:
+    return Settled(*(list(map(add, *fields)) for fields in zip(one, other, strict=True)))

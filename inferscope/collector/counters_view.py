@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inferscope.collector.accounts import (
     BUSY,
@@ -16,10 +17,13 @@ from inferscope.collector.accounts import (
     Settled,
 )
 from inferscope.collector.counted import MOST_BLUR, NAMES
-from inferscope.collector.snapshot import CountersView, PhaseUse
+from inferscope.collector.snapshot import CountersView, DeviceCounters, PhaseUse
+from inferscope.records import driver_uuid
 
 if TYPE_CHECKING:
     from inferscope.collector.engine import EngineFold
+
+Floats = NDArray[np.float64]
 
 _PHASES = ("prefill", "decode")
 
@@ -32,19 +36,11 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         window_ns: how far back its use of the device is told.
     """
     counters = engine.lives.counters
-    found = counters.found
-    totals = {
-        name: {
-            phase: round(float(counters.totals[at, counted])) for at, phase in enumerate(_PHASES)
-        }
-        for counted, name in NAMES.items()
-        if counters.of_totals[:, counted].any()
-    }
-    if ENERGY in found.sources and "energy_uj" in totals:
-        totals["energy_uj"]["idle"] = round(found.idle_uj)
+    found, values, blurred = counters.found, counters.totals, counters.blurred
+    totals = _totals(values, counters.of_totals, sum(counters.idle_uj.values()))
     methods = {
         name: "measured"
-        if counters.blurred[:, counted].sum() <= MOST_BLUR * counters.totals[:, counted].sum()
+        if blurred[:, counted].sum() <= MOST_BLUR * values[:, counted].sum()
         else "apportioned"
         for counted, name in NAMES.items()
         if name in totals
@@ -58,7 +54,8 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         errors={name: fit.error() for name, fit in fits.items() if name in totals},
         up=tuple(sorted(counters.heard(engine.now_ns))),
         use=_use(engine, window_ns),
-        gauges=counters.gauges_now(engine.now_ns),
+        devices=_devices(engine),
+        host=counters.host_use_now(engine.now_ns),
         memory_peaks=engine.book.memory_peaks,
         clock_error_ns=max(
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
@@ -67,6 +64,42 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         stamp_error_ns=counters.stamp_error_ns,
         num_unplaced=counters.num_unplaced,
     )
+
+
+def _totals(values: Floats, known: Floats, idle_uj: float) -> dict[str, dict[str, int]]:
+    """Return what was counted, by name and phase.
+
+    Args:
+        values: [phases, counted].
+        known: [phases, counted], of what time or bytes that is.
+        idle_uj: energy that no step took.
+    """
+    totals = {
+        name: {phase: round(float(values[at, counted])) for at, phase in enumerate(_PHASES)}
+        for counted, name in NAMES.items()
+        if known[:, counted].any()
+    }
+    if NAMES[ENERGY] in totals:
+        totals[NAMES[ENERGY]]["idle"] = round(idle_uj)
+    return totals
+
+
+def _devices(engine: EngineFold) -> dict[str, DeviceCounters]:
+    """Return what is told of each device of which somebody tells."""
+    counters = engine.lives.counters
+    infos = {uuid: counters.info_of(uuid) for uuid in counters.gauges}
+    boards = {uuid: info.device_uuid for uuid, info in infos.items() if info is not None}
+    told = {}
+    for uuid, board in boards.items():
+        info = infos[uuid]
+        assert info is not None
+        is_apart = list(boards.values()).count(board) == 1
+        told[driver_uuid(board if is_apart else info.mig_uuid or board)] = DeviceCounters(
+            info.device,
+            _totals(*counters.of_device(uuid), counters.idle_uj.get(uuid, 0.0)),
+            counters.gauges_of(uuid, engine.now_ns),
+        )
+    return told
 
 
 def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:

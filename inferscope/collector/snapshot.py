@@ -142,6 +142,18 @@ class PhaseUse:
 
 
 @dataclass(frozen=True)
+class DeviceCounters:
+    """What samples of one of an engine's devices say; what they do not say is not there."""
+
+    device: str = ""
+    """What kind it is of, as its driver calls it."""
+    totals: dict[str, dict[str, int]] = field(default_factory=dict)
+    """As those of `CountersView`, of which they are a part."""
+    gauges: dict[str, float] = field(default_factory=dict)
+    """Of the whole device, by the words of COUNTERS, as told last."""
+
+
+@dataclass(frozen=True)
 class CountersView:
     """What samples of an engine's devices say; what they do not say is not there."""
 
@@ -158,8 +170,11 @@ class CountersView:
     """Sources that are there now."""
     use: dict[str, PhaseUse] = field(default_factory=dict)
     """By phase, over the window."""
-    gauges: dict[str, float] = field(default_factory=dict)
-    """Of the device, by the words of COUNTERS, as told last."""
+    devices: dict[str, DeviceCounters] = field(default_factory=dict)
+    """By the device's id as its driver writes it; a MIG instance has its own where the engine is on
+    several of one board."""
+    host: dict[str, float] = field(default_factory=dict)
+    """What the engine's processes take of it: `cpu_cores` and `rss_bytes`."""
     memory_peaks: dict[str, float] = field(default_factory=dict)
     """Bytes per second: `spec` by the device's maker, `measured` by its calibration."""
     clock_error_ns: int | None = None

@@ -369,9 +369,9 @@ def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
         values = {"pid": pid, "cpu_ns": cpu_ns, "rss_bytes": 1e9}
         train.count(300, 400, values, source="host", device="")
     collector, _ = train.play()
-    gauges = counters_of(collector).gauges
-    assert gauges["cpu_cores"] == pytest.approx(1.5)
-    assert gauges["rss_bytes"] == 1e9
+    use = counters_of(collector).host_use
+    assert use["cpu_cores"] == pytest.approx(1.5)
+    assert use["rss_bytes"] == 1e9
     assert not counters_of(collector).is_on
 
 

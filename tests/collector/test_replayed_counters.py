@@ -40,7 +40,7 @@ def totals_of(collector: Collector) -> bytes:
     counts = (counters.num_unplaced, counters.found.num_late, counters.found.num_doubled)
     columns = (counters.totals, counters.of_totals, counters.blurred)
     return msgspec.json.encode(
-        [counts, counters.found.idle_uj, *(each.tolist() for each in columns)]
+        [counts, *counters.idle_uj.values(), *(each.tolist() for each in columns)]
     )
 
 

@@ -78,14 +78,16 @@ def counted_words(counters: CountersView, *, room: int | None = None) -> str:
     How near decoding comes to what the memory can do is told where there is room for it.
     """
     if not counters.use:
-        cores = counters.gauges.get("cpu_cores")
+        cores = counters.host.get("cpu_cores")
         cpu = f"CPU {cores:.1f} cores  " if cores is not None else ""
         return f"{cpu}SM -, HBM -: {counters.reason}" if counters.reason else ""
     prefill, decode = (counters.use.get(phase) for phase in ("prefill", "decode"))
     sm = "/".join(share(each.sm_share if each else None) for each in (prefill, decode))
     hbm = "/".join(_terabytes(each) for each in (prefill, decode))
-    power_w = counters.gauges.get("power_w")
-    power = f"  {power_w:.0f} W" if power_w is not None else ""
+    watts = [
+        each.gauges["power_w"] for each in counters.devices.values() if "power_w" in each.gauges
+    ]
+    power = f"  {sum(watts):.0f} W" if watts else ""
     told = f"SM {sm}  HBM {hbm} TB/s{power}"
     more = f"{told}  {_of_peaks(decode, counters.memory_peaks)}".rstrip()
     return told if room is not None and len(more) > room else more

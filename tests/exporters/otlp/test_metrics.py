@@ -11,7 +11,7 @@ from inferscope_otlp.metrics import BOUNDS
 from msgspec.structs import replace
 
 from inferscope.collector.finals import DeviceHealth
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.snapshot import DeviceCounters, Snapshot
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import Sink, attributes, receiving
 
@@ -89,7 +89,7 @@ def on_a_gpu(view: Snapshot, **gauges: float) -> Snapshot:
     """Return a look at the engine as if it ran on a GPU of which samplers told this."""
     (engine,) = view.engines
     device = changed(engine.devices[0], device="GPU-1b2c", health=DeviceHealth(xids={"xid_79": 2}))
-    counters = changed(engine.counters, gauges=gauges)
+    counters = changed(engine.counters, devices={"GPU-1b2c": DeviceCounters("H200", {}, gauges)})
     return changed(
         view,
         engines=(
@@ -152,17 +152,46 @@ def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(final
         assert found[name].sum.aggregation_temporality == 2  # cumulative
 
 
-def test_of_devices_nothing_is_told_that_nobody_counts_or_that_is_of_several(
+def test_of_devices_nothing_is_told_that_nobody_counts_or_when_their_engine_is_gone(
     finals: Finals,
 ) -> None:
     assert finals.view is not None
     assert told_of_devices(finals.view) == {}
     look = on_a_gpu(finals.view, power_w=400.0)
     (engine,) = look.engines
-    two = changed(engine, devices=(*engine.devices, changed(engine.devices[0], device="GPU-2")))
     gone = changed(engine, is_alive=False)
-    for each in (two, gone):
-        assert told_of_devices(changed(look, engines=(each,))) == {}
+    assert told_of_devices(changed(look, engines=(gone,))) == {}
+
+
+def test_each_of_several_devices_has_points_of_its_own(finals: Finals) -> None:
+    assert finals.view is not None
+    look = on_a_gpu(finals.view, power_w=400.0)
+    (engine,) = look.engines
+    other = DeviceCounters("H100", {}, {"power_w": 250.0, "busy_share": 0.5})
+    counters = changed(engine.counters, devices={**engine.counters.devices, "GPU-2": other})
+    # Two ranks are on the first device, which had its errors once.
+    ranks = ("GPU-1b2c#0", "GPU-1b2c#1", "GPU-2")
+    health = (engine.devices[0].health, engine.devices[0].health, DeviceHealth(xids={"nvlink": 1}))
+    devices = tuple(
+        changed(engine.devices[0], device=name, health=each)
+        for name, each in zip(ranks, health, strict=True)
+    )
+    found = told_of_devices(
+        changed(look, engines=(changed(engine, counters=counters, devices=devices),))
+    )
+
+    def by_device(name: str) -> dict[tuple[str, str], float]:
+        metric = found[name]
+        told = {}
+        for point in getattr(metric, metric.WhichOneof("data")).data_points:
+            said = attributes(point.attributes)
+            told[said["hw.id"], said["hw.name"]] = getattr(point, point.WhichOneof("value"))
+        return told
+
+    assert by_device("hw.power") == {("GPU-1b2c", "H200"): 400.0, ("GPU-2", "H100"): 250.0}
+    assert by_device("hw.gpu.utilization") == {("GPU-2", "H100"): 0.5}
+    assert by_device("hw.errors") == {("GPU-1b2c", "H200"): 2, ("GPU-2", "H100"): 1}
+    assert len(found["hw.errors"].sum.data_points) == 2
 
 
 def test_of_many_engines_all_are_told(finals: Finals) -> None:

@@ -23,6 +23,7 @@ from inferscope.collector.finals import DeviceHealth
 from inferscope.collector.snapshot import (
     BudgetView,
     CountersView,
+    DeviceCounters,
     EngineView,
     Promised,
     RankView,
@@ -45,9 +46,9 @@ def with_everything(view: EngineView) -> EngineView:
     """Return an engine of which all sources tell."""
     counted = ("sm_active_ns", "gpu_busy_ns", "energy_uj", "hbm_read_bytes", "hbm_write_bytes")
     gauges = ("sm_active_share", "dram_share", "memory_used_bytes", "dram_peak_bytes_per_s")
-    counters = CountersView(
-        totals=dict.fromkeys(counted, _BY_PHASE), gauges=dict.fromkeys(gauges, 0.5)
-    )
+    totals = dict.fromkeys(counted, _BY_PHASE)
+    device = DeviceCounters("H200", totals, dict.fromkeys(gauges, 0.5))
+    counters = CountersView(totals=totals, devices={"GPU-1": device})
     health = DeviceHealth(dict.fromkeys(THROTTLES.values(), 0), 0, {})
     return replace(
         view,
