@@ -16,8 +16,8 @@ from pathlib import Path
 
 from inferscope.collecting.promises import Promises
 from inferscope.collecting.shard import ALL, Shard
+from inferscope.collecting.since import since
 from inferscope.collector.finals import (
-    DeviceHealth,
     DeviceTime,
     FinalRequest,
     FinalStep,
@@ -378,7 +378,7 @@ class _Followed:
             devices, through_ns = self._last.devices, self._last.through_ns
             view = replace(view, is_alive=is_manned, devices=devices, through_ns=through_ns)
             if self._before is not None:
-                view = _since(self._before, view)
+                view = since(self._before, view)
             counted = tuple(_less(one, self._away_ns.get(one.device, 0)) for one in view.devices)
             yield replace(view, devices=counted)
         self._was_manned = is_manned
@@ -426,55 +426,6 @@ def _with_promises(look: Snapshot, promises: Promises) -> Snapshot:
         for view in look.engines
     )
     return replace(look, engines=views, promised=promises.look(view.model for view in views))
-
-
-def _since(before: EngineView, view: EngineView) -> EngineView:
-    """Return a view whose totals count from an earlier one."""
-    then = {device.device: device for device in before.devices}
-    health, old = view.health, before.health
-    return replace(
-        view,
-        devices=tuple(_time_since(then.get(now.device), now) for now in view.devices),
-        health=replace(
-            health,
-            num_records=health.num_records - old.num_records,
-            num_lost=health.num_lost - old.num_lost,
-            num_late=health.num_late - old.num_late,
-            num_unjoined=health.num_unjoined - old.num_unjoined,
-            num_unknown=health.num_unknown - old.num_unknown,
-        ),
-    )
-
-
-def _time_since(before: DeviceTime | None, now: DeviceTime) -> DeviceTime:
-    if before is None:
-        return now
-    spent = {name: ns - before.seconds_by_ns[name] for name, ns in now.seconds_by_ns.items()}
-    return replace(
-        now,
-        wall_ns=now.wall_ns - before.wall_ns,
-        seconds_by_ns=spent,
-        health=_health_since(before.health, now.health),
-    )
-
-
-def _health_since(before: DeviceHealth | None, now: DeviceHealth | None) -> DeviceHealth | None:
-    if before is None or now is None:
-        return now
-    return replace(
-        now,
-        throttle_ns=_counts_since(before.throttle_ns, now.throttle_ns),
-        told_ns=now.told_ns - before.told_ns,
-        xids=_counts_since(before.xids, now.xids),
-    )
-
-
-def _counts_since(
-    before: dict[str, int] | None, now: dict[str, int] | None
-) -> dict[str, int] | None:
-    if before is None or now is None:
-        return now
-    return {word: num - before.get(word, 0) for word, num in now.items()}
 
 
 def _less(device: DeviceTime, away_ns: int) -> DeviceTime:

@@ -46,12 +46,14 @@ class Ring:
         role: str = "core",
         pid: int = 1,
         engine_id: str = "made",
+        device_uuid: str = "",
     ) -> None:
         self.path = folder / f"{role}-0-{pid}.ring"
         self._time = time
         me = Identity(engine_id, role, 0, pid, "host", boot_id(), time.now_ns, 0)
         self._writer = RingWriter(self.path, me, capacity=1 << 18)
         self._keyframe_ns = 0
+        self._device_uuid = device_uuid
 
     def pass_time(self, seconds: float) -> None:
         """Go on for so long."""
@@ -66,16 +68,16 @@ class Ring:
         if now_ns - self._keyframe_ns >= 10 * SECOND_NS:
             self._keyframe_ns = now_ns
             keyframe = Keyframe(now_ns, ON, self._writer.last_keyframe)
-            self._write(keyframe, STARTS_KEYFRAME)
-            self._write(EngineInfo(now_ns, "made-up"))
-            self._write(Live(now_ns, b"", b"", b"", b"", b"", ()))
-            self._write(Clock(now_ns, self._time.real_ns()))
-        self._write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
+            self.write(keyframe, STARTS_KEYFRAME)
+            self.write(EngineInfo(now_ns, "made-up", device_uuid=self._device_uuid))
+            self.write(Live(now_ns, b"", b"", b"", b"", b"", ()))
+            self.write(Clock(now_ns, self._time.real_ns()))
+        self.write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
         self._writer.beat(now_ns)
 
     def say_goodbye(self) -> None:
         """End as a process does that ends well."""
-        self._write(ProbeHealth(self._time.now_ns, CLOSED, 0, 0, 0, self._time.now_ns))
+        self.write(ProbeHealth(self._time.now_ns, CLOSED, 0, 0, 0, self._time.now_ns))
         self._writer.beat(0)
         self.close()
 
@@ -83,5 +85,6 @@ class Ring:
         """Let go of the file, as the kernel does for a process that is killed."""
         self._writer.close()
 
-    def _write(self, record: Record, flags: int = 0) -> None:
+    def write(self, record: Record, flags: int = 0) -> None:
+        """Write a record."""
         self._writer.write(record.CODE, encode(record), flags=flags)
