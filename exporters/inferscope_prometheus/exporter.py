@@ -18,6 +18,7 @@ from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
 from inferscope_prometheus import names
 from inferscope_prometheus.bill import Bill, adapter_of
+from inferscope_prometheus.budgets import labelled
 from inferscope_prometheus.numbers import Numbers
 from inferscope_prometheus.settings import (
     ANY_ENGINE,
@@ -205,7 +206,8 @@ class PrometheusExporter:
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
-        self._published.now = Page(looks, snapshot, time.monotonic_ns())
+        promised = snapshot.promised and labelled(snapshot.promised, self._model)
+        self._published.now = Page(looks, replace(snapshot, promised=promised), time.monotonic_ns())
         if self._coverage is not None:
             ours = {
                 look.view.engine_id: sum(

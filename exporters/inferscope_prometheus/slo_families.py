@@ -22,7 +22,7 @@ def slo_families(told: Told, promised: Promised) -> Iterator[Metric]:
 
     Args:
         told: each engine's counts, with the values of LABELS.
-        promised: the budgets, of a host's engines together.
+        promised: the budgets, of a host's engines together, by label of the model.
     """
     told = list(told)
     requests = CounterMetricFamily(

@@ -16,14 +16,17 @@ from prometheus_client.openmetrics.parser import (
 
 from inferscope.collecting.outlets import Outlets
 from inferscope.collector.finals import FinalRequest, FinalStep, Part
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.snapshot import BudgetView, Promised, Snapshot
 from inferscope.records import DECODE, VERIFY
+from inferscope.slo.objectives import Objective
+from inferscope.slo.tally import Count
 from tests.collecting.running import Scrape, eventually
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
 
 PRICE = 3.6
 """Dollars per hour: a tenth of a cent per second."""
+TTFT = Objective("ttft", "ttft", 0.5, 0.9, 86400.0)
 OPEN = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 
@@ -129,10 +132,15 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
 ) -> None:
     assert finals.view is not None
     (view,) = finals.view.engines
+    kept: list[str] = []
+    """Models with a budget: it outlives the engine, and is told for as long as its window."""
 
     def with_model(name: str) -> Snapshot:
         assert finals.view is not None
-        return replace(finals.view, engines=(replace(view, model=name),))
+        kept.append(name)
+        budgets = tuple(BudgetView(each, TTFT, 8, 2, -1.0) for each in kept)
+        engine = replace(view, model=name, objectives=(Count(TTFT, 8, 2),))
+        return replace(finals.view, engines=(engine,), promised=Promised(budgets, 0.0))
 
     it = exported()
     nums = set()
@@ -146,7 +154,31 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
         scrape = it.scrape()
         nums.add(len(scrape.text.splitlines()))
         assert scrape.total("inferscope_requests_total", model_name="other") == 3000 * (round_ + 1)
+        assert scrape.total("inferscope_slo_requests_total", model_name="other") == 10
+        assert scrape.total("inferscope_slo_window_requests") == 10 * len(kept)
     assert len(nums) == 1
+
+
+def test_what_is_left_of_several_models_budgets_is_left_of_them_together(
+    finals: Finals, exported: Any
+) -> None:
+    assert finals.view is not None
+    loose = replace(TTFT, objective=0.5, model="loose")
+    budgets = [BudgetView(f"m{number}", TTFT, 1, 0, 1.0) for number in range(names.MOST_MODELS)]
+    budgets += [
+        BudgetView("strict", TTFT, 90, 10, 0.0),
+        BudgetView("loose", loose, 80, 20, 0.6),
+        BudgetView("", TTFT, 100, 0, 1.0),
+    ]
+    it = exported()
+    it.exporter.look(replace(finals.view, engines=(), promised=Promised(tuple(budgets), 0.0)))
+    scrape = it.scrape()
+    window = "inferscope_slo_window_requests"
+    assert scrape.one(window, model_name="other", result="good") == 270
+    assert scrape.one(window, model_name="other", result="bad") == 30
+    left = scrape.one("inferscope_slo_budget_remaining_ratio", model_name="other")
+    assert left == pytest.approx(1 - 30 / (100 * 0.1 + 100 * 0.5 + 100 * 0.1))
+    assert scrape.one(window, model_name="m0", result="good") == 1
 
 
 def test_a_request_of_which_a_part_was_missed_is_billed(finals: Finals, exported: Any) -> None:
