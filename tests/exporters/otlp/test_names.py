@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from inferscope.collector.counted import NAMES, Provenance, RequestCounters
 from inferscope.collector.finals import DeviceHealth, FinalRequest, KvTransfer
-from inferscope.collector.snapshot import Snapshot
+from inferscope.collector.snapshot import DeviceCounters, Snapshot
 from inferscope.records import RECOMPUTED
 from inferscope.slo.verdicts import Judged
 from tests.exporters.otlp.conftest import Finals
@@ -71,7 +71,7 @@ def on_a_gpu(look: Snapshot) -> Snapshot:
         view,
         device="H200",
         devices=(device,),
-        counters=replace(view.counters, gauges=told),
+        counters=replace(view.counters, devices={"GPU-1b2c": DeviceCounters("H200", {}, told)}),
         is_alive=True,
         is_synthetic=True,
     )
