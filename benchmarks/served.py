@@ -18,7 +18,7 @@ import torch
 from ablation import Part, StepShape
 
 from inferscope.collector.source import open_replay
-from inferscope.cost.model import StepModel
+from inferscope.cost.model import MAX_TOKENS, StepModel
 from inferscope.engine import Engine, EngineOptions, Sampling
 from inferscope.engine.load import describe, load_model
 from inferscope.engine.runner import Runner
@@ -99,6 +99,7 @@ def digest(model: StepModel) -> str:
         model.single_ns, model.padded_ns, model.chunk_ns, model.pair_ns, model.context_ns,
         model.decoding_ns,
     )  # fmt: skip
+    model.reach(MAX_TOKENS)
     tables = model.f_ns.tobytes() + model.g_ns.tobytes()
     return hashlib.sha256(tables + np.array(scalars).tobytes()).hexdigest()
 

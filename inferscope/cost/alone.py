@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import add
 
 from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import StepModel, look_up
+from inferscope.cost.model import StepModel
 
 
 def alone(model: StepModel, batch: Batch, own: Line) -> Line:
@@ -35,4 +35,4 @@ def _but_for_chunks(model: StepModel, team: Team) -> Line:
     ]
     if team.rows is None:
         return Line(slope, f_one + model.g(1), chunks)
-    return Line(slope, f_one + look_up(model.g_ns, team.rows), chunks)
+    return Line(slope, f_one + model.g_of(team.rows), chunks)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import struct
 import threading
+from functools import partial
 from operator import le
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.cost.batch import Batch
-from inferscope.cost.model import MAX_TOKENS, StepModel
+from inferscope.cost.model import MAX_TOKENS, StepModel, Tables
 
 Floats = NDArray[np.float64]
 
@@ -164,9 +165,9 @@ class OnlineFit:
         if not solution.any():
             return None
         self._coefficients = solution / scale
-        known = _KNOWN * self._rows[:num].max(axis=0)
-        self._most = list(map(max, self._most, known.tolist()))
-        return self._model(self._coefficients)
+        most = self._rows[:num].max(axis=0)
+        self._most = list(map(max, self._most, (_KNOWN * most).tolist()))
+        return self._model(self._coefficients, int(min(most.item(1), MAX_TOKENS)))
 
     def ratios(self, num: int) -> Floats:
         """Return measured over modelled time of the last `num` observations, oldest first."""
@@ -178,21 +179,11 @@ class OnlineFit:
         ratios: Floats = self._times[at] / modelled
         return ratios
 
-    def _model(self, coefficients: Floats) -> StepModel:
-        constant, per_token, *bends = coefficients[:_NUM_F].tolist()
-        per_row, decoding, single, padded, chunk, pair, context = coefficients[_NUM_F:].tolist()
-        f, room = np.empty_like(_NUM_TOKENS), _room.table
-        f[0], f[1:] = 0.0, constant
-        f += np.multiply(_NUM_TOKENS, per_token, out=room)
-        for cap, weight in zip(_CAPS, bends, strict=False):
-            if weight:
-                f[:cap] += _NUM_TOKENS[:cap] * weight
-                f[cap:] += cap * weight
-        for hinge, weight in zip(_HINGES, bends[len(_CAPS) :], strict=True):
-            if weight:
-                beyond = len(f) - hinge
-                f[hinge:] += np.multiply(_NUM_TOKENS[:beyond], weight, out=room[:beyond])
-        g = per_row * _NUM_TOKENS
+    def _model(self, coefficients: Floats, num_tokens: int) -> StepModel:
+        of_slices = coefficients[_NUM_F + 1 :].tolist()
+        decoding, single, padded, chunk, pair, context = of_slices
+        tables_of = partial(_tables, coefficients[: _NUM_F + 1].tolist())
+        f, g = tables_of(num_tokens)
         return StepModel(
             f"{self._name}-{self._seen}",
             "fit",
@@ -204,7 +195,26 @@ class OnlineFit:
             pair_ns=pair,
             context_ns=context,
             decoding_ns=decoding,
+            tables_of=tables_of,
         )
+
+
+def _tables(coefficients: list[float], num_tokens: int) -> Tables:
+    """Return f and g up to so many tokens: the same numbers, however many those are."""
+    constant, per_token, *bends, per_row = coefficients
+    numbers, room = _NUM_TOKENS[: num_tokens + 1], _room.table[: num_tokens + 1]
+    f = np.empty_like(numbers)
+    f[0], f[1:] = 0.0, constant
+    f += np.multiply(numbers, per_token, out=room)
+    for cap, weight in zip(_CAPS, bends, strict=False):
+        if weight:
+            f[:cap] += numbers[:cap] * weight
+            f[cap:] += cap * weight
+    for hinge, weight in zip(_HINGES, bends[len(_CAPS) :], strict=True):
+        beyond = len(f) - hinge
+        if weight and beyond > 0:
+            f[hinge:] += np.multiply(numbers[:beyond], weight, out=room[:beyond])
+    return f, per_row * numbers
 
 
 def _non_negative(gram: Floats, target: Floats, start: Floats) -> Floats:

@@ -7,6 +7,7 @@ N with its prefix sums beside it, which is what makes the fair split of a step O
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,7 +24,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_TOKENS = 16_384
-"""Length of the tables; a step beyond it is priced at the tables' last slope."""
+"""Length of whole tables; a step beyond it is priced at their last slope."""
+Tables = tuple[Floats, Floats]
+"""`f_ns` and `g_ns` of a model."""
 BY_TOKENS = "tokens"
 """The source of a model of no shape."""
 
@@ -35,8 +38,9 @@ class StepModel:
     Attributes:
         fit_id: names these coefficients in every record that rests on them.
         source: fit, calibration or roofline; tokens where no shape is known.
-        f_ns: [MAX_TOKENS + 1], cost of N tokens; f(0) = 0.
-        g_ns: [MAX_TOKENS + 1], cost of M sampled rows; g(0) = 0.
+        f_ns: [tokens + 1], cost of N tokens; f(0) = 0. Tokens are MAX_TOKENS, or with `tables_of`
+            as many as anybody has asked for.
+        g_ns: [tokens + 1], cost of M sampled rows; g(0) = 0.
         single_ns: per visible token, of a slice of one token (a decode).
         padded_ns: per visible token of the longest such slice, of each: what engines pay that pad
             decode attention to the longest context.
@@ -57,15 +61,25 @@ class StepModel:
     pair_ns: float
     context_ns: float
     decoding_ns: float = 0.0
+    tables_of: Callable[[int], Tables] | None = field(default=None, repr=False, compare=False)
+    """Makes both tables for so many tokens; None where they are whole. Whole ones, with their sums,
+    take 400 KB, of which a server whose steps have a thousand tokens never reads but 50."""
     f_sum: Floats = field(init=False, repr=False)
-    """[MAX_TOKENS + 2], Σ f(y) for y < x."""
+    """[tokens + 2], Σ f(y) for y < x."""
     key: object = field(init=False, repr=False, compare=False, default_factory=object)
     """Names this model where something worked out with it is kept, without keeping its tables."""
 
     def __post_init__(self) -> None:
-        f_sum = np.zeros(len(self.f_ns) + 1)
-        np.cumsum(self.f_ns, out=f_sum[1:])
-        object.__setattr__(self, "f_sum", f_sum)
+        object.__setattr__(self, "f_sum", _sums(self.f_ns))
+
+    def reach(self, num_tokens: int) -> None:
+        """Make the tables hold so many tokens, or be whole; nothing that they hold changes."""
+        if self.tables_of is None or min(num_tokens, MAX_TOKENS) < len(self.f_ns):
+            return
+        f_ns, g_ns = self.tables_of(min(2 * num_tokens, MAX_TOKENS))
+        # In this order: who finds the table long enough finds its sums as long.
+        for name, table in (("g_ns", g_ns), ("f_sum", _sums(f_ns)), ("f_ns", f_ns)):
+            object.__setattr__(self, name, table)
 
     def own(self, batch: Batch) -> Line:
         """Return each slice's attention.
@@ -86,15 +100,30 @@ class StepModel:
         return Line(per_visible, 0.0, chunks)
 
     def f(self, num_tokens: int) -> float:
-        """Return the cost of N tokens; beyond the table by its last slope."""
+        """Return the cost of N tokens; beyond MAX_TOKENS by the last slope."""
+        if num_tokens >= len(self.f_ns):
+            self.reach(num_tokens)
         return _look_up(self.f_ns, num_tokens)
 
     def g(self, num_rows: int) -> float:
         """Return the cost of M sampled rows."""
+        if num_rows >= len(self.g_ns):
+            self.reach(num_rows)
         return _look_up(self.g_ns, num_rows)
+
+    def g_of(self, rows: Ints) -> Floats:
+        """Return the cost of many numbers of sampled rows."""
+        self.reach(int(np.max(rows)))
+        return look_up(self.g_ns, rows)
 
 
 _NO_CHUNKS: list[float] = []
+
+
+def _sums(table: Floats) -> Floats:
+    sums = np.zeros(len(table) + 1)
+    np.cumsum(table, out=sums[1:])
+    return sums
 
 
 def _look_up(table: Floats, n: int) -> float:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
+from inferscope.cost.model import MAX_TOKENS, StepModel, Tables, roofline
 from inferscope.cost.peaks import Peaks
 from inferscope.cost.shape import is_counted
 from inferscope.records import CostTable, Shape
@@ -25,6 +26,8 @@ Floats = NDArray[np.float64]
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MAX_TOKENS)
 """Among them, all at which a fit bends."""
+_FIRST_TOKENS = 1024
+"""Of a table, before a step has more."""
 _OF_SLICES = ("single_ns", "padded_ns", "chunk_ns", "pair_ns", "context_ns", "decoding_ns")
 _DTYPES_BY_BITS: dict[int, tuple[str, ...]] = {
     8: ("float8_e4m3fn", "bfloat16", "float16"),
@@ -79,15 +82,32 @@ def model_of(table: CostTable, shape: Shape | None, peaks: Peaks) -> StepModel |
 
 def _of_steps(table: CostTable) -> StepModel:
     told = table.coefficients
-    f, g = (_between(told, name) for name in ("f_ns", "g_ns"))
-    of_slices = [told[name] for name in _OF_SLICES]
-    return StepModel(table.fit_id, table.source, f, g, *of_slices)
+    tables_of = partial(_tables, told)
+    f, g = tables_of(_FIRST_TOKENS)
+    single, padded, chunk, pair, context, decoding = (told[name] for name in _OF_SLICES)
+    return StepModel(
+        table.fit_id,
+        table.source,
+        f,
+        g,
+        single_ns=single,
+        padded_ns=padded,
+        chunk_ns=chunk,
+        pair_ns=pair,
+        context_ns=context,
+        decoding_ns=decoding,
+        tables_of=tables_of,
+    )
 
 
-def _between(told: Mapping[str, float], name: str) -> Floats:
+def _tables(told: Mapping[str, float], num_tokens: int) -> Tables:
+    return _between(told, "f_ns", num_tokens), _between(told, "g_ns", num_tokens)
+
+
+def _between(told: Mapping[str, float], name: str, num_tokens: int) -> Floats:
     """Return a table from its knots: no work takes no time, and more work never takes less."""
     values = np.maximum.accumulate([told[f"{name}.{knot}"] for knot in KNOTS])
-    table: Floats = np.interp(np.arange(MAX_TOKENS + 1), KNOTS, values)
+    table: Floats = np.interp(np.arange(num_tokens + 1), KNOTS, values)
     table[0] = 0.0
     return table
 

@@ -11,7 +11,7 @@ from inferscope.attribution.split import fair
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook, Mode
 from inferscope.cost.fit import OnlineFit, _non_negative, features
-from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.records import EngineInfo
 from tests.cost.truth import SMALL, Truth, traffic
@@ -70,6 +70,7 @@ def test_no_coefficient_is_negative_and_more_work_never_costs_less() -> None:
     _, model = fitted(Truth(random.Random(3), noise=0.2), 3)
     scalars = (model.single_ns, model.padded_ns, model.chunk_ns, model.pair_ns, model.context_ns)
     assert min(scalars) >= 0
+    model.reach(MAX_TOKENS)
     assert (np.diff(model.f_ns) >= 0).all()
     assert (np.diff(model.g_ns) >= 0).all()
     assert model.f(0) == model.g(0) == 0.0
@@ -241,6 +242,7 @@ def test_traffic_that_says_little_gives_a_sound_model_or_none(
     if model is not None:
         whole = [modelled_ns(model, batch) for batch in batches]
         assert np.isfinite(whole).all()
+        model.reach(MAX_TOKENS)
         assert np.isfinite(model.f_ns).all()
         assert min(whole) >= 0
 
@@ -252,6 +254,8 @@ def test_a_fit_without_observations_is_none() -> None:
 def test_two_folds_give_the_same_coefficients_to_the_bit() -> None:
     one, two = (fitted(Truth(random.Random(6), noise=0.1), 6)[1] for _ in range(2))
     assert one.fit_id == two.fit_id
+    two.reach(MAX_TOKENS)
+    one.reach(MAX_TOKENS)
     assert one.f_ns.tobytes() == two.f_ns.tobytes()
     assert (one.single_ns, one.padded_ns, one.pair_ns) == (
         two.single_ns,
@@ -299,3 +303,27 @@ def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is()
     usual = roofline(SMALL, peaks_of("cpu", 2))
     assert modelled_ns(model, decode) == pytest.approx(10 * modelled_ns(usual, decode), rel=0.1)
     assert modelled_ns(model, prefill) == pytest.approx(modelled_ns(usual, prefill), rel=0.1)
+
+
+def test_tables_are_as_long_as_steps_of_a_known_kind_and_tell_the_same_as_whole_ones() -> None:
+    """To the bit, of f and of its sums: a request's share must not depend on who asked before."""
+    _, short = fitted(Truth(random.Random(8), noise=0.1), 8)
+    _, whole = fitted(Truth(random.Random(8), noise=0.1), 8)
+    whole.reach(MAX_TOKENS)
+    num = len(short.f_ns)
+    assert num < len(whole.f_ns) == MAX_TOKENS + 1
+    asked = (num - 1, num, num + 100, MAX_TOKENS, MAX_TOKENS + 1, 3 * MAX_TOKENS)
+    for tokens in asked:
+        assert short.f(tokens) == whole.f(tokens)
+        assert short.g(tokens) == whole.g(tokens)
+        reached = short.f_sum
+        assert reached.tobytes() == whole.f_sum[: len(reached)].tobytes()
+    assert short.f_ns.tobytes() == whole.f_ns.tobytes()
+    assert short.g_ns.tobytes() == whole.g_ns.tobytes()
+
+
+def test_rows_beyond_the_table_make_it_longer() -> None:
+    _, model = fitted(Truth(random.Random(8)), 8)
+    rows = np.array([1, 2 * len(model.g_ns)])
+    assert model.g_of(rows).tolist() == [model.g(1), model.g(int(rows[1]))]
+    assert len(model.g_ns) > rows[1]
