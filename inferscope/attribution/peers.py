@@ -1,11 +1,13 @@
 """Requests that others are compared with, each looked at once for each objective.
 
 Of two hundred peers a breach needs the median of those that met the objective. What they spent, and
-whether it was within the limit, stays the same from one breach to the next.
+whether it was within the limit, stays the same from one breach to the next. Whoever keeps them for
+long keeps `remembered` ones: a hundred engines' take 50 MB less.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -20,6 +22,74 @@ Floats = NDArray[np.float64]
 
 _MOST_OBJECTIVES = 64
 """That compliant peers are remembered for: of a configuration, and of some before it."""
+
+
+Row = tuple[tuple[str, ...], bytes]
+"""A ledger: causes, and their nanoseconds, each in eight bytes. A quarter of a dict's size."""
+
+
+class Remembered(msgspec.Struct, frozen=True, gc=False):
+    """A finished request without its tokens: an `Explained` one that others can be compared with.
+
+    Of its gaps only the longest is known. Whether it met an objective follows, by how much it
+    missed one does not: nobody asks that of a peer.
+    """
+
+    prompt_tokens: int | None
+    output_tokens: int
+    arrived_ns: int
+    first_token_ns: int | None
+    last_token_ns: int | None
+    delivered_ns: int
+    finish: str
+    joined_late: bool
+    is_in_one_piece: bool
+    num_gaps: int
+    longest_gap_ns: int
+    ledger: Row
+    ttft_ledger: Row
+
+    @property
+    def ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its life."""
+        return _by_cause(self.ledger)
+
+    @property
+    def ttft_ledger_ns(self) -> dict[str, int]:
+        """Return the causes of its time to first token."""
+        return _by_cause(self.ttft_ledger)
+
+    @property
+    def tbt_ns(self) -> list[int]:
+        """Return the longest of its gaps."""
+        return [self.longest_gap_ns] if self.num_gaps else []
+
+
+def remembered(request: Explained) -> Remembered:
+    """Return what of a request is kept for others to be compared with."""
+    return Remembered(
+        request.prompt_tokens,
+        request.output_tokens,
+        request.arrived_ns,
+        request.first_token_ns,
+        request.last_token_ns,
+        request.delivered_ns,
+        request.finish,
+        request.joined_late,
+        request.is_in_one_piece,
+        request.num_gaps,
+        request.longest_gap_ns,
+        _row(request.ledger_ns),
+        _row(request.ttft_ledger_ns),
+    )
+
+
+def _row(by_cause: dict[str, int]) -> Row:
+    return tuple(by_cause), array("q", by_cause.values()).tobytes()
+
+
+def _by_cause(row: Row) -> dict[str, int]:
+    return dict(zip(row[0], array("q", row[1]), strict=True))
 
 
 class Objective(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ import msgspec
 
 from inferscope.attribution import breach
 from inferscope.attribution.breach import Breach, breaches
-from inferscope.attribution.peers import Peers
+from inferscope.attribution.peers import Peers, remembered
 from inferscope.attribution.spent import Explained, Metric
 from inferscope.slo.objectives import LATENCIES, Objective, Objectives
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
@@ -231,7 +231,8 @@ class Judge:
         self.now_ns = max(self.now_ns, now_ns)
         hand = self.in_hand.pop(request_id, None)
         decided = frozenset[str]() if hand is None else frozenset(hand.decided)
-        results = judged(request, self._objectives) | dict.fromkeys(decided, False)
+        kept = remembered(request)  # which knows the longest of its gaps: to look for it takes long
+        results = judged(kept, self._objectives) | dict.fromkeys(decided, False)
         is_warm_up = self._is_warm_up(request.arrived_ns) if hand is None else hand.is_warm_up
         for one in self._objectives:
             if one.name in results and one.name not in decided:
@@ -245,7 +246,7 @@ class Judge:
             if self._answered_ns is None:
                 self._answered_ns = request.delivered_ns
             if not request.joined_late:
-                self._peers.append(request)
+                self._peers.append(kept)
         return Judged(results, cause)
 
     def let_go(self, request_id: str, *, now_ns: int) -> Judged:

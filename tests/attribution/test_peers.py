@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.attribution.breach import Objective, breaches
-from inferscope.attribution.peers import Peers
+from inferscope.attribution.peers import Peers, Remembered, remembered
 from tests.attribution.test_breach import MS, Lived, lives
 
 objectives = st.builds(
@@ -34,6 +35,28 @@ def test_kept_peers_explain_a_breach_as_a_list_of_the_newest_does(
         seen.append(request)
     assert list(peers) == seen[-most:]
     assert peers.newest() is seen[-1]
+
+
+@given(
+    came=st.lists(lives, min_size=5, max_size=30),
+    asked=st.lists(objectives, min_size=1, max_size=4),
+    slow=lives,
+)
+def test_what_is_remembered_of_peers_explains_a_breach_as_they_do(
+    came: list[Lived], asked: list[Objective], slow: Lived
+) -> None:
+    assert breaches(slow, asked, [remembered(life) for life in came]) == breaches(slow, asked, came)
+
+
+@pytest.mark.parametrize("num_gaps", [0, 1, 7])
+def test_what_is_remembered_is_all_of_a_request_but_for_its_gaps(num_gaps: int) -> None:
+    life = Lived({"queue": 3, "prefill_own": 1 << 40}, {"decode_own": 5 * MS}, num_gaps=num_gaps)
+    kept = remembered(life)
+    for name in Remembered.__struct_fields__[:-2]:
+        assert getattr(kept, name) == getattr(life, name)
+    assert kept.ledger_ns == life.ledger_ns
+    assert kept.ttft_ledger_ns == life.ttft_ledger_ns
+    assert kept.tbt_ns == life.tbt_ns[:1]
 
 
 def test_who_met_the_objective_is_told_until_newer_ones_have_come() -> None:
