@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 
 
 class Recent(Generic[Key]):
-    """The last things noted, so many at least; at most twice as many."""
+    """The last things noted, so many at least; at most a quarter more."""
 
     def __init__(self, num: int) -> None:
         self._num = num
@@ -19,7 +19,7 @@ class Recent(Generic[Key]):
         """Note a thing as the newest."""
         self._at_ns.pop(key, None)
         self._at_ns[key] = at_ns
-        if len(self._at_ns) > 2 * self._num:
+        if len(self._at_ns) > self._num + self._num // 4:
             # Many at once: a dict that loses its first entry again and again gets slower each time.
             self._at_ns = dict(itertools.islice(self._at_ns.items(), self._num, None))
 

@@ -90,6 +90,7 @@ class Work:
         if self._is_untold(slot):
             self._tell()
             self._team = _NOBODY
+        self._instead.pop(slot, None)
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
