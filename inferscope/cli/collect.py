@@ -22,6 +22,7 @@ from inferscope.cli.counters import add_counters_option, sample_beside, usual
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
+from inferscope.collecting.memory import give_back_what_is_free
 from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
@@ -70,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     exporters = make_exporters(config.exporters, config.shard)
     if options.check:
         return _check(config, exporters, usual(_sources(options, config)))
+    give_back_what_is_free()
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
     with only_collector(config.rings, config.shard), stoppable() as stop:
