@@ -1,13 +1,12 @@
 """Samples as they lie over the steps of a device's ranks, and the tenths that these are of.
 
-    samples   │◄───── a ─────►│◄───── b ─────►│
-    tenths    ┊◄───── 7 ────────►┊◄───── 8 ──────►┊        b gives to 7 what lies in its first part
-
-Between all of these times it is summed up once what is expected of the steps.
+samples   │◄───── a ─────►│◄───── b ─────►│
+tenths    ┊◄───── 7 ────────►┊◄───── 8 ──────►┊        b gives to 7 what lies in its first part
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from operator import add
 from typing import TypeVar
@@ -29,7 +28,6 @@ from inferscope.collector.counted_steps import (
     VALUES,
     Amounts,
     CountedSteps,
-    Tenth,
 )
 from inferscope.collector.counter_windows import Window
 from inferscope.records import CounterSample
@@ -44,6 +42,23 @@ _BUSY, MOVING = NUM_EXPECTED, NUM_EXPECTED + 1
 """Rows of what `CountedSteps.amounts_until` adds."""
 
 
+class _Window:
+    """A long sample's window.
+
+    Attributes:
+        whole: what is expected of the steps in it.
+        parts: of that, with what the tenths are given that these are of.
+        busy_ns: for how long they ran.
+    """
+
+    __slots__ = ("busy_ns", "parts", "whole")
+
+    def __init__(self) -> None:
+        self.whole: Amounts = [0.0] * NUM_EXPECTED
+        self.parts: list[tuple[Amounts, Amounts]] = []
+        self.busy_ns = 0
+
+
 class Laid:
     """Long samples as they lie over the steps.
 
@@ -53,61 +68,37 @@ class Laid:
     """
 
     def __init__(self, steps: Collection[CountedSteps], samples: list[CounterSample]) -> None:
-        windows = [(sample.start_ns, sample.end_ns) for sample in samples]
-        edges_ns = {at_ns for window in windows for at_ns in window}
-        from_ns, to_ns = min(edges_ns), max(edges_ns)
-        self._parts: dict[tuple[int, int], list[tuple[Amounts, Amounts]]] = {}
-        nothing: Amounts = [0.0] * NUM_EXPECTED
-        of_windows = dict.fromkeys(windows, (nothing, 0))
+        self._windows = [(sample.start_ns, sample.end_ns) for sample in samples]
+        laid = {window: _Window() for window in self._windows}
+        from_ns, to_ns = min(laid)[0], max(end_ns for _, end_ns in laid)
         for each in steps:
             tenths = each.windows(from_ns, to_ns)[::-1]
-            cuts_ns = sorted(edges_ns.union(since_ns for _, since_ns, _ in tenths))
-            places = list(map(each.place, cuts_ns))
-            between = list(map(each.between, places, places[1:]))
-            given, at = _given_between(tenths, cuts_ns), {ns: n for n, ns in enumerate(cuts_ns)}
-            for window in of_windows:
-                first, last = at[window[0]], at[window[1]]
-                parts = self._parts.setdefault(window, [])
-                whole, busy_ns = of_windows[window]
-                busy_ns += each.busy_ns(places[first], places[last])
-                for into, amounts in zip(given[first:last], between[first:last], strict=True):
-                    whole = list(map(add, whole, amounts))
-                    if into is None:
-                        continue
-                    if parts and parts[-1][0] is into:
-                        amounts = list(map(add, parts.pop()[1], amounts))
-                    parts.append((into, amounts))
-                of_windows[window] = (whole, busy_ns)
-        self._windows = windows
-        self.sums = [of_windows[window][0] for window in windows]
-        self.busy_ns: list[float] = [of_windows[window][1] for window in windows]
+            begins_ns = [since_ns for _, since_ns, _ in tenths]
+            for (start_ns, end_ns), window in laid.items():
+                begin = since = each.place(start_ns)
+                for at in range(bisect_right(begins_ns, start_ns), len(tenths) + 1):
+                    is_last = at == len(tenths) or begins_ns[at] >= end_ns
+                    until = each.place(end_ns if is_last else begins_ns[at])
+                    amounts = each.between(since, until)
+                    window.whole = list(map(add, window.whole, amounts))
+                    if at:  # else its tenth is settled
+                        window.parts.append((tenths[at - 1][0].given, amounts))
+                    since = until
+                    if is_last:
+                        break
+                window.busy_ns += each.busy_ns(begin, since)
+        self._parts = {window: of.parts for window, of in laid.items()}
+        self.sums = [laid[window].whole for window in self._windows]
+        self.busy_ns: list[float] = [laid[window].busy_ns for window in self._windows]
         if len(steps) > 1:
-            starts_ns, ends_ns = np.array(windows).T
+            starts_ns, ends_ns = np.array(self._windows).T
             self.busy_ns = _busy_ns(steps, starts_ns, ends_ns).tolist()
 
     def give(self, place: int, terms: list[Term]) -> None:
         """Give a sample to the tenths that it reaches into."""
-        for given, part in self._parts.get(self._windows[place], ()):
+        for given, part in self._parts[self._windows[place]]:
             for into, rate, column in terms:
                 given[into] += rate * part[column]
-
-
-def _given_between(
-    tenths: list[tuple[Tenth, int, int]], cuts_ns: list[int]
-) -> list[Amounts | None]:
-    """Return what the tenth is given whose steps run between two times; None behind settled ones.
-
-    Args:
-        tenths: in their order, and from when until when the steps of each ran.
-        cuts_ns: [times], all of these among them, ascending.
-    """
-    found: list[Amounts | None] = []
-    at = -1
-    for cut_ns in cuts_ns:
-        while at + 1 < len(tenths) and tenths[at + 1][1] <= cut_ns:
-            at += 1
-        found.append(tenths[at][0].given if at >= 0 else None)
-    return found
 
 
 def laid_short(

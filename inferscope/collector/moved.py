@@ -50,17 +50,12 @@ def moved_by(
     kept = team.moved
     if kept is None or kept[0] is not rates:
         kept = team.moved = (rates, Decodes.of(rates, team, weights))
-    decodes: Decodes = kept[1]
+    of_decodes, per_context, wrote, flops_, flops_per_context, reach_ = kept[1]
     contexts = batch.single_visible - team.num_single
-    if decodes.reach is None and len(prefills) == len(team.chunks):
-        return (
-            read,
-            decodes.read + decodes.read_per_context * contexts,
-            written,
-            decodes.written,
-            computed,
-            decodes.flops + decodes.flops_per_context * contexts,
-        )
+    if reach_ is None and len(prefills) == len(team.chunks):
+        of_decodes += per_context * contexts
+        flops_ += flops_per_context * contexts
+        return (read, of_decodes, written, wrote, computed, flops_)
     # A few prefills have one token: what a team's decodes move includes them.
     flops, hbm = rates
     context, reach = batch.context, max(0, rates.window - 1)
