@@ -1,25 +1,27 @@
 """What counters say of each request: its part of what its steps are found to have taken.
 
-Samples come late, and a step has many requests. So what requests compute is noted ten times a
-second, for all at once, and when the samples of such a tenth are in, each request's part of it is
-taken at the rates they show:
+Samples come late, and a step has many requests. So what requests compute is noted down, and where
+each tenth of a second begins; when the samples of some tenths are in, each request's part of these
+is taken at the rates they show:
 
     by phase:   part = counted in the tenth · its time (its modelled bytes) / all time (all bytes)
 
-A request that ends keeps its seat until all of its tenths are settled; its slot is free at once.
+A request that ends keeps its slot until all of its tenths are settled.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.work import TOTALLED, AsOf, Work
+from inferscope.collector.journal import Journal, Place
+from inferscope.collector.work import TOTALLED, Work
 
 Floats = NDArray[np.float64]
 
@@ -31,9 +33,10 @@ BY = (0, 0, 0, 1, 2)
 """By which of a request's totals (time, bytes read, bytes written) each is given out."""
 NUM_BY = 3
 _NUM_GIVEN = 2 * NUM_COUNTED * 3
-_FIRST_SEATS = 32
 _BY_PHASE = np.repeat([phase * NUM_BY + by for phase in (0, 1) for by in BY], 3)
 """[phases · counted · 3], which of a request's totals each is a part of."""
+_NO_RATES = (0.0, 0.0, 0.0)
+_totalled = itemgetter(*TOTALLED)
 
 
 class Settled(NamedTuple):
@@ -47,81 +50,68 @@ class Settled(NamedTuple):
     blurred: Sequence[float]
     """Of the values that which was divided over phases."""
 
-    def rates(self, are_alone: list[bool]) -> list[float]:
+    def rates(self, is_prefill_alone: bool, is_decode_alone: bool) -> list[float]:
         """Return what requests get for each unit that they computed.
 
         Args:
-            are_alone: by phase, that no two requests computed in it.
+            is_prefill_alone: no two requests computed in that phase.
+            is_decode_alone: likewise.
 
         Returns:
             [phases · counted · 3], what is given out; of what total; and how much of the first was
             divided rather than measured.
         """
-        rates = [0.0] * _NUM_GIVEN
-        for at, known in enumerate(self.known):
-            total = self.totals[at]
+        rates: list[float] = []
+        are_alone = [is_prefill_alone] * NUM_COUNTED + [is_decode_alone] * NUM_COUNTED
+        for value, known, total, blurred, is_alone in zip(*self, are_alone, strict=True):
             if known > 0 and total > 0:
-                part, value = known / total, self.values[at]
+                part = known / total
                 rate = part * (value / known)
-                blurred = rate
-                if are_alone[at // NUM_COUNTED]:
-                    blurred = rate * (self.blurred[at] / value) if value > 0 else 0.0
-                rates[3 * at : 3 * at + 3] = rate, part, blurred
+                if is_alone:
+                    rates += (rate, part, rate * (blurred / value) if value > 0 else 0.0)
+                else:
+                    rates += (rate, part, rate)
+            else:
+                rates += _NO_RATES
         return rates
 
 
 class Left(msgspec.Struct, frozen=True, gc=False):
     """A request that has ended, as it waits for its tenths."""
 
-    seat: int
+    slot: int
     num_tenths: int
-    """That had begun by then, of all."""
-    totals: list[int]
+    """Of all, up to the last that has a part of it."""
+    totals: tuple[int, ...]
     """[phases · 3], all it computed."""
-
-
-class _Tenth(msgspec.Struct, gc=False):
-    """A tenth that is over."""
-
-    number: int
-    work: AsOf
-    """What who had a seat then had computed, [seats]."""
-    is_taken: Floats
-    """[seats], 1 or 0: by a request that had not ended."""
-    left: list[Left]
-    """Who ended in it."""
 
 
 class Accounts:
     """The requests of one engine as they share what is counted.
 
-    Each has a seat. Slots are taken in turn, so that late words on a request hit nobody; the seat
-    that was left last is taken first, so that there are no more than there were requests at once.
-
     Attributes:
         last: the newest tenth that has begun, -1 where none has.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, free: deque[int]) -> None:
+        """Start with nobody.
+
+        Args:
+            work: knows what requests compute.
+            free: takes the slots that nobody has a part in any more.
+        """
         self._work = work
-        self._seats: dict[int, int] = {}
-        """By slot that is not free."""
-        self._free: list[int] = []
-        self._slots = np.zeros(0, dtype=np.int64)
-        """[seats]"""
-        self._is_taken = np.zeros(0)
-        """[seats], 1 or 0: by a request that has not ended."""
-        self._before = np.zeros((2 * NUM_BY, 0))
-        """[phases · 3, seats], totals when the oldest tenth that is not settled began; 0 of who was
-        not there."""
-        self._given = np.zeros((_NUM_GIVEN, 0))
-        """[phases · counted · 3, seats], as `Settled.rates` has it."""
-        self._over: deque[_Tenth] = deque()
-        """Tenths that are over and not settled."""
-        self._is_running = False
-        """The newest tenth is not over."""
-        self._just_left: list[Left] = []
-        """In that."""
+        self._free = free
+        self._given = np.zeros((0, _NUM_GIVEN))
+        """[slots, phases · counted · 3], as `Settled.rates` has it."""
+        self._numbers: deque[int] = deque()
+        """Of the tenths that are not settled."""
+        self._ends: list[Place] = []
+        """In the journal, of those of them that are over."""
+        self._waiting: set[int] = set()
+        """Slots of requests that have ended, and are not told what they are given."""
+        self._resting: deque[tuple[int, int]] = deque()
+        """Slots of requests that are gone, after how many of all tenths they may be free."""
         self._num_begun = self._num_settled = 0
         """Tenths."""
         self.last = -1
@@ -130,122 +120,99 @@ class Accounts:
         """Begin a tenth, if it is a new one."""
         if number <= self.last:
             return
-        if self._is_running:
-            self._end_tenth()
+        self._work.tell()
+        journal = self._work.journal
+        if journal is None:
+            journal = self._work.journal = Journal()
+        if len(self._numbers) > len(self._ends):
+            self._ends.append(journal.place())
         else:
-            self._before = self._work.now(self._slots).totals() * self._is_taken
+            journal.clear()
         self.last = number
-        self._is_running = True
+        self._numbers.append(number)
         self._num_begun += 1
 
-    def begin(self, slot: int) -> None:
-        """Start a request in a free slot."""
-        if not self._free:
-            self._add_seats()
-        seat = self._seats[slot] = self._free.pop()
-        self._slots[seat], self._is_taken[seat] = slot, 1.0
-        self._given[:, seat] = 0.0
+    def grow(self, num_slots: int) -> None:
+        """Make room for more requests."""
+        more = np.zeros((num_slots - len(self._given), _NUM_GIVEN))
+        self._given = np.concatenate([self._given, more])
 
-    def leave(self, slot: int, prefill: list[int], decode: list[int]) -> Left:
-        """End a request; call before its slot is free.
+    def leave(self, slot: int, at_ns: int, prefill: list[int], decode: list[int]) -> Left:
+        """End a request; call before its slot is freed.
 
         Args:
             slot: the request's.
+            at_ns: when it ended. A tenth that began since has nothing of its.
             prefill: all that it computed, by column.
             decode: the same.
         """
-        seat = self._seats.pop(slot)
-        self._is_taken[seat] = 0.0
-        totals = [amounts[column] for amounts in (prefill, decode) for column in TOTALLED]
-        left = Left(seat, self._num_begun, totals)
-        if self._is_running:
-            self._just_left.append(left)
-        return left
+        self._waiting.add(slot)
+        num_tenths = self._num_begun - (self.last * TENTH_NS > at_ns)
+        return Left(slot, num_tenths, _totalled(prefill) + _totalled(decode))
 
     def free(self, slot: int) -> None:
-        """Give a slot back: what is not settled of who has not left is nobody's."""
-        seat = self._seats.pop(slot, None)
-        if seat is not None:
-            self._is_taken[seat] = 0.0
-            self._leave_out(seat)
-            self._free.append(seat)
+        """Give a slot back, as soon as no tenth that is not settled has a part of its."""
+        if slot not in self._waiting:
+            self._rest(slot, self._num_begun)
 
     def is_settled(self, left: Left) -> bool:
         """Tell whether a request's part is known of all that it computed."""
         return left.num_tenths <= self._num_settled
 
     def take(self, left: Sequence[Left]) -> list[list[float]]:
-        """Return what requests that have ended are given, and give their seats back.
+        """Return what requests that have ended are given, and give their slots back.
 
         Returns:
             for each [phases · counted · 3], as `Settled.rates` has it.
         """
-        given: list[list[float]] = self._given[:, [each.seat for each in left]].T.tolist()
+        given: list[list[float]] = self._given[[each.slot for each in left]].tolist()
         for each in left:
-            if not self.is_settled(each):
-                self._leave_out(each.seat)
-            self._free.append(each.seat)
+            self._waiting.discard(each.slot)
+            self._rest(each.slot, self._num_begun)
         return given
+
+    def _rest(self, slot: int, num_tenths: int) -> None:
+        if num_tenths > self._num_settled:
+            self._resting.append((num_tenths, slot))
+            return
+        self._given[slot] = 0.0
+        self._free.append(slot)
 
     def open(self) -> list[int]:
         """Return the tenths that are not settled, oldest first."""
-        numbers = [tenth.number for tenth in self._over]
-        return [*numbers, self.last] if self._is_running else numbers
+        return list(self._numbers)
 
     def settle(self, settled: Sequence[Settled]) -> None:
         """Give out the oldest tenths."""
-        if len(settled) > len(self._over):
-            self._end_tenth()
-            self._is_running = False
-        self._num_settled += len(settled)
-        for of_tenth in settled:
-            amounts = self._computed(self._over.popleft())
-            are_alone = [int(np.count_nonzero(amounts[at])) <= 1 for at in (0, NUM_BY)]
-            parts = amounts.take(_BY_PHASE, axis=0)
-            parts *= np.array(of_tenth.rates(are_alone))[:, None]
-            given = self._given[:, : parts.shape[1]]
-            given += parts
+        num, journal = len(settled), self._work.journal
+        if not num:
+            return
+        assert journal is not None  # a tenth has begun
+        if num > len(self._ends):
+            self._work.tell()
+            self._ends.append(journal.place())
+        slots, amounts = journal.sum_up(self._ends[:num], len(self._given))
+        self._ends = [end.behind(self._ends[num - 1]) for end in self._ends[num:]]
+        self._num_settled += num
+        for _ in settled:
+            self._numbers.popleft()
+        if len(slots):
+            are_alone = np.add.reduce(amounts[:, :, ::NUM_BY] > 0, axis=1) <= 1
+            parts = amounts.take(_BY_PHASE, axis=2)
+            rates = [
+                each.rates(*alone) for each, alone in zip(settled, are_alone.tolist(), strict=True)
+            ]
+            parts *= np.array(rates)[:, None]
+            self._given[slots] += np.add.reduce(parts)
+        while self._resting and self._resting[0][0] <= self._num_settled:
+            self._rest(self._resting.popleft()[1], 0)
 
     def stop(self) -> None:
         """Leave open what is open: nobody counts any more."""
-        self._over.clear()
-        self._just_left.clear()
-        self._is_running = False
+        self._numbers.clear()
+        self._ends.clear()
+        self._work.journal = None
         self._num_settled = self._num_begun
         self.last = -1
-
-    def _end_tenth(self) -> None:
-        """Note what each request has computed so far."""
-        work, left = self._work.now(self._slots), self._just_left
-        self._over.append(_Tenth(self.last, work, self._is_taken.copy(), left))
-        self._just_left = []
-
-    def _computed(self, tenth: _Tenth) -> Floats:
-        """Return what each request computed in the oldest tenth: [phases · 3, seats]."""
-        totals = tenth.work.totals()
-        totals *= tenth.is_taken
-        amounts: Floats = totals.copy()
-        num = self._before.shape[1]
-        amounts[:, :num] -= self._before
-        if tenth.left:
-            seats = [left.seat for left in tenth.left]
-            amounts[:, seats] += np.array([left.totals for left in tenth.left]).T
-        self._before = totals
-        return amounts
-
-    def _leave_out(self, seat: int) -> None:
-        """Make what a request computed in tenths that are not settled nobody's."""
-        if seat < self._before.shape[1]:
-            self._before[:, seat] = 0.0
-        self._just_left = [left for left in self._just_left if left.seat != seat]
-        for tenth in self._over:
-            tenth.is_taken[seat : seat + 1] = 0.0
-            tenth.left = [left for left in tenth.left if left.seat != seat]
-
-    def _add_seats(self) -> None:
-        num = len(self._slots)
-        more = num + _FIRST_SEATS
-        self._free += range(num + more - 1, num - 1, -1)
-        self._slots = np.concatenate([self._slots, np.zeros(more, dtype=np.int64)])
-        self._is_taken = np.concatenate([self._is_taken, np.zeros(more)])
-        self._given = np.concatenate([self._given, np.zeros((_NUM_GIVEN, more))], axis=1)
+        while self._resting:
+            self._rest(self._resting.popleft()[1], 0)

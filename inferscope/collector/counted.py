@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from inferscope.collector.accounts import (
@@ -67,12 +69,13 @@ class Teller:
             errors: of the fits that divided it, None where there was none.
         """
         self._sources = sources
+        self._places = [each for each in _PLACES if each[1] in sources]
         self._apportioned = {
             counted: Provenance("apportioned", sources.get(counted, ""), errors.get(counted))
             for counted in NAMES
         }
 
-    def tell(self, given: list[float], totals: list[int]) -> RequestCounters:
+    def tell(self, given: list[float], totals: Sequence[int]) -> RequestCounters:
         """Return what is known of a request that has ended.
 
         Args:
@@ -82,7 +85,7 @@ class Teller:
         of_prefill: dict[str, int] = {}
         of_decode: dict[str, int] = {}
         provenance = {}
-        for name, counted, at_prefill, at_decode, by_prefill, by_decode in _PLACES:
+        for name, counted, at_prefill, at_decode, by_prefill, by_decode in self._places:
             prefill_known, decode_known = given[at_prefill + 1], given[at_decode + 1]
             prefill_total, decode_total = totals[by_prefill], totals[by_decode]
             if (

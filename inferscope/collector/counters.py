@@ -1,7 +1,7 @@
 """One engine's counters: samples of its devices in, what each phase and request took out.
 
     steps ──► CountedDevice, each ◄── samples, in turn ◄── the samplers' rings
-                     │  settle, when a request has waited for it, and else once a second
+                     │  settle, when a request has waited for it, and else now and then
                      ▼
                   tenths ─► Accounts ─► requests
 
@@ -41,8 +41,9 @@ LONGEST_WAIT_NS = 500_000_000
 """That a finished request waits for counters, and from there to the next Tick."""
 _REACH_NS = 2_500_000_000
 """How far back a window may begin: sources that tell once a second included."""
-_SETTLED_EVERY_NS = 1_000_000_000
-"""At least: most of what settling costs does not depend on how much there is to be settled."""
+_SETTLED_EVERY_NS = 1_200_000_000
+"""At least: most of what settling costs does not depend on how much there is to be settled. Two or
+three times as long as it takes from there until the next request has waited for it."""
 _KEPT_TENTHS = 3000
 _NO_SUMS = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
 _NEVER_NS = 1 << 62
@@ -199,15 +200,19 @@ class Counters:
             prefill_ns: of it, by rank.
             moved: what it moved and computed.
         """
-        of_rank: Sequence[float] = moved
-        if len(run.ranks) > 1:
-            of_rank = [each / len(run.ranks) for each in moved]
-        for at, span in enumerate(run.ranks):
-            of_prefill_ns = prefill_ns[at]
-            rest_ns = split.padding_ns[at] + split.unattributed_ns[at]
-            of_decode_ns = span.measured_ns - of_prefill_ns - rest_ns
+        if len(run.ranks) == 1:
+            (span,), (of_prefill_ns,) = run.ranks, prefill_ns
+            rest_ns = of_prefill_ns + split.padding_ns[0] + split.unattributed_ns[0]
             steps = self._steps_of.get(span.ring) or self._steps(span.ring)
-            steps.add((span.start_ns, span.end_ns, of_prefill_ns, of_decode_ns, *of_rank))
+            of_decode_ns = span.measured_ns - rest_ns
+            steps.add((span.start_ns, span.end_ns, of_prefill_ns, of_decode_ns, *moved))
+            return
+        of_rank = [each / len(run.ranks) for each in moved]
+        for at, span in enumerate(run.ranks):
+            rest_ns = prefill_ns[at] + split.padding_ns[at] + split.unattributed_ns[at]
+            steps = self._steps_of.get(span.ring) or self._steps(span.ring)
+            of_decode_ns = span.measured_ns - rest_ns
+            steps.add((span.start_ns, span.end_ns, prefill_ns[at], of_decode_ns, *of_rank))
 
     def _steps(self, ring: int) -> CountedSteps:
         device = self._device(self._device_of.get(ring) or f"#{ring}")
@@ -243,7 +248,7 @@ class Counters:
             self._devices.clear()
             self._steps_of.clear()
             return
-        # By the clock's seconds, not by when this fold began: who begins later hands over alike.
+        # By the clock, not by when this fold began: who begins later hands over alike.
         is_due = now_ns // _SETTLED_EVERY_NS != self._settled_at_ns // _SETTLED_EVERY_NS
         if is_awaited or is_due:
             self.settle()

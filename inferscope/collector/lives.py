@@ -389,7 +389,7 @@ class Lives:
         self._ends.note(request.request_id, delivered_ns)
         left = None
         if self.counters.is_on:
-            left = table.accounts.leave(slot, prefill, decode)
+            left = table.accounts.leave(slot, delivered_ns, prefill, decode)
         table.remove(request)
         if left is not None:
             self._held.append((self.num_finished, final, left))

@@ -108,7 +108,6 @@ class RequestTable:
         self.ledger = Ledger(num_slots)
         self.tokens = Tokens(num_slots)
         self.work = Work(num_slots)
-        self.accounts = Accounts(self.work)
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
         self.ids = ["?"] * num_slots
@@ -119,6 +118,8 @@ class RequestTable:
         self.num_labelled = 0
         self._free = deque(range(NOBODY + 1, num_slots))
         """The one that is free for longest goes first: late words on its last owner hit nobody."""
+        self.accounts = Accounts(self.work, self._free)
+        self.accounts.grow(num_slots)
 
     @property
     def compute_ns(self) -> Ints:
@@ -150,7 +151,6 @@ class RequestTable:
         self.is_shared[slot] = False
         self.tokens.begin(slot)
         self.work.begin(slot)
-        self.accounts.begin(slot)
         self.ledger.blame.begin(slot, request_id)
         self.ledger.begin(slot, arrived_ns, state)
         return request
@@ -163,14 +163,13 @@ class RequestTable:
         self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
         self.work.end(slot)
-        self.accounts.free(slot)
         self.ledger.free(slot)
         self.by_slot[slot] = None
         self.ids[slot] = "?"
         self.num_changes += 1
         if self.by_id.get(request.request_id) is request:
             del self.by_id[request.request_id]
-        self._free.append(slot)
+        self.accounts.free(slot)
 
     def label(self, request: Request, parts: tuple[tuple[str, int], ...]) -> None:
         """Take what is said of the parts of a prompt; the last word before its first chunk counts.
@@ -196,6 +195,7 @@ class RequestTable:
         self.ledger.grow(2 * was)
         self.tokens.grow(2 * was)
         self.work.grow(2 * was)
+        self.accounts.grow(2 * was)
         self.by_slot += [None] * was
         self.ids += ["?"] * was
         no = np.zeros(was, dtype=np.bool_)

@@ -9,12 +9,12 @@ the weights all members with one token read alike.
 from __future__ import annotations
 
 from operator import add
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.weights import PlainShares
+from inferscope.collector.journal import Journal, PerSingle
 from inferscope.cost.counts import Rates
 
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ DRAFT_TOKENS, DRAFT_NS = 7, 8
 """Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
 NUM_COLUMNS = 9
 TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
-"""What is told of all requests at once, for counters to be given out by."""
+"""What the journal tells, for counters to be given out by."""
 _SINGLES, _CONTEXTS, _SEEN, _SHARES_NS, _WEIGHTS = range(5)
 """Of decodes of one token: how many, the sum of their contexts, and as far as windows reach, their
 time, and what they read of the weights. Their FLOPs and bytes follow, when somebody asks."""
@@ -35,31 +35,12 @@ _NUM_SUMS = 5
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
-class AsOf(NamedTuple):
-    """What requests had computed at some time."""
-
-    cells: Ints
-    """[phases, requests, columns]."""
-    singles: Ints
-    """[sums, requests]."""
-    totalled_of_sums: NDArray[np.float64]
-    """[3, sums], how much of what is TOTALLED each of them stands for."""
-
-    def totals(self) -> NDArray[np.float64]:
-        """Return what is TOTALLED, as floats: [phases · 3, requests].
-
-        They are whole, and exact up to 2**53: three months, or nine petabytes, of one request.
-        """
-        totals = np.empty((2, len(TOTALLED), self.cells.shape[1]))
-        totals[:, 0] = self.cells[:, :, COMPUTE_NS]
-        totals[:, 1:] = self.cells[:, :, READ_BYTES : WRITE_BYTES + 1].transpose(0, 2, 1)
-        # Whole numbers that floats hold exactly, in whatever order they are added up.
-        totals[1] += self.totalled_of_sums @ self.singles.astype(np.float64)
-        return totals.reshape(2 * len(TOTALLED), -1)
-
-
 class Work:
-    """Amounts by phase (prefill, decode), slot and column."""
+    """Amounts by phase (prefill, decode), slot and column.
+
+    Attributes:
+        journal: takes all that is booked, None while nobody reads it.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._cells = np.zeros((2, num_slots, NUM_COLUMNS), dtype=np.int64)
@@ -69,7 +50,7 @@ class Work:
         """By slot, what is to be added to its prefill, and behind that to its singles."""
         self._team = _NOBODY
         self._rates: Rates | None = None
-        self._totalled_of_sums = _totalled_of_sums(None)
+        self._per_single = _per_single(None)
         self._reach: int | None = None
         """How much of a context a windowed layer sees; None where there is no such layer."""
         self._num_steps = 0
@@ -78,6 +59,7 @@ class Work:
         """Sums of the team: [members]."""
         self._weights_each = self._weights_rest = 0
         """Bytes of the weights that each member reads, and the first besides."""
+        self.journal: Journal | None = None
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
@@ -88,7 +70,7 @@ class Work:
     def end(self, slot: int) -> None:
         """Give the slot back: what its owner's team computed must not hit the next one."""
         if self._is_untold(slot):
-            self._tell()
+            self.tell()
             self._team = _NOBODY
         self._instead.pop(slot, None)
 
@@ -118,13 +100,13 @@ class Work:
             weights: what they read of the weights, None without rates.
         """
         if slots is not self._team or rates is not self._rates:
-            self._tell()
+            self.tell()
             self._team = slots
             if rates is not self._rates:
                 self._count_singles()
                 self._instead.clear()
                 self._rates = rates
-                self._totalled_of_sums = _totalled_of_sums(rates)
+                self._per_single = _per_single(rates)
                 self._reach = rates.window - 1 if rates is not None and rates.window else None
         if self._num_steps:
             self._contexts += contexts
@@ -155,6 +137,11 @@ class Work:
             weight_bytes: that the decode was booked.
         """
         seen = min(context, self._reach) if self._reach is not None else 0
+        if self.journal is not None:
+            read, per_context, per_seen, written = self._per_single
+            read += per_context * context + per_seen * seen + weight_bytes
+            totals = (amounts[COMPUTE_NS], amounts[READ_BYTES], amounts[WRITE_BYTES])
+            self.journal.prefills.append((slot, *totals, read, written))
         more = [*amounts, -1, -context, -seen, -amounts[COMPUTE_NS], -weight_bytes]
         before = self._instead.get(slot)
         self._instead[slot] = more if before is None else list(map(add, before, more))
@@ -168,18 +155,34 @@ class Work:
             amounts: [rows, columns].
             is_once: no slot is named twice.
         """
-        self._tell()
+        self.tell()
+        if self.journal is not None:
+            self.journal.rows.append((slots, phases, amounts[:, TOTALLED]))
         if is_once:
             self._cells[phases, slots] += amounts
         else:
             np.add.at(self._cells, (phases, slots), amounts)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Add the sums to the members' decode cells."""
         num_steps, self._num_steps = self._num_steps, 0
         if not num_steps:
             return
         team = self._team
+        if self.journal is not None:
+            of_weights = (self._weights_each, self._weights_rest)
+            seen = _NOBODY if self._reach is None else self._seen
+            self.journal.teams.append(
+                (
+                    team,
+                    self._shares_ns,
+                    self._contexts,
+                    seen,
+                    num_steps,
+                    *of_weights,
+                    self._per_single,
+                )
+            )
         singles, contexts, seen, shares_ns, weights = self._singles
         singles[team] += num_steps
         contexts[team] += self._contexts
@@ -204,7 +207,7 @@ class Work:
     def of(self, slot: int) -> tuple[list[int], list[int]]:
         """Return a request's amounts by column, of prefill and of decode."""
         if self._is_untold(slot):
-            self._tell()
+            self.tell()
         prefill, decode = self._cells[:, slot].tolist()
         singles = self._singles[:, slot].tolist()
         instead = self._instead.get(slot)
@@ -221,21 +224,10 @@ class Work:
             decode[WRITE_BYTES] += hbm.writes(num, num)
         return prefill, decode
 
-    def now(self, slots: Ints) -> AsOf:
-        """Return what some requests have computed so far: [requests]."""
-        self._tell()
-        if self._instead:
-            prefilled, more = list(self._instead), np.array(list(self._instead.values()))
-            self._cells[0, prefilled] += more[:, :NUM_COLUMNS]
-            self._singles[:, prefilled] += more[:, NUM_COLUMNS:].T
-            self._instead.clear()
-        cells, singles = self._cells.take(slots, axis=1), self._singles.take(slots, axis=1)
-        return AsOf(cells, singles, self._totalled_of_sums)
-
     @property
     def compute_ns(self) -> Ints:
         """Return the attributed time: [slots, 2]."""
-        self._tell()
+        self.tell()
         compute_ns: Ints = self._cells[:, :, COMPUTE_NS].T.copy()
         compute_ns[:, 1] += self._singles[_SHARES_NS]
         for slot, amounts in self._instead.items():
@@ -243,13 +235,11 @@ class Work:
         return compute_ns
 
 
-def _totalled_of_sums(rates: Rates | None) -> NDArray[np.float64]:
-    """Return how much of what is TOTALLED each of the sums of singles stands for."""
-    found = np.zeros((len(TOTALLED), _NUM_SUMS))
-    found[0, _SHARES_NS] = found[1, _WEIGHTS] = 1
-    if rates is not None:
-        hbm = rates.hbm
-        found[1, _SINGLES] = hbm.reads_of_singles(1, 0, 0)
-        found[1, _CONTEXTS], found[1, _SEEN] = hbm.kv_per_token, hbm.window_kv_per_token
-        found[2, _SINGLES] = hbm.writes(1, 1)
-    return found
+def _per_single(rates: Rates | None) -> PerSingle:
+    """Return what decodes of one token move; nothing where that is not counted."""
+    if rates is None:
+        return PerSingle(0, 0, 0, 0)
+    hbm = rates.hbm
+    return PerSingle(
+        hbm.reads_of_singles(1, 0, 0), hbm.kv_per_token, hbm.window_kv_per_token, hbm.writes(1, 1)
+    )

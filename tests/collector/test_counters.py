@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 from inferscope_jsonl.exporter import request_row
@@ -11,13 +13,22 @@ from inferscope_prometheus.families import Look, families
 from inferscope_prometheus.numbers import Counts
 from msgspec.structs import replace
 
-from inferscope.collector.accounts import BUSY, ENERGY, READ, SM_ACTIVE, WRITE
+from inferscope.collector.accounts import (
+    BUSY,
+    ENERGY,
+    READ,
+    SM_ACTIVE,
+    TENTH_NS,
+    WRITE,
+    Accounts,
+    Settled,
+)
 from inferscope.collector.counters import LONGEST_WAIT_NS
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.fold import Collector
 from inferscope.collector.snapshot import CountersView, PhaseUse
 from inferscope.collector.view import snapshot
-from inferscope.collector.work import COMPUTE_NS, READ_BYTES, WRITE_BYTES
+from inferscope.collector.work import NUM_COLUMNS, Work
 from inferscope.records import TICK_NS
 from inferscope.tui.lines import text_of
 from inferscope.tui.panels.phases import counted_words
@@ -294,25 +305,42 @@ def test_the_digest_tells_whether_counters_were_the_same() -> None:
     assert digest(0.9) == digest(0.9) != digest(0.8)
 
 
-def test_totals_of_all_requests_are_what_each_is_told() -> None:
-    train = Train()
-    requests = [train.ask(f"r{at}", 1) for at in range(3)]
-    train.run(0, [(requests[0], 64, 0), (requests[1], 32, 0)], 1, 40, PREFILL)
-    for step in range(1, 9):
-        rows = [(requests[0], 1, 63 + step), (requests[1], 1, 31 + step)]
-        if step == 5:
-            rows.append((requests[2], 16, 0))
-        train.run(step, rows, 32 + 8 * step, 39 + 8 * step, DECODE)
-    collector, _ = train.play()
+def test_a_slot_rests_until_the_tenths_of_its_last_request_are_settled() -> None:
+    """However many requests come and go, what is counted of one is never given to the next."""
+
+    def train() -> Train:
+        train = Train()
+        for step in range(900):  # one request after the other: each is alone
+            request = train.ask(f"r{step}", 1 + 4 * step)
+            train.run(step, [(request, 8 + step % 5, 0)], 1 + 4 * step, 4 + 4 * step, PREFILL)
+            train.core.finished(request)
+        return train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+
+    collector, finals = train().play()
+    told_ns = [final.counters.prefill["sm_active_ns"] for final in finals.requests[:-100]]
+    assert told_ns == pytest.approx([0.9 * 3 * MS] * len(told_ns), rel=0.2)
+    assert sum(told_ns) == pytest.approx(0.9 * 3 * MS * len(told_ns), rel=0.01)
     table = collector.engines["engine"].lives.table
-    assert len(table.alive()) == 3
-    slots = np.array([request.slot for request in table.alive()])
-    totals = table.work.now(slots).totals().reshape(2, 3, -1)
-    for at, request in enumerate(table.alive()):
-        for phase, amounts in enumerate(table.work.of(request.slot)):
-            told = [amounts[column] for column in (COMPUTE_NS, READ_BYTES, WRITE_BYTES)]
-            assert totals[phase, :, at].tolist() == told
-            assert any(told) or phase == DECODE
+    assert len(table.by_slot) == 256  # they are free again
+    assert len({*table._free}) == len(table._free) == 255
+
+
+def test_who_ends_as_a_tenth_begins_waits_only_for_those_before() -> None:
+    work, free = Work(8), deque[int]()
+    accounts = Accounts(work, free)
+    accounts.grow(8)
+    none = [0] * NUM_COLUMNS
+    accounts.reach(7)
+    accounts.reach(8)
+    before = accounts.leave(1, 8 * TENTH_NS - 1, none, none)
+    since = accounts.leave(2, 8 * TENTH_NS, none, none)
+    accounts.settle([Settled(*[[0.0] * 10] * 4)])
+    assert accounts.is_settled(before)
+    assert not accounts.is_settled(since)
+    accounts.take([before, since])
+    assert not free  # the journal may yet speak of them
+    accounts.settle([Settled(*[[0.0] * 10] * 4)])
+    assert sorted(free) == [1, 2]
 
 
 def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:

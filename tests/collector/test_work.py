@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.weights import PlainShares
 from inferscope.collector.finals import FinalRequest, Saved
+from inferscope.collector.journal import Journal
 from inferscope.collector.work import NUM_COLUMNS, TOTALLED, Work
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
@@ -389,40 +390,58 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
     ]
 
 
-def totals_of(work: Work, slots: list[int]) -> NDArray[np.float64]:
-    return work.now(np.array(slots)).totals().reshape(2, len(TOTALLED), -1)
-
-
 @given(st.integers(0, 2**32), st.sampled_from([DENSE, WINDOWED, None]))
-def test_one_request_s_totals_are_its_own_among_all(seed: int, shape: Shape | None) -> None:
-    """Whoever asks, and however often, changes nothing."""
-    draw, rates = random.Random(seed), rates_of(shape)
-    asked, left_alone = Work(9), Work(9)
+def test_the_journal_tells_of_each_tenth_what_requests_computed_in_it(
+    seed: int, shape: Shape | None
+) -> None:
+    """Whoever else asks, and however often, changes nothing."""
+    draw, rates, num_slots = random.Random(seed), rates_of(shape), 9
+    work = Work(num_slots)
+    journal = work.journal = Journal()
     slots = np.zeros(0, dtype=np.int64)
+    ends, after = [], [totals_of(work, num_slots)]
     for _ in range(12):
-        if not len(slots) or draw.random() < 0.4:
+        kind = draw.random()
+        if not len(slots) or kind < 0.4:
             slots = np.array(sorted(draw.sample(range(1, 9), draw.randint(1, 5))))
         num, at = len(slots), draw.randrange(len(slots))
-        shares_ns = np.array([draw.randint(0, 99) for _ in range(num)])
-        contexts = np.array([draw.randint(0, 20) for _ in range(num)])
-        weights = (
-            None if rates is None else PlainShares(draw.randint(0, 99), (), draw.randint(0, 9))
-        )
-        prefill = [draw.randint(0, 99) for _ in range(NUM_COLUMNS)]
-        has_prefill = draw.random() < 0.4
-        for work in (asked, left_alone):
+        if kind > 0.8:
+            phases = np.array([draw.randint(0, 1) for _ in range(num)])
+            amounts = np.array([draw.randint(0, 99) for _ in range(num * NUM_COLUMNS)])
+            work.computed(slots, phases, amounts.reshape(num, -1), is_once=True)
+        else:
+            shares_ns = np.array([draw.randint(0, 99) for _ in range(num)])
+            contexts = np.array([draw.randint(0, 20) for _ in range(num)])
+            weights = (
+                None if rates is None else PlainShares(draw.randint(0, 99), (), draw.randint(0, 9))
+            )
             work.decoded_together(slots, [shares_ns], contexts, rates, weights)
-            if has_prefill:
-                slot, context = slots.item(at), contexts.item(at)
-                booked = 0 if weights is None else weights.each
-                work.prefilled_instead(slot, prefill, context=context, weight_bytes=booked)
-        if draw.random() < 0.4:
-            one = draw.randint(0, 8)
-            alone = [[amounts[at] for at in TOTALLED] for amounts in asked.of(one)]
-            assert totals_of(asked, [one])[:, :, 0].tolist() == alone
-    everybody = list(range(9))
-    assert (totals_of(asked, everybody) == totals_of(left_alone, everybody)).all()
-    for slot in range(9):
-        assert asked.of(slot) == left_alone.of(slot)
-        told = [[amounts[at] for at in TOTALLED] for amounts in asked.of(slot)]
-        assert totals_of(left_alone, everybody)[:, :, slot].tolist() == told
+            if draw.random() < 0.4:
+                work.prefilled_instead(
+                    slots.item(at),
+                    [draw.randint(0, 99) for _ in range(NUM_COLUMNS)],
+                    context=contexts.item(at),
+                    weight_bytes=0 if weights is None else weights.each,
+                )
+        if draw.random() < 0.3:
+            work.of(draw.randrange(num_slots))
+        if draw.random() < 0.3:
+            work.tell()
+            ends.append(journal.place())
+            after.append(totals_of(work, num_slots))
+    if not ends:
+        return
+    there, told = journal.sum_up(ends, num_slots)
+    computed = np.diff(after, axis=0)
+    assert (told == computed[:, there]).all()
+    assert there.tolist() == computed.any(axis=(0, 2)).nonzero()[0].tolist()
+    since = totals_of(work, num_slots) - after[-1]
+    there, told = journal.sum_up([journal.place()], num_slots)
+    assert (told == since[there]).all()
+    assert told.sum() == since.sum()
+
+
+def totals_of(work: Work, num_slots: int) -> NDArray[np.int64]:
+    work.tell()
+    told = [work.of(slot) for slot in range(num_slots)]
+    return np.array(told)[:, :, TOTALLED].reshape(num_slots, -1)
