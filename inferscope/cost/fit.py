@@ -40,7 +40,9 @@ _NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 """All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 7
-_ROW = struct.Struct(f"{_NUM_FEATURES}d")
+_NUM_KEPT = 1 + _NUM_FEATURES - _NUM_F
+"""Of an observation: f's features follow from its tokens."""
+_ROW = struct.Struct(f"{_NUM_KEPT}d")
 """Writes an observation in half the time that numpy takes to convert one."""
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
@@ -68,6 +70,7 @@ class _Room(threading.local):
     """
 
     def __init__(self) -> None:
+        self.rows: Floats = np.empty((REMEMBERED_STEPS, _NUM_FEATURES))
         self.design: Floats = np.empty((REMEMBERED_STEPS, _NUM_FEATURES))
         self.weighted: Floats = np.empty((REMEMBERED_STEPS, _NUM_FEATURES))
         self.table: Floats = np.empty_like(_NUM_TOKENS)
@@ -102,13 +105,13 @@ class OnlineFit:
     def __init__(self, name: str) -> None:
         """Start empty; `name` is the mode's, for the fit's id."""
         self._name = name
-        self._rows = np.zeros((REMEMBERED_STEPS, _NUM_FEATURES))
+        self._rows = np.zeros((REMEMBERED_STEPS, _NUM_KEPT))
         self._row_bytes = self._rows.data.cast("B")
         self._times = np.zeros(REMEMBERED_STEPS)
         self._is_first = bytearray(REMEMBERED_STEPS)
         """Of its size."""
-        self._has_seen = bytearray(len(_NUM_TOKENS))
-        """By number of tokens, the last for all beyond."""
+        self._has_seen = bytearray(1)
+        """By number of tokens up to the most so far, MAX_TOKENS for all beyond."""
         self._seen = 0
         self._num_unknown = 0
         """Since the last fit, steps of kinds that it does not know."""
@@ -119,9 +122,11 @@ class OnlineFit:
     def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
         """Take a healthy step in; return whether a refresh is due."""
         at = self._seen % REMEMBERED_STEPS
-        _ROW.pack_into(self._row_bytes, at * _ROW.size, *row)
+        _ROW.pack_into(self._row_bytes, at * _ROW.size, row[1], *row[_NUM_F:])
         self._times[at] = measured_ns
         size = int(row[1]) if row[1] < MAX_TOKENS else MAX_TOKENS
+        if size >= len(self._has_seen):
+            self._has_seen.extend(bytes(size + 1 - len(self._has_seen)))
         self._is_first[at] = not self._has_seen[size]
         self._has_seen[size] = True
         self._seen += 1
@@ -143,7 +148,8 @@ class OnlineFit:
         weights = _RECENCY[(self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS]
         weights[np.frombuffer(self._is_first, np.bool_, num)] *= _FIRST_PULL
         design, weighted = _room.design[:num], _room.weighted[:num]
-        np.divide(self._rows[:num], self._times[:num, None], out=design)
+        rows = _observed(self._rows[:num], out=_room.rows[:num])
+        np.divide(rows, self._times[:num, None], out=design)
         scale = np.maximum(design.max(axis=0), 1e-12)
         design /= scale
         prior = None if self._coefficients is None else self._coefficients * scale
@@ -165,7 +171,7 @@ class OnlineFit:
         if not solution.any():
             return None
         self._coefficients = solution / scale
-        most = self._rows[:num].max(axis=0)
+        most = rows.max(axis=0)
         self._most = list(map(max, self._most, (_KNOWN * most).tolist()))
         return self._model(self._coefficients, int(min(most.item(1), MAX_TOKENS)))
 
@@ -175,7 +181,8 @@ class OnlineFit:
             return np.zeros(0)
         newest = np.arange(max(0, self._seen - min(num, REMEMBERED_STEPS)), self._seen)
         at = newest % REMEMBERED_STEPS
-        modelled = np.maximum(self._rows[at] @ self._coefficients, 1.0)
+        rows = _observed(self._rows[at], out=_room.rows[: len(at)])
+        modelled = np.maximum(rows @ self._coefficients, 1.0)
         ratios: Floats = self._times[at] / modelled
         return ratios
 
@@ -197,6 +204,18 @@ class OnlineFit:
             decoding_ns=decoding,
             tables_of=tables_of,
         )
+
+
+def _observed(kept: Floats, *, out: Floats) -> Floats:
+    """Write out what `features` has told: [steps, features]."""
+    tokens = kept[:, 0]
+    out[:, 0], out[:, 1] = 1.0, tokens
+    for column, cap in enumerate(_CAPS, 2):
+        np.minimum(tokens, cap, out=out[:, column])
+    for column, hinge in enumerate(_HINGES, 2 + len(_CAPS)):
+        np.maximum(tokens - hinge, 0.0, out=out[:, column])
+    out[:, _NUM_F:] = kept[:, 1:]
+    return out
 
 
 def _tables(coefficients: list[float], num_tokens: int) -> Tables:
