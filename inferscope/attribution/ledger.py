@@ -79,6 +79,8 @@ class Ledger:
         """Of who runs."""
         self._paused_ns: int | None = None
         """Since when the engine is paused."""
+        self._last_pause = (0, 0)
+        """The one that is over: from when to when."""
         self._together: Together | None = None
         """Who stands at one mark; all of them run."""
 
@@ -135,6 +137,11 @@ class Ledger:
     def queued(self, slot: int, at_ns: int) -> None:
         """Move a request from the front end into the queue."""
         if self.state[slot] == ARRIVING:
+            if held_ns(
+                self._last_pause, self.mark_of(slot), at_ns
+            ):  # a front end that held it tells of it only now
+                self._book(slot, max(self._last_pause[0], self.mark_of(slot)), _FRONTEND)
+                self._book(slot, self._last_pause[1], _PAUSED)
             self._book(slot, at_ns, _FRONTEND)
             self._change(slot, at_ns, WAITING)
 
@@ -215,6 +222,8 @@ class Ledger:
                 self._book_wait(slot, at_ns)
             elif state in _HELD_UP and not in_steps.item(slot):
                 self._book_held_up(slot, at_ns, _HELD_UP[state])
+        if self._paused_ns is not None:
+            self._last_pause = (self._paused_ns, at_ns)
         self._paused_ns = None
 
     # --- tokens -------------------------------------------------------------------------------
@@ -542,3 +551,17 @@ class Ledger:
     def _is_work_there(self) -> bool:
         """Tell whether an idle device is kept waiting; a paused engine has no work for it."""
         return self._num_in_flight > 0 and self._paused_ns is None
+
+
+def held_ns(pause: tuple[int, int], since_ns: int, until_ns: int) -> int:
+    """Return for how long of its way to the queue a request was held by a pause.
+
+    Whoever comes to the queue before the pause is over was not held on the way.
+
+    Args:
+        pause: from when to when.
+        since_ns: when the request was received.
+        until_ns: when it came to the queue.
+    """
+    began_ns, ended_ns = pause
+    return max(0, ended_ns - max(began_ns, since_ns)) if until_ns >= ended_ns else 0

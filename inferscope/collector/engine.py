@@ -105,6 +105,7 @@ class EngineFold:
         self.first_ns: int | None = None
         self.now_ns = 0
         self.paused_ns: int | None = None
+        self._last_pause = (0, 0)
         self._num_unread = 0
         self._timeline = Timeline()
         self._bookings = Bookings(engine_id, self.lives, sinks, mix)
@@ -317,8 +318,10 @@ class EngineFold:
         ring.paused_ns = keyframe.paused_ns
         paused_ns = paused_since(self.rings.values(), self.now_ns)
         if (paused_ns is None) is not (self.paused_ns is None):
-            self.paused_ns, ledger = paused_ns, self.lives.table.ledger
+            before_ns, self.paused_ns = self.paused_ns, paused_ns
+            ledger = self.lives.table.ledger
             if paused_ns is None:
+                self._last_pause = (before_ns or 0, keyframe.t_ns)
                 self._timeline.push(keyframe.t_ns, ledger.unpaused, keyframe.t_ns)
             else:
                 at_ns = min(max(paused_ns, 0), keyframe.t_ns)
@@ -376,7 +379,7 @@ class EngineFold:
                 request.is_first_unknown = state != WAITING
                 request.prompt_tokens = prompt_tokens or None
             elif ring.is_front_end and request.arrived_at == "engine":
-                self.lives.met_front_end(request, arrived_ns)
+                self.lives.met_front_end(request, arrived_ns, self._last_pause)
             request.bind(ring.slots, index)
 
     def _reconcile(self, ring: RingState, listed: set[int], at_ns: int) -> None:
@@ -475,7 +478,7 @@ class EngineFold:
                 event.request_id, event.at_ns, is_front_end=ring.is_front_end, state=ARRIVING
             )
         elif ring.is_front_end and request.arrived_at == "engine":
-            self.lives.met_front_end(request, event.at_ns)
+            self.lives.met_front_end(request, event.at_ns, self._last_pause)
         request.bind(ring.slots, event.index)
         return request
 

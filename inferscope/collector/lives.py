@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.ledger import held_ns
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.accounts import Left
 from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
@@ -47,6 +48,7 @@ _ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS = 4096
 """Finished requests of which another ring may yet speak."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
+_PAUSED = CAUSES.index("paused")
 _EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
 
 
@@ -161,16 +163,26 @@ class Lives:
         if self.table.holds(request):
             action(self, request, event, by)
 
-    def met_front_end(self, request: Request, received_ns: int) -> None:
-        """Take a front end's word that comes after the core's: its times are the true ones."""
+    def met_front_end(self, request: Request, received_ns: int, pause: tuple[int, int]) -> None:
+        """Take a front end's word that comes after the core's: its times are the true ones.
+
+        Args:
+            request: of which it speaks.
+            received_ns: when that came.
+            pause: the last one that is over, from when to when.
+        """
         table, slot = self.table, request.slot
         request.arrived_at = "http"
         earlier_ns = request.arrived_ns - received_ns
         if earlier_ns > 0:
+            paused_ns = held_ns(pause, received_ns, request.arrived_ns)
             request.arrived_ns = received_ns
-            table.ledger.rows[slot, _FRONTEND] += earlier_ns
+            rows = [table.ledger.rows[slot]]
             if request.ttft_row is not None:
-                request.ttft_row[_FRONTEND] += earlier_ns
+                rows.append(request.ttft_row)
+            for row in rows:
+                row[_FRONTEND] += earlier_ns - paused_ns
+                row[_PAUSED] += paused_ns
         if not table.tokens.edges_of(slot)[0]:
             table.has_front_end[slot] = True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inferscope.collector.snapshot import EngineView
 from inferscope.collector.view import snapshot
 from inferscope.records import WAITING
@@ -140,6 +142,31 @@ def test_a_front_end_that_lets_nobody_in_is_a_pause_too() -> None:
     _, finals = folded(script, until_ms=900)
     assert finals.only().ledger_ns["paused"] == 590 * MS
     assert finals.only().ledger_ns["frontend"] == 2 * MS
+
+
+@pytest.mark.parametrize("is_core_first", [False, True])
+def test_who_is_told_of_after_the_pause_that_held_it_has_waited_for_it(is_core_first: bool) -> None:
+    script = Script()
+    front, core = script.ring("frontend"), script.ring()
+    script.at(5)
+    front.keyframe(paused_ms=5)
+    script.at(600)
+    front.keyframe()
+    script.at(602)
+    held = -1 if is_core_first else front.received("held", at_ms=2)
+    script.at(603)
+    index = core.queued("held")
+    if is_core_first:
+        script.at(604)
+        held = front.received("held", at_ms=2)
+    script.at(605)
+    core.admitted(index)
+    core.step(0, [(index, 8, 0)], start_ms=605, end_ms=610)
+    core.finished(index)
+    front.last_byte(held)
+    _, finals = folded(script, until_ms=900)
+    assert finals.only().ledger_ns["paused"] == 595 * MS
+    assert finals.only().ledger_ns["frontend"] == 6 * MS
 
 
 def test_one_replica_of_two_that_is_paused_is_no_pause_of_the_engine() -> None:
