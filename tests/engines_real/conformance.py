@@ -52,6 +52,7 @@ FEATURES = (
     "stop strings",
     "LoRA adapters",
     "clients that hang up are cancels",
+    "a pause is what requests wait for",
     "what was asked of the sampling (`gen_ai.request.*`)",
     "refused requests, with their status",
     "health probes are no requests",

@@ -72,3 +72,12 @@ def fold(rings: Path) -> Folded:
         roots = [each.attributes for each in sink.roots()]
     folded.roots = {each["inferscope.request.id"]: each for each in roots}
     return folded
+
+
+def is_paused(rings: Path) -> bool:
+    """Tell what the rings of a living engine say of it now."""
+    source = open_source(rings)
+    catch_up(source, patience_s=60)
+    (view,) = source.snapshot(10**10).engines
+    source.close()
+    return view.is_paused
