@@ -21,7 +21,8 @@ class Recent(Generic[Key]):
         self._at_ns[key] = at_ns
         if len(self._at_ns) > self._num + self._num // 4:
             # Many at once: a dict that loses its first entry again and again gets slower each time.
-            self._at_ns = dict(itertools.islice(self._at_ns.items(), self._num, None))
+            newest = itertools.islice(self._at_ns.items(), len(self._at_ns) - self._num, None)
+            self._at_ns = dict(newest)
 
     def at_ns(self, key: Key) -> int:
         """Return when it ended, -1 if that is not known."""
