@@ -388,6 +388,11 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
     cold: bool = False
     dummy: bool = False
     overlapped: bool = False
+    prefill_tokens: int | None = None
+    """Of the step, as a rank knows them whose slices another process tells; None where it does not.
+    Where that process is on another host, they are all that is known here of the step's phases."""
+    decode_tokens: int = 0
+    """The others, likewise."""
 
 
 class Emitted(Record, frozen=True, gc=False, array_like=True):

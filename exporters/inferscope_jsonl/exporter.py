@@ -101,7 +101,8 @@ def step_row(step: FinalStep) -> dict[str, Any]:
         "mode": step.mode,
         "cold": step.is_cold,
         "fit": step.fit_id,
-        "shares": [
+        "shares": _unnamed_shares(step)
+        or [
             {
                 "request": request_id,
                 "phase": PHASES[phase] if phase < len(PHASES) else str(phase),
@@ -116,6 +117,28 @@ def step_row(step: FinalStep) -> dict[str, Any]:
         "unattributed_ns": step.unattributed_ns,
         "model_residual": round(step.model_residual, 6),
     }
+
+
+def _unnamed_shares(step: FinalStep) -> list[dict[str, Any]]:
+    """Return a row for each phase of a step whose requests are known on another host."""
+    of = step.unnamed
+    if of is None:
+        return []
+    return [
+        {
+            "request": None,
+            "phase": phase,
+            "tokens": tokens,
+            "context": None,
+            "recomputed": None,
+            "ns": ns,
+        }
+        for phase, tokens, ns in (
+            ("prefill", of.prefill_tokens, of.prefill_ns),
+            ("decode", of.decode_tokens, of.decode_ns),
+        )
+        if tokens
+    ]
 
 
 def device_row(device: DeviceTime) -> dict[str, Any]:

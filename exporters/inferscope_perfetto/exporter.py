@@ -67,16 +67,20 @@ class PerfettoExporter:
             "prefill": int(step.tokens[is_prefill].sum()),
             "decode": int(step.tokens[~is_prefill].sum()),
         }
+        of = step.unnamed
+        if of is not None:
+            prefill_ns, decode_ns = of.prefill_ns, of.decode_ns
+            tokens = {"prefill": of.prefill_tokens, "decode": of.decode_tokens}
         num_requests = len(set(step.request_ids))
         kind = "mixed" if prefill_ns and decode_ns else "prefill" if prefill_ns else "decode"
         self._trace.slice(
             process,
             track,
-            f"{kind if num_requests else 'empty'} step {step.step}",
+            f"{kind if num_requests or of else 'empty'} step {step.step}",
             step.start_ns,
             end_ns,
             {
-                "requests": num_requests,
+                "requests": num_requests if of is None else "on another host",
                 "prefill_tokens": tokens["prefill"],
                 "decode_tokens": tokens["decode"],
                 "prefill_ns": prefill_ns,
@@ -104,8 +108,9 @@ class PerfettoExporter:
         # All ranks of a replica run the same batch: one of them tells.
         if self._first_rank.setdefault((step.engine_id, step.dp_rank), step.rank) == step.rank:
             self._trace.count(process, f"{replica}tokens in step", step.start_ns, tokens)
-            batch = {"requests": num_requests}
-            self._trace.count(process, f"{replica}batch", step.start_ns, batch)
+            if of is None:
+                batch = {"requests": num_requests}
+                self._trace.count(process, f"{replica}batch", step.start_ns, batch)
 
     def request(self, request: FinalRequest) -> None:
         """Write a request on a track of its own: queue, prefill, decode, delivery."""

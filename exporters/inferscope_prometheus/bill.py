@@ -75,6 +75,11 @@ class Bill:
         self._attributed_ns["prefill"] += prefill_ns
         self._attributed_ns["decode"] += decode_ns
 
+    def unnamed(self, prefill_ns: int, decode_ns: int) -> None:
+        """Take what a step took of requests that end on another host: here they are nobody's."""
+        self._waiting_ns[NOBODY, "prefill"] += prefill_ns
+        self._waiting_ns[NOBODY, "decode"] += decode_ns
+
     def ended(self, request: FinalRequest) -> dict[str, int]:
         """Take what a request took; return how much of it was in vain, by reason."""
         took_ns = request.prefill_ns + request.decode_ns

@@ -35,7 +35,7 @@ def demand_of(view: EngineView, *, lag_ns: int) -> Demand | None:
         view: of the engine.
         lag_ns: how old it is.
     """
-    is_known = view.is_alive and view.health.probe_state == "on"
+    is_known = view.is_alive and view.health.probe_state == "on" and view.has_scheduler
     if not is_known or lag_ns > STALE_NS:
         return None
     return Demand(view.queued_prompt_tokens, _wait_s(view), _headroom(view))

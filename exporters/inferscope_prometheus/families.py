@@ -81,7 +81,7 @@ def families(
     yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
-    yield from _ranks(replicas)
+    yield from _ranks(looks)
     yield from _overdue(looks)
     yield from payers(
         [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in looks]
@@ -161,12 +161,13 @@ def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric
     )
 
 
-def _ranks(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
-    """Return what ranks that work together took, where several are seen."""
+def _ranks(looks: list[Look]) -> Iterator[Metric]:
+    """Return what ranks that work together took, where there are several, if on other hosts."""
     rows = [
-        ((*at, str(rank)), ns / 1e9)
-        for at, counts in replicas
-        if len(counts.rank_ns) > 1
+        ((*look.labels(dp_rank), str(rank)), ns / 1e9)
+        for look in looks
+        for dp_rank, counts in look.by_replica.items()
+        if len(counts.rank_ns) > 1 or look.view.deployment.team_ranks > 1
         for rank, ns in sorted(counts.rank_ns.items())
     ]
     if rows:

@@ -216,11 +216,15 @@ class Numbers:
         counts = self.replica(step.dp_rank)
         if step.padding_ns:
             counts.waste_ns["padding"] += step.padding_ns
-        num_rows = len(step.request_ids)
-        if not num_rows:
+        num_rows, unnamed = len(step.request_ids), step.unnamed
+        if not num_rows and unnamed is None:
             return
         if step.rank < names.MOST_REPLICAS:
             counts.rank_ns[step.rank] = counts.rank_ns.get(step.rank, 0) + step.measured_ns
+        if unnamed is not None:  # the host of the core counts the step, its tokens and requests
+            for bill in self.bills:
+                bill.unnamed(unnamed.prefill_ns, unnamed.decode_ns)
+            return
         phases = step.phases.tobytes()
         num_prefills, prefill_ns, prefill_tokens = phases.count(PREFILL), 0, 0
         if num_prefills:

@@ -61,6 +61,12 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     proposed: list[int]
     accepted: list[int]
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Return how many of the tokens are prefills'."""
+        of = zip(self.phases, self.tokens, strict=True)
+        return sum(tokens for phase, tokens in of if phase == PREFILL)
+
 
 def has_forward(mode: str) -> bool:
     """Tell whether a batch of this forward mode runs the model; a prebuilt one came with its KV."""

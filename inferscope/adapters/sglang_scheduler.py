@@ -274,7 +274,12 @@ class SchedulerWatch:
         if not rows.requests:
             return
         if not self._is_core:
-            self.probe.sign(step, requests=rows.requests, tokens=rows.tokens)
+            self.probe.sign(
+                step,
+                requests=rows.requests,
+                tokens=rows.tokens,
+                prefill_tokens=rows.prefill_tokens,
+            )
             return
         self.probe.slices(
             step,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from inferscope.adapters.vllm_phases import Part, Progress, part_of
 from inferscope.probe import Probe
 from inferscope.probe.columns import column
-from inferscope.records import DECODE, Binding
+from inferscope.records import DECODE, PREFILL, Binding
 
 TAG = "_inferscope"
 """Attribute of a `SchedulerOutput`: the fields of a `Tag`, pickled with it to the workers. A plain
@@ -45,6 +45,8 @@ class Tag(NamedTuple):
     """The core's indices, by row."""
     tokens: tuple[int, ...] | None
     """By row; None where each request has one row, for then the worker knows them."""
+    prefill_tokens: int
+    """Of these."""
 
     @classmethod
     def of(cls, output: Any) -> Tag | None:
@@ -127,13 +129,14 @@ class Core:
         team = self._same_team(output)
         if team is not None:
             self._flying[step] = (team, output.scheduled_cached_reqs.num_computed_tokens)
-            Tag(step, team.tag, None).put_on(output)
+            Tag(step, team.tag, None, 0).put_on(output)
         else:
             parts = self._flying[step] = self._parts(output, self._come(output, end_ns))
             is_plain = all(len(part.rows) == 1 for part in parts)
             indices = tuple(part.progress.index for part in parts for _ in part.rows)
             tokens = None if is_plain else tuple(r.tokens for part in parts for r in part.rows)
-            Tag(step, indices, tokens).put_on(output)
+            of_prefill = [r.tokens for part in parts for r in part.rows if r.phase == PREFILL]
+            Tag(step, indices, tokens, sum(of_prefill)).put_on(output)
             self._team = self._team_of(output, parts)
         if len(self._flying) > _MOST_FLYING:  # vLLM has dropped their outputs
             del self._flying[next(iter(self._flying))]

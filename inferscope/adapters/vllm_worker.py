@@ -121,7 +121,9 @@ class WorkerHooks:
         tag = Tag.of(scheduler_output)
         if tag is not None:
             tokens = tag.tokens or tuple(scheduler_output.num_scheduled_tokens.values())
-            self._probe.sign(step, requests=tag.requests, tokens=tokens)
+            self._probe.sign(
+                step, requests=tag.requests, tokens=tokens, prefill_tokens=tag.prefill_tokens
+            )
 
     def _timer(self, device: Any) -> StepTimer | None:
         """Return what can time steps on this device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from inferscope.attribution.split import round_ns
 from inferscope.attribution.weights import plain_shares, weight_shares
 from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
 from inferscope.collector.devices import RankTime
-from inferscope.collector.finals import FinalStep, Sink
+from inferscope.collector.finals import FinalStep, Sink, Unnamed
 from inferscope.collector.lives import Lives
 from inferscope.collector.moved import count, moved_by
 from inferscope.collector.rows import Rows
@@ -142,6 +142,40 @@ class Bookings:
             counters.step(run, split, of_ranks_ns, moved)
         return of_ranks_ns
 
+    def book_unnamed(
+        self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
+    ) -> list[int]:
+        """Add a step to the windows and the digest whose requests are known on another host.
+
+        Args:
+            split: its time, divided among none.
+            unnamed: by rank, its phases.
+            run: its execution.
+
+        Returns:
+            each rank's prefill time.
+        """
+        lives, counters = self._lives, self._lives.counters
+        prefill_ns = [each.prefill_ns for each in unnamed]
+        if self._mix is not None:
+            self._mix(np.array(prefill_ns + [each.decode_ns for each in unnamed]))
+        if run.end_ns >= counters.reach_ns:
+            counters.reach(run.end_ns)
+        bucket = lives.windows.at(run.end_ns)
+        amounts, first = bucket.amounts, unnamed[0]
+        amounts["prefill_tokens"] += first.prefill_tokens
+        amounts["decode_tokens"] += first.decode_tokens
+        amounts["mixed_steps"] += first.prefill_tokens > 0 < first.decode_tokens
+        amounts["prefill_ns"] += sum(prefill_ns)
+        amounts["decode_ns"] += sum(each.decode_ns for each in unnamed)
+        amounts["padding_ns"] += sum(split.padding_ns)
+        amounts["unattributed_ns"] += sum(split.unattributed_ns)
+        amounts["steps"] += 1
+        bucket.durations["step"].add(run.longest_ns, 1)
+        if counters.is_on:
+            counters.step(run, split, prefill_ns, NOTHING_MOVED)
+        return prefill_ns
+
     def _note_phases(self, rows: Rows, last: Rows | None) -> None:
         """Note who prefills in a step, and who shares it; the last one noted the same of its own.
 
@@ -263,8 +297,9 @@ class Bookings:
         run: Execution,
         *,
         dp_rank: int,
+        unnamed: Sequence[Unnamed] = (),
     ) -> None:
-        """Give the sinks a step, once for each rank."""
+        """Give the sinks a step, once for each rank; `unnamed` is of each, where requests are."""
         ids, span = self._ids_of(rows.slots), run.span
         for at, rank in enumerate(run.ranks):
             final = FinalStep(
@@ -291,6 +326,7 @@ class Bookings:
                 is_dummy=run.is_dummy,
                 components=split.components,
                 delay=split.delay if ids else None,
+                unnamed=unnamed[at] if unnamed else None,
             )
             for sink in self._sinks:
                 sink.step(final)

@@ -28,6 +28,15 @@ MOST_TRANSFERS = 64
 """Kept of one request; all are in its ledger."""
 
 
+class Unnamed(msgspec.Struct, frozen=True, gc=False):
+    """What a rank computed for requests that only another host can name."""
+
+    prefill_tokens: int
+    prefill_ns: int
+    decode_tokens: int
+    decode_ns: int
+
+
 class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """One step on one rank, split. Arrays have one entry per row (a phase of a request)."""
 
@@ -59,10 +68,12 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """What it was split with, for other rules than `fair`; None where it was of no request."""
     delay: Delay | None = None
     """What its requests waited for, over all ranks; None where it was of no request."""
+    unnamed: Unnamed | None = None
+    """Of a rank whose core is on another host: its phases, in place of requests."""
 
     @property
     def busy_ns(self) -> int:
-        """Return what the shares sum to."""
+        """Return what the shares sum to, or the phases where requests are not known."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inferscope.attribution.counterfactual import Delay
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
@@ -18,8 +17,9 @@ from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
 from inferscope.collector.rings import RingState
 from inferscope.collector.rows import NO_ROWS
-from inferscope.collector.steps import Execution, PendingStep, SplitStep, execution, split_step
+from inferscope.collector.steps import Execution, PendingStep, execution, split_step
 from inferscope.collector.timeline import Timeline
+from inferscope.collector.unnamed import among_none, divide
 from inferscope.cost.book import CostBook
 from inferscope.records import StepPlan, StepSlices, StepSpan
 
@@ -138,8 +138,7 @@ class Joins:
         if pending is None:
             pending = self._pending[key] = PendingStep(ring.dp_rank, step, start_ns, t_ns)
             if len(self._pending) > MAX_PENDING_STEPS:
-                oldest = self._pending.pop(next(iter(self._pending)))
-                self.num_unjoined += bool(oldest.spans or oldest.slices)
+                self._do_without(next(iter(self._pending.values())))
             return pending
         if start_ns < pending.start_ns:
             pending.start_ns = start_ns
@@ -190,6 +189,9 @@ class Joins:
                 rings[number].has_spans and number not in spans for number in pending.past
             )
         self._lives.clock = run.ranks[0].clock
+        if slices is None and not run.is_dummy and self._has_no_core():
+            self._book_unnamed(pending, run)
+            return
         if slices is None or not run.is_of(slices.digest):
             self._book_for_nobody(pending, run, is_unjoined=not run.is_dummy)
             return
@@ -214,9 +216,34 @@ class Joins:
         if self._sinks:
             self._bookings.hand_on(rows, contexts, split, run, dp_rank=pending.dp_rank)
 
+    def _do_without(self, pending: PendingStep) -> None:
+        """Give up what a step still lacks: too many wait."""
+        if pending.spans and pending.slices is None and self._has_no_core():
+            pending.is_unsliced = True
+            pending.past.update(self._rings)
+            self._join(pending)
+            return
+        del self._pending[pending.dp_rank, pending.step]
+        self.num_unjoined += bool(pending.spans or pending.slices)
+
+    def _has_no_core(self) -> bool:
+        """Tell whether who could say what the steps were is on another host."""
+        return not any(ring.opened.role == "core" for ring in self._rings.values())
+
+    def _book_unnamed(self, pending: PendingStep, run: Execution) -> None:
+        """Book a step of requests that are known on another host."""
+        split, unnamed = divide(self._book, run)
+        prefill_ns = self._bookings.book_unnamed(split, unnamed, run)
+        self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
+        if self._sinks:
+            none = NO_ROWS.tokens
+            self._bookings.hand_on(
+                NO_ROWS, none, split, run, dp_rank=pending.dp_rank, unnamed=unnamed
+            )
+
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
-        split = _split_among_none(run)
+        split = among_none(run)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, [0] * len(run.ranks))
         amounts = self._lives.windows.at(run.end_ns).amounts
         amounts["unattributed_ns"] += sum(split.unattributed_ns)
@@ -225,18 +252,3 @@ class Joins:
         if self._sinks and not is_unjoined:
             none = NO_ROWS.tokens
             self._bookings.hand_on(NO_ROWS, none, split, run, dp_rank=pending.dp_rank)
-
-
-def _split_among_none(run: Execution) -> SplitStep:
-    """Return the split of a step that worked for no request, or for nobody knows whom."""
-    none = NO_ROWS.tokens
-    return SplitStep(
-        shares_ns=[none for _ in run.ranks],
-        padding_ns=[0 for _ in run.ranks],
-        unattributed_ns=[rank.measured_ns for rank in run.ranks],
-        residual=0.0,
-        fit_id="",
-        slots=none,
-        delay=Delay(none, None, [], 0, 0, 0, 0),
-        components=None,
-    )

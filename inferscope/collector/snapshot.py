@@ -32,6 +32,11 @@ class Deployment:
     expert_ranks: int = 1
     options_hash: str = ""
 
+    @property
+    def team_ranks(self) -> int:
+        """Return how many ranks execute each step together."""
+        return self.tensor_ranks * self.pipeline_ranks
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -286,6 +291,8 @@ class EngineView:
     """FLOPs and bytes follow from the model's shape; if not, its steps are attributed time only."""
     objectives: tuple[Count, ...] = ()
     """What of its requests was good and bad since a collector counts; none where it has none."""
+    has_scheduler: bool = True
+    """Whoever schedules its steps is on this host; else its queues and requests are not known."""
     queued_prompt_tokens: int | None = 0
     """Of requests that wait, held ones included; None where the length of one is not known."""
 

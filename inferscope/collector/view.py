@@ -178,6 +178,7 @@ def _engine(
         cost_models=cost_models,
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
+        has_scheduler=not all(ring.is_worker for ring in rings),
         ranks=overdue(
             engine.rings.values(),
             engine.joins.pending(),

@@ -45,6 +45,8 @@ class Worker:
         self._runner = runner
         self._probe = probe
         self._by_seat: dict[int, Request] = {}
+        self._prefill_end: dict[int, int] = {}
+        """By seat: where decoding begins, or goes on after a preemption."""
 
     def run(self, work: Work) -> Done:
         """Run one step."""
@@ -62,13 +64,20 @@ class Worker:
             work.step,
             requests=[part.request.index for part in slices],
             tokens=[part.num_tokens for part in slices],
+            prefill_tokens=sum(map(self._prefill_tokens, slices)),
         )
         place_of = {part.request.seat: place for place, part in enumerate(slices)}
         for part, token in zip(sampled, tokens, strict=True):
             part.request.tokens.append(token)
         return Done([place_of[part.request.seat] for part in sampled], tokens)
 
+    def _prefill_tokens(self, part: Slice) -> int:
+        left = self._prefill_end[part.request.seat] - part.context
+        return max(0, min(part.num_tokens, left))
+
     def _seat(self, seated: Seated) -> Request:
+        # Who comes back has computed all but the last token before.
+        self._prefill_end[seated.seat] = max(seated.num_prompt, len(seated.tokens) - 1)
         request = self._by_seat[seated.seat] = Request(
             index=RequestIndex(seated.index),
             request_id="",

@@ -67,7 +67,7 @@ class Steps:
 
     def add(self, step: FinalStep) -> None:
         """Take a step; each of its ranks tells of it, one after another."""
-        if step.request_ids:
+        if step.request_ids or step.unnamed:
             of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankTime())
             of_rank.num += 1
             of_rank.sum_ns += step.measured_ns

@@ -441,7 +441,14 @@ class Probe:
         except Exception as error:
             life.fail(error)
 
-    def sign(self, step: int, *, requests: Sequence[int], tokens: Sequence[int]) -> None:
+    def sign(
+        self,
+        step: int,
+        *,
+        requests: Sequence[int],
+        tokens: Sequence[int],
+        prefill_tokens: int | None = None,
+    ) -> None:
         """Note what the step stopped last computed, on a rank whose slices the core tells.
 
         By the digest of these its span and the core's slices recognise each other.
@@ -450,6 +457,8 @@ class Probe:
             step: the step's number, the same as the core's.
             requests: the core's indices, one per row, in the order of its slices.
             tokens: tokens computed, likewise.
+            prefill_tokens: how many of these are prefills': where the core is on another host, a
+                reader here knows the phases by nothing else.
         """
         life = self._life
         if not life.on or step < life.first_step:
@@ -457,9 +466,10 @@ class Probe:
         try:
             t_ns = self._now()
             digest = digest64(column("I", requests), column("I", tokens))
+            others = 0 if prefill_tokens is None else sum(tokens) - prefill_tokens
             log, spans = self._log, self._spans
             with log.lock:
-                spans.sign(step, digest)
+                spans.sign(step, digest, (prefill_tokens, others))
                 spans.reap(t_ns)
                 if t_ns >= log.health_due_ns:
                     life.report(t_ns)

@@ -11,6 +11,7 @@ from inferscope.probe.log import Log
 from inferscope.probe.timers import StepTimer
 from inferscope.records import Clock, StepSpan
 
+_NOT_TOLD: tuple[None, int] = (None, 0)
 LONG_STEP_NS = 1_000_000_000
 """A step longer than this is taken for one that will not end, when the probe is switched."""
 
@@ -35,6 +36,8 @@ class Spans:
         """As published; asking the timer instead costs 0.05 µs more per step."""
         self._digest = 0
         self._digest_step = -1
+        self._tokens: tuple[int | None, int] = _NOT_TOLD
+        """Of that step, prefills' and others'."""
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin timing a step; positional, for each keyword is to be paid in every step."""
@@ -50,9 +53,15 @@ class Spans:
         self.timer.stop(now_ns, padded_tokens=padded_tokens)
         self._has_stopped = True
 
-    def sign(self, step: int, digest: int) -> None:
-        """Remember by which digest the span of a step and its slices recognise each other."""
-        self._digest, self._digest_step = digest, step
+    def sign(self, step: int, digest: int, tokens: tuple[int | None, int] = _NOT_TOLD) -> None:
+        """Remember by which digest the span of a step and its slices recognise each other.
+
+        Args:
+            step: its number.
+            digest: of its requests and tokens.
+            tokens: prefills' and others', where the slices are told elsewhere.
+        """
+        self._digest, self._digest_step, self._tokens = digest, step, tokens
 
     def reap(self, now_ns: int) -> None:
         """Write what the timer has completed."""
@@ -64,11 +73,12 @@ class Spans:
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:
+            is_signed = span.step == self._digest_step
             log.write(
                 StepSpan(
                     now_ns,
                     span.step,
-                    self._digest if span.step == self._digest_step else 0,
+                    self._digest if is_signed else 0,
                     span.launch_start_ns,
                     span.launch_end_ns,
                     span.ready_ns,
@@ -79,6 +89,8 @@ class Spans:
                     span.padded_tokens,
                     span.cold,
                     span.dummy,
+                    False,
+                    *(self._tokens if is_signed else _NOT_TOLD),
                 )
             )
         self._publish_pending(timer.pending_ns)

@@ -144,6 +144,8 @@ class Tally:
         else:
             self._unattributed_ns += step.unattributed_ns
         of, busy_ns = step.components, step.busy_ns
+        if step.unnamed is not None:  # of requests that another host knows
+            self._unattributed_ns += busy_ns
         if of is None or not busy_ns:
             return
         divided_ns = step.shares_ns if self._rule == "fair" else shares_ns(self._rule, of, busy_ns)

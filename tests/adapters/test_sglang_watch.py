@@ -40,7 +40,7 @@ from tests.adapters.sglang_objects import (
     TpModelWorker,
     hooked,
 )
-from tests.probe.fakes import FakeClock, make_probe, of
+from tests.probe.fakes import FakeClock, make_probe, of, tokens_signed, tokens_told
 
 Row = dict[str, int]
 
@@ -183,6 +183,7 @@ def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) 
         paths.append(path_of(probe))
     told = [(slices.step, slices.digest) for slices in of(StepSlices, paths[0])]
     assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == told
+    assert tokens_signed(paths[1]) == tokens_told(paths[0])
     for silent in (StepSlices, StepPlan, RequestEvent, Emitted):
         assert not of(silent, paths[1])
 

@@ -26,6 +26,7 @@ from inferscope.collector.source import RingSource, catch_up
 from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
+from tests.probe.fakes import tokens_signed, tokens_told
 
 
 class Told:
@@ -85,6 +86,12 @@ def hold_to_the_laws(rings: Path, scheduler: Scheduler, requests: list[Request])
     told, source = fold(rings)
     totals = source.collector.totals()
     assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
+    signed: dict[int, tuple[int | None, int]] = {}
+    for path in rings.glob("worker-*.ring"):
+        signed |= tokens_signed(path)
+    for path in rings.glob("core-*.ring"):
+        of_slices = tokens_told(path)
+        assert of_slices == {step: signed[step] for step in of_slices}
     computed: collections.Counter[str] = collections.Counter()
     again: collections.Counter[str] = collections.Counter()
     in_vain: collections.Counter[str] = collections.Counter()

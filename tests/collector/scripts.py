@@ -306,7 +306,10 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
     compute: dict[tuple[str, str, bool], int] = {}
     for step in finals.steps:
         parts = step.shares_ns.tolist()
-        assert sum(parts) + step.padding_ns + step.unattributed_ns == step.measured_ns
+        of = step.unnamed
+        unnamed_ns = 0 if of is None else of.prefill_ns + of.decode_ns
+        whole_ns = sum(parts) + unnamed_ns + step.padding_ns + step.unattributed_ns
+        assert whole_ns == step.measured_ns
         assert min([0, *parts]) == 0
         assert_other_rules_divide_the_same_time(step)
         for request_id, phase, ns in zip(step.request_ids, step.phases, parts, strict=True):
@@ -347,7 +350,7 @@ def assert_other_rules_divide_the_same_time(step: FinalStep) -> None:
     of = step.components
     if of is None:
         assert not len(step.request_ids)
-        assert step.busy_ns == 0
+        assert step.busy_ns == 0 or step.unnamed is not None
         return
     assert shares_ns("fair", of, step.busy_ns).tolist() == step.shares_ns.tolist()
     for rule in RULES:

@@ -15,7 +15,7 @@ from inferscope.errors import BadInput
 from inferscope.probe import Probe
 from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.checkpoints import prompts
-from tests.probe.fakes import of
+from tests.probe.fakes import of, tokens_signed, tokens_told
 
 OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Chunks, prefix hits and preemptions all occur."""
@@ -92,8 +92,12 @@ def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
     assert not of(StepSpan, core)
     assert not of(StepSlices, worker)
     spans = {span.step: span.digest for span in of(StepSpan, worker)}
-    assert spans == {slices.step: slices.digest for slices in of(StepSlices, core)}
+    told = of(StepSlices, core)
+    assert spans == {slices.step: slices.digest for slices in told}
     assert 0 not in spans.values()
+    by_phase = tokens_signed(worker)
+    assert by_phase == tokens_told(core)
+    assert any(prefill and decode for prefill, decode in by_phase.values())
 
     source = RingSource(lambda: rings.glob("*.ring"), name="")
     deadline = time.monotonic() + 60

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from inferscope.probe import EngineInfo, Probe
-from inferscope.records import Record, UnknownRecord, decode
+from inferscope.records import PREFILL, Record, StepSlices, StepSpan, UnknownRecord, decode
 from inferscope.ring.layout import MIN_CAPACITY, Identity
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
@@ -79,3 +79,20 @@ def records(path: Path) -> list[Record]:
 
 def of(kind: type[Kind], path: Path) -> list[Kind]:
     return [record for record in records(path) if isinstance(record, kind)]
+
+
+def tokens_told(path: Path) -> dict[int, tuple[int, int]]:
+    """Return of each step how many tokens its slices have in prefills, and how many else."""
+    found = {}
+    for slices in of(StepSlices, path):
+        tokens = memoryview(slices.tokens).cast("I").tolist()
+        prefill = sum(
+            num for num, phase in zip(tokens, slices.phases, strict=True) if phase == PREFILL
+        )
+        found[slices.step] = (prefill, sum(tokens) - prefill)
+    return found
+
+
+def tokens_signed(path: Path) -> dict[int, tuple[int | None, int]]:
+    """Return the same as the spans of a rank have it whose slices another process tells."""
+    return {span.step: (span.prefill_tokens, span.decode_tokens) for span in of(StepSpan, path)}
