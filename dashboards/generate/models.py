@@ -143,31 +143,71 @@ def _ledger() -> list[timeseries.Panel]:
 
 
 def _costs() -> list[Builder[model.Panel]]:
-    dollars = "inferscope_cost_dollars_total"
-    tokens = growth("inferscope_tokens_total", by="model_name")
     return [
         bars(
             "Device time by tenant",
             "Device seconds of the time shown; what few use is `other`.",
             "s",
             Line(growth("inferscope_tenant_gpu_seconds_total", by="tenant"), "{{tenant}}"),
-            width=8,
         ),
         graph(
             "Dollars an hour",
             "At the configured price of an hour of a device: tenants, idle time and waste sum to "
             "what the devices cost.",
             "currencyUSD",
-            Line(f"3600 * {rate(dollars, by='tenant')}", "{{tenant}}"),
-            width=8,
+            Line(f"3600 * {rate(DOLLARS, by='tenant')}", "{{tenant}}"),
             stacked=True,
         ),
-        bars(
-            "Dollars per million tokens",
-            "All that a model's devices cost over all tokens computed or found in the cache, in "
-            "the time shown.",
-            "currencyUSD",
-            Line(f"1e6 * {growth(dollars, by='model_name')} / {tokens}", "{{model_name}}"),
-            width=8,
+        rows(
+            "What a model's tokens cost",
+            "Dollars, and dollars per million tokens, of the time shown. Used: the device time of "
+            f"requests that was not in vain. Allocated: {_ALLOCATED}",
+            _prices("model_name"),
+        ),
+        rows(
+            "What a tenant's tokens cost",
+            f"The same by who asked. Allocated: {_ALLOCATED} All tenants' sum is what the devices "
+            "of the models cost that were used.",
+            _prices("tenant"),
         ),
     ]
+
+
+DOLLARS = "inferscope_cost_dollars_total"
+_TOKENS = "inferscope_tenant_tokens_total"
+_USED = 'tenant!~"waste|idle"'
+_ALLOCATED = (
+    "with a model's idle time and waste, shared out in proportion. Cached tokens take no device "
+    "time: they make the prompt's cheaper."
+)
+_KINDS = {
+    "input": ("prefill", "input"),
+    "input or cached": ("prefill", "input|cached"),
+    "output": ("decode", "output"),
+}
+"""What is priced: by the dollars of which phase, over which kinds of tokens."""
+
+
+def _prices(by: str) -> dict[str, tuple[str, str]]:
+    """Return columns of dollars, used and allocated, by a label."""
+    columns = {"used": _used(by), "allocated": _allocated(by)}
+    for kind, (phase, kinds) in _KINDS.items():
+        tokens = growth(_TOKENS, f'kind=~"{kinds}"', by=by)
+        for heading, dollars in (
+            ("used", _used(by, phase)),
+            ("allocated", _allocated(by, phase)),
+        ):
+            columns[f"{kind}, {heading}"] = f"1e6 * {dollars} / ({tokens} > 0)"
+    return {heading: (expr, "currencyUSD") for heading, expr in columns.items()}
+
+
+def _used(by: str, phase: str = "prefill|decode") -> str:
+    return growth(DOLLARS, _USED, f'phase=~"{phase}"', by=by)
+
+
+def _allocated(by: str, phase: str = "prefill|decode") -> str:
+    """Return the same times what a model costs in all over what of it was used."""
+    whole, used = growth(DOLLARS, by="model_name"), _used("model_name")
+    labels = by if by == "model_name" else f"{by}, model_name"
+    part = _used(labels, phase)
+    return f"sum by ({by}) ({part} * on (model_name) group_left () ({whole} / ({used} > 0)))"

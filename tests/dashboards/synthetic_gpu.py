@@ -40,6 +40,8 @@ UUID = "5f0e7e71-c000-4000-8000-000000000001"
 GPU = f"GPU-{UUID}"
 SHAPE = Shape(4, 256, 4, 4, 64, 512, 1024, 16, 16, 16)
 PROMPT, CACHED = 64, 16
+TENANTS = ("one", "two", "two")
+"""In turn."""
 SM_SHARE = {None: 0.0, "prefill": 0.9, "decode": 0.35}
 WATTS = {None: 100.0, "prefill": 600.0, "decode": 350.0}
 BUSY_SHARE = {None: 0.0, "prefill": 0.95, "decode": 0.95}
@@ -159,7 +161,8 @@ class Engine:
         number = self.num_requests
         self.num_requests += 1
         probe = self.probe
-        index = probe.queued(f"synthetic-{number}", prompt_tokens=PROMPT)
+        tenant = {"tenant": TENANTS[number % len(TENANTS)]}
+        index = probe.queued(f"synthetic-{number}", prompt_tokens=PROMPT, attributes=tenant)
         probe.admitted(index, cached_tokens=CACHED)
         self._step(index, PREFILL, PROMPT - CACHED, CACHED)
         for at in range(self._draws.randint(1, 4)):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ import pytest
 from tests import debian
 from tests.collecting.running import LATEST_S, collecting, eventually
 from tests.dashboards import synthetic_gpu as made_up
-from tests.dashboards.reading import Query, dashboards, queries
+from tests.dashboards.reading import Query, dashboards, panels, queries
 from tests.dashboards.server import Prometheus, prometheus
 
 ROOT = Path(__file__).parents[2]
 ASKED = [query for dashboard in dashboards().values() for query in queries(dashboard)]
 _SETTINGS = (
-    "port: 0, price_per_gpu_hour: 2.5, "
+    "port: 0, price_per_gpu_hour: 2.5, tenants: [one, two], "
     'engine_metrics: {reference: "http://127.0.0.1:1", "*": "%s"}'  # whatever the other is called
 )
 _OBJECTIVES = """
@@ -174,3 +175,67 @@ def test_an_engine_that_is_not_counted_dilutes_no_figure_of_one_that_is(
         return numbers == [pytest.approx(figure, rel=0.25)]
 
     eventually(is_so)
+
+
+def columns(panel: str) -> dict[str, str]:
+    """Return a table's queries by their headings."""
+    (table,) = [
+        each
+        for dashboard in dashboards().values()
+        for each in panels(dashboard)
+        if each["title"] == panel
+    ]
+    headings = table["transformations"][1]["options"]["renameByName"]
+    asked = {f"Value #{target['refId']}": target["expr"] for target in table["targets"]}
+    return {heading: filled(asked[value]) for value, heading in headings.items()}
+
+
+def test_what_is_allocated_to_tenants_is_what_the_devices_cost(server: Prometheus) -> None:
+    by_tenant, by_model = (columns(f"What a {what}'s tokens cost") for what in ("tenant", "model"))
+    dollars = filled('inferscope_cost_dollars_total{job=~"$job"}')
+    whole = f"sum (increase({dollars}[{_VALUES['__range']}]))"
+    used = f"sum ({by_tenant['used']})"
+
+    def ratio(one: str, other: str) -> list[float]:
+        return server.ask(f"{one} / {other}", is_instant=True)
+
+    def are_all() -> bool:
+        return all(
+            ratio(f"sum ({table[heading]})", of) == [pytest.approx(1.0)]
+            for table in (by_tenant, by_model)
+            for heading, of in (("allocated", whole), ("used", used))
+        )
+
+    eventually(are_all)
+    (part,) = ratio(used, whole)
+    assert 0.1 < part < 0.99
+
+
+def test_prices_times_tokens_are_the_dollars(server: Prometheus) -> None:
+    asked = columns("What a tenant's tokens cost")
+    of_tenant = 'sum by (tenant) (increase(inferscope_tenant_tokens_total{kind=~"%s"}[1m]))'
+    for heading in ("used", "allocated"):
+        paid = " + ".join(
+            f"({asked[f'{kind}, {heading}']}) * {of_tenant % kinds} / 1e6"
+            for kind, kinds in (("input or cached", "input|cached"), ("output", "output"))
+        )
+        one = 'label_replace(vector(1), "tenant", "two", "", "")'
+        ratio = f"(({paid}) / {asked[heading]}) and on (tenant) {one}"
+        eventually(partial(is_one, server, ratio))
+
+
+def is_one(server: Prometheus, expr: str) -> bool:
+    return server.ask(expr, is_instant=True) == [pytest.approx(1.0)]
+
+
+def test_cached_tokens_make_a_prompt_s_tokens_cheaper(server: Prometheus) -> None:
+    asked = columns("What a tenant's tokens cost")
+    ratio = f"({asked['input or cached, used']}) / ({asked['input, used']})"
+    one = 'label_replace(vector(1), "tenant", "two", "", "")'
+
+    def is_cheaper() -> bool:
+        (found,) = server.ask(f"({ratio}) and on (tenant) {one}", is_instant=True)
+        # Who was preempted found nothing in the cache when coming back.
+        return 1 - made_up.CACHED / made_up.PROMPT - 1e-6 < found < 0.95
+
+    eventually(is_cheaper)
