@@ -114,6 +114,7 @@ def _seen() -> list[Builder[model.Panel]]:
 def _quality() -> list[timeseries.Panel]:
     residual = now("inferscope_attribution_residual_ratio", by="engine_id, gpu", how="max")
     by_mode = now("inferscope_cost_model_residual_ratio", by="engine_id, mode, source", how="max")
+    fitted = now("inferscope_apportioned_error_ratio", by="engine_id, counted", how="max")
     return [
         graph(
             "Residual of the cost model",
@@ -121,6 +122,7 @@ def _quality() -> list[timeseries.Panel]:
             "step among its requests; the measured time stays what it is.",
             "percentunit",
             Line(residual, "{{engine_id}} {{gpu}}"),
+            width=8,
             least=None,
         ),
         graph(
@@ -128,7 +130,17 @@ def _quality() -> list[timeseries.Panel]:
             "The median of a mode's recent steps; `source` is what the model came from.",
             "percentunit",
             Line(by_mode, "{{engine_id}} {{mode}} ({{source}})"),
+            width=8,
             least=None,
+        ),
+        graph(
+            "Error of what is apportioned",
+            "How far the regression is off that divides a counter of a device over the phases, "
+            "relatively. By counters: absent without one, and while phases differ too little.",
+            "percentunit",
+            Line(fitted, "{{engine_id}} {{counted}}"),
+            width=8,
+            limits=bad_above(0.1, 0.2),
         ),
     ]
 

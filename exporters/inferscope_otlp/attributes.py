@@ -266,8 +266,10 @@ def _counted(counters: RequestCounters, phase: str) -> Attributes:
     for counted, (name, scale) in _COUNTED.items():
         if counted in told:
             attributes[name] = told[counted] / scale if scale else told[counted]
-            method = counters.provenance[counted].method
-            attributes[names.COUNTERS_METHOD + counted] = method
+            how = counters.provenance[counted]
+            attributes[names.COUNTERS_METHOD + counted] = how.method
+            if how.error is not None:
+                attributes[names.COUNTERS_ERROR + counted] = how.error
     return attributes
 
 

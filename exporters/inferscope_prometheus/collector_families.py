@@ -10,8 +10,6 @@ from inferscope.collector.snapshot import Running
 from inferscope_prometheus import names
 from inferscope_prometheus.metric import counter, gauge
 
-_OF_ALL = ("all",) * len(names.LABELS)
-
 
 def collector_families(running: Running) -> Iterator[Metric]:
     """Return the families of one moment."""
@@ -19,12 +17,12 @@ def collector_families(running: Running) -> Iterator[Metric]:
         "inferscope_collector_info",
         "What collects, and by which configuration.",
         ("version", "config_hash", "shard"),
-        [((*_OF_ALL, running.version, running.config_hash, running.shard), 1.0)],
+        [((*names.OF_ALL, running.version, running.config_hash, running.shard), 1.0)],
     )
     reloads = (("good", running.num_reloads), ("bad", running.num_reloads_refused))
     yield counter(
         "inferscope_collector_reloads",
         "Times that the configuration was read again: it took effect, or could not be used.",
         ("result",),
-        [((*_OF_ALL, result), float(num)) for result, num in reloads],
+        [((*names.OF_ALL, result), float(num)) for result, num in reloads],
     )

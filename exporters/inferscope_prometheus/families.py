@@ -281,6 +281,19 @@ def _counted(looks: list[Look]) -> Iterator[Metric]:
             ("gpu", "phase", "direction"),
             rows,
         )
+    rows = [
+        ((*look.whole, names.FITTED[counted]), error)
+        for look in looks
+        for counted, error in look.view.counters.errors.items()
+        if error is not None
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_apportioned_error_ratio",
+            "By how much the regression that apportions a counter to phases is off, relatively.",
+            ("counted",),
+            rows,
+        )
     for word, name, says in (
         ("sm_active_share", "gpu_sm_active_ratio", "SMs with a warp resident, just now."),
         ("dram_share", "gpu_dram_active_ratio", "Device memory's rate over its peak, just now."),
@@ -409,9 +422,8 @@ def _health(looks: list[Look], dropped: Mapping[str, Mapping[str, int]]) -> Iter
             ((*look.whole, *which), float(num))
             for which, num in zip(names.DROPS, drops, strict=True)
         ]
-    nowhere = ("",) * len(names.LABELS)
     rows += [
-        ((*nowhere, exporter, reason), float(num))
+        ((*names.OF_ALL, exporter, reason), float(num))
         for exporter, reasons in dropped.items()
         for reason, num in reasons.items()
     ]

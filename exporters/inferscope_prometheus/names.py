@@ -22,6 +22,9 @@ BOUNDS_B = (
 LABELS = ("model_name", "engine", "engine_id", "dp_rank", "role")
 """Of every family; a request's or a user's id is in none."""
 
+OF_ALL = ("all",) * len(LABELS)
+"""Their values where a number is no engine's: the collector's, or another exporter's."""
+
 HISTOGRAMS = {
     "time_to_first_token": (BOUNDS_A, "From a request's arrival to its first token."),
     "time_between_tokens": (BOUNDS_B, "Gaps between two deliveries of one request."),
@@ -67,6 +70,8 @@ DROPS = (
 steps whose records do not fit together; requests not counted because part of them was not seen."""
 XIDS = tuple(_XIDS.values())
 """Errors that are there at 0 from the start; others are `xid_N`, and there from their first."""
+FITTED = {"sm_active_ns": "gpu_sm_active_seconds", "energy_uj": "energy_joules"}
+"""Counters that regressions apportion to phases, without prefix, by what is counted."""
 SOURCES = ("probe", "device_clock", "nvml", "gpm", "pm", "dcgm")
 
 __all__ = [
@@ -78,10 +83,12 @@ __all__ = [
     "DROPS",
     "FAILURES",
     "FINISHES",
+    "FITTED",
     "HISTOGRAMS",
     "LABELS",
     "MOST_MODELS",
     "MOST_REPLICAS",
+    "OF_ALL",
     "OTHER_MODEL",
     "PHASES",
     "QUEUES",

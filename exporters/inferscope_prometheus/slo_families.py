@@ -74,7 +74,7 @@ def _budgets(promised: Promised) -> Iterator[Metric]:
         labels=_LABELS,
     )
     for budget in promised.budgets:
-        at = (budget.model, "all", "all", "all", "all", budget.objective.name)
+        at = (budget.model, *names.OF_ALL[1:], budget.objective.name)
         window.add_metric([*at, "good"], budget.num_good)
         window.add_metric([*at, "bad"], budget.num_bad)
         remaining.add_metric(at, budget.remaining)
@@ -83,5 +83,5 @@ def _budgets(promised: Promised) -> Iterator[Metric]:
         "Before this collector began, time in which nobody judged.",
         labels=names.LABELS,
     )
-    gap.add_metric(("all",) * len(names.LABELS), promised.uncounted_s)
+    gap.add_metric(names.OF_ALL, promised.uncounted_s)
     yield from (window, remaining, gap)

@@ -132,6 +132,15 @@ def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() ->
     prefill, decode = shares(collector, ENERGY)
     assert prefill * 1e3 == pytest.approx(watts[0], rel=0.05)
     assert decode * 1e3 == pytest.approx(watts[1], rel=0.05)
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
+    (told,) = (
+        family
+        for family in families([Look(view, {0: Counts()}, None)])
+        if family.name == "inferscope_apportioned_error_ratio"
+    )
+    ((sample),) = told.samples
+    assert sample.labels["counted"] == "energy_joules"
+    assert sample.value == view.counters.errors["energy_uj"] < 0.1
     provenance = finals.requests[-5].counters.provenance["energy_uj"]
     assert provenance.method == "apportioned"
     assert provenance.error is not None
@@ -431,3 +440,9 @@ def test_spans_say_what_was_counted_of_a_phase_and_how() -> None:
     assert attributes["inferscope.gpu.sm_active"] == pytest.approx(0.018, rel=0.05)
     assert attributes["inferscope.counters.method.sm_active_ns"] in ("measured", "apportioned")
     assert "inferscope.energy.joules" not in attributes
+    how = finals[10].counters.provenance["sm_active_ns"]
+    for error in (None, 0.04):
+        known = {"sm_active_ns": replace(how, error=error)}
+        request = replace(finals[10], counters=replace(finals[10].counters, provenance=known))
+        attributes = prefill_attributes(Finished(request, None, None, None, {}))
+        assert attributes.get("inferscope.counters.error.sm_active_ns") == error

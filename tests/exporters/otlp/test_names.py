@@ -26,7 +26,7 @@ from tests.exporters.otlp.sink import ROOT, receiving
 
 LIST = Path(__file__).parents[2] / "golden" / "otlp.txt"
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-_OPEN = (names.LEDGER, names.COUNTERS_METHOD, names.SLO)
+_OPEN = (names.LEDGER, names.COUNTERS_METHOD, names.COUNTERS_ERROR, names.SLO)
 """Beginnings of names that end in a word of a closed list, or in the name of an objective."""
 _NOTED = {
     **{"endpoint": "/v1/chat/completions", "response_id": "x", "stream": "true", "tenant": "t"},
@@ -57,7 +57,7 @@ def with_everything(request: FinalRequest) -> FinalRequest:
         judged=Judged({"ttft": False}, "queue"),
         blame=tuple((cause, "another", 1) for cause in causes),
         counters=RequestCounters(
-            counted, counted, dict.fromkeys(counted, Provenance("measured", "test"))
+            counted, counted, dict.fromkeys(counted, Provenance("measured", "test", 0.1))
         ),
     )
 

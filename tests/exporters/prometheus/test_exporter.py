@@ -269,7 +269,10 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
                 with urllib.request.urlopen(url, timeout=30) as answer:
                     scrape = Scrape(answer.read().decode())
                 return scrape.one(
-                    "inferscope_records_dropped_total", stage="otlp", reason="not_delivered"
+                    "inferscope_records_dropped_total",
+                    **dict.fromkeys(names.LABELS, "all"),
+                    stage="otlp",
+                    reason="not_delivered",
                 )
 
             eventually(lambda: dropped() == 10)

@@ -48,7 +48,9 @@ def with_everything(view: EngineView) -> EngineView:
     gauges = ("sm_active_share", "dram_share", "memory_used_bytes", "dram_peak_bytes_per_s")
     totals = dict.fromkeys(counted, _BY_PHASE)
     device = DeviceCounters("H200", totals, dict.fromkeys(gauges, 0.5))
-    counters = CountersView(totals=totals, devices={"GPU-1": device})
+    counters = CountersView(
+        totals=totals, devices={"GPU-1": device}, errors={"energy_uj": 0.02, "sm_active_ns": None}
+    )
     health = DeviceHealth(dict.fromkeys(THROTTLES.values(), 0), 0, {})
     return replace(
         view,
