@@ -12,6 +12,7 @@ from dashboards.generate.queries import ENGINE, now, quantile, rate
 _SECONDS = "inferscope_gpu_phase_seconds_total"
 _BYTES = "inferscope_gpu_hbm_bytes_total"
 _WORKED = 'phase=~"prefill|decode"'
+_PEAK_FLOPS = "inferscope_gpu_peak_flops_per_second"
 _GPUS = Way("Devices", GPUS)
 
 
@@ -62,6 +63,10 @@ def _use() -> list[timeseries.Panel]:
         f"sum by ({by}) ({rate(_SECONDS, by=f'{by}, {ENGINE}', where=_BYTES)}"
         f" * on ({ENGINE}) group_left () {peak})"
     )
+    computed = (
+        f"sum by ({by}) ({rate(_SECONDS, _WORKED, by=f'{by}, {ENGINE}', where=flops)}"
+        f" * on ({ENGINE}) group_left () {now(_PEAK_FLOPS, by=ENGINE, how='max')})"
+    )
     moved = rate(_BYTES, by="phase, direction")
     return [
         graph(
@@ -94,6 +99,7 @@ def _use() -> list[timeseries.Panel]:
             "By counters: absent without a sampler.",
             "percentunit",
             Line(f"{rate(_BYTES, by=by)} / {could}", "{{phase}} {{model_name}}"),
+            width=8,
             most=1,
             ways=[_GPUS],
         ),
@@ -106,6 +112,18 @@ def _use() -> list[timeseries.Panel]:
                 f"{rate(flops, by=by)} / {rate(_SECONDS, by=by, where=flops)}",
                 "{{phase}} {{model_name}} (modelled)",
             ),
+            width=8,
+        ),
+        graph(
+            "Share of the compute roofline",
+            "Modelled operations while in a phase over what the devices could have computed in "
+            "that time, by their maker or their calibration: prefill near 100 % is as fast as "
+            "these devices let it be. Absent where neither tells a peak.",
+            "percentunit",
+            Line(f"{rate(flops, by=by)} / {computed}", "{{phase}} {{model_name}} (modelled)"),
+            width=8,
+            most=1,
+            ways=[_GPUS],
         ),
     ]
 

@@ -225,6 +225,20 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
             rows,
         )
     rows = [
+        ((*look.whole, name, source), flops_s)
+        for look in looks
+        if look.view.is_alive
+        for name in {device.device.partition("#")[0]: None for device in look.view.devices}
+        for source, flops_s in look.view.counters.compute_peaks.items()
+    ]
+    if rows:
+        yield _gauge(
+            "inferscope_gpu_peak_flops_per_second",
+            "What a device can compute in the model's dtype: by its maker, by its calibration.",
+            ("gpu", "source"),
+            rows,
+        )
+    rows = [
         ((*look.whole, look.device), look.residual) for look in looks if look.residual is not None
     ]
     if rows:

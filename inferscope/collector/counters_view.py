@@ -57,6 +57,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         devices=_devices(engine),
         host=counters.host_use_now(engine.now_ns),
         memory_peaks=engine.book.memory_peaks,
+        compute_peaks=engine.book.compute_peaks,
         clock_error_ns=max(
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
             default=None,

@@ -182,6 +182,8 @@ class CountersView:
     """What the engine's processes take of it: `cpu_cores` and `rss_bytes`."""
     memory_peaks: dict[str, float] = field(default_factory=dict)
     """Bytes per second: `spec` by the device's maker, `measured` by its calibration."""
+    compute_peaks: dict[str, float] = field(default_factory=dict)
+    """FLOPs per second in what the model computes in, likewise."""
     clock_error_ns: int | None = None
     """Of the device's clock against the host's, by its newest anchor."""
     stamp_error_ns: int | None = None

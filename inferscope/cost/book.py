@@ -24,7 +24,7 @@ from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
-from inferscope.cost.table import is_of_steps, is_sound, model_of
+from inferscope.cost.table import is_of_steps, is_sound, measured_flops_s, model_of
 from inferscope.records import CostTable, EngineInfo, Shape
 
 _RATIOS = 256
@@ -172,6 +172,22 @@ class CostBook:
         told = {"spec": self._peaks.memory_bytes_s} if self._peaks.is_known else {}
         rates = self._tables.get(("", False))
         measured = rates.coefficients.get("read_bytes_s") if rates is not None else None
+        return told | ({"measured": measured} if measured else {})
+
+    @property
+    def compute_peaks(self) -> dict[str, float]:
+        """Return what a device can compute of this model, FLOPs per second: likewise.
+
+        In what the model's activations are: a maker tells nothing of 32 bits.
+        """
+        shape = self._shape
+        if shape is None:
+            return {}
+        by_bits = {8: self._peaks.fp8_flops_s, 16: self._peaks.bf16_flops_s}
+        spec = by_bits.get(shape.activation_bits) if self._peaks.is_known else None
+        rates = self._tables.get(("", False))
+        measured = None if rates is None else measured_flops_s(rates.coefficients, shape)
+        told = {"spec": spec} if spec else {}
         return told | ({"measured": measured} if measured else {})
 
     def _take(self, table: CostTable) -> None:

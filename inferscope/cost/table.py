@@ -112,14 +112,19 @@ def _between(told: Mapping[str, float], name: str, num_tokens: int) -> Floats:
     return table
 
 
-def _measured(told: Mapping[str, float], shape: Shape, peaks: Peaks) -> Peaks | None:
+def measured_flops_s(told: Mapping[str, float], shape: Shape) -> float | None:
+    """Return the rate of dense products in what a model computes in; None if it is not measured."""
     names = _DTYPES_BY_BITS.get(shape.activation_bits, ())
     rates = [told[key] for key in (f"flops_s.{name}" for name in names) if told.get(key)]
-    bytes_s = told.get("read_bytes_s")
-    if not rates or not bytes_s:
+    return rates[0] if rates else None
+
+
+def _measured(told: Mapping[str, float], shape: Shape, peaks: Peaks) -> Peaks | None:
+    flops_s, bytes_s = measured_flops_s(told, shape), told.get("read_bytes_s")
+    if not flops_s or not bytes_s:
         return None
     return peaks._replace(
-        bf16_flops_s=rates[0],
+        bf16_flops_s=flops_s,
         memory_bytes_s=bytes_s,
         launch_s=told.get("launch_s", peaks.launch_s),
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inferscope.cost.book import CostBook
 from inferscope.cost.fit import OnlineFit, features
@@ -14,6 +15,7 @@ from inferscope.cost.model import MAX_TOKENS, StepModel
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.table import KNOTS, coefficients, model_of
 from inferscope.records import CALIBRATION, CostTable, EngineInfo
+from tests.cost.shapes import LLAMA_8B
 from tests.cost.test_fit import median_error
 from tests.cost.truth import SMALL, Truth, traffic
 
@@ -88,6 +90,22 @@ def test_what_a_device_s_memory_can_do_is_told_by_its_maker_and_by_measurement()
     assert book.memory_peaks == {"measured": 7e9}
     book.describe(EngineInfo(0, "test", device="NVIDIA H200"))
     assert book.memory_peaks == {"spec": 4.8e12, "measured": 7e9}
+
+
+def test_what_a_device_can_compute_is_told_in_what_the_model_computes_in() -> None:
+    book = CostBook()
+    assert book.compute_peaks == {}, "of no model"
+    h200 = EngineInfo(0, "test", device="NVIDIA H200")
+    book.describe(replace(h200, shape=replace(LLAMA_8B, activation_bits=16)))
+    assert book.compute_peaks == {"spec": 989e12}
+    assert book.calibrate(table_of({**RATES, "flops_s.bfloat16": 7e14, "flops_s.float32": 5e13}))
+    assert book.compute_peaks == {"spec": 989e12, "measured": 7e14}
+    book.describe(replace(h200, shape=replace(LLAMA_8B, activation_bits=8)))
+    assert book.compute_peaks == {"spec": 1979e12, "measured": 7e14}
+    book.describe(replace(h200, shape=replace(LLAMA_8B, activation_bits=32)))
+    assert book.compute_peaks == {"measured": 5e13}, "makers tell nothing of 32 bits"
+    book.describe(replace(h200, device="a device of tomorrow", shape=LLAMA_8B))
+    assert "spec" not in book.compute_peaks
 
 
 def test_a_fit_is_never_replaced_by_a_calibration() -> None:

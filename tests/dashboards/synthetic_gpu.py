@@ -148,7 +148,13 @@ class Engine:
         home.mkdir(parents=True)
         ring = RingWriter(home / "core-0-1.ring", me, capacity=1 << 24)
         info = EngineInfo(
-            0, "made-up", "1.0", model="made-up", shape=SHAPE, device="made-up", device_uuid=UUID
+            0,
+            "made-up",
+            "1.0",
+            model="made-up",
+            shape=SHAPE,
+            device="made-up H200",
+            device_uuid=UUID,
         )
         self.probe = Probe(ring, None, info)
         self.probe._keeper.begin("synthetic")

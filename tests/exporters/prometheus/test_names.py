@@ -49,7 +49,10 @@ def with_everything(view: EngineView) -> EngineView:
     totals = dict.fromkeys(counted, _BY_PHASE)
     device = DeviceCounters("H200", totals, dict.fromkeys(gauges, 0.5))
     counters = CountersView(
-        totals=totals, devices={"GPU-1": device}, errors={"energy_uj": 0.02, "sm_active_ns": None}
+        totals=totals,
+        devices={"GPU-1": device},
+        errors={"energy_uj": 0.02, "sm_active_ns": None},
+        compute_peaks={"spec": 1e15},
     )
     health = DeviceHealth(dict.fromkeys(THROTTLES.values(), 0), 0, {})
     return replace(
