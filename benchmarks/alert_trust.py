@@ -39,6 +39,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -369,6 +370,14 @@ def score(it: Scenario, woken: Sequence[tuple[Span, list[str]]]) -> Score:
     )
 
 
+def tried(kind: Kind, seed: int) -> Score:
+    """Draw a scenario, let promtool run the rules over it, and count."""
+    it = scenario(kind, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        write_rules(Path(folder))
+        return score(it, pages(firing(it, Path(folder))))
+
+
 # --- the report -----------------------------------------------------------------------------------
 
 
@@ -397,14 +406,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began_s = time.process_time()
-    scores: list[Score] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_rules(folder)
-        for kind in (options.kind,) if options.kind else KINDS:
-            for seed in range(options.seed, options.seed + options.num):
-                it = scenario(kind, seed)
-                scores.append(score(it, pages(firing(it, folder))))
+    seeds = range(options.seed, options.seed + options.num)
+    kinds = (options.kind,) if options.kind else KINDS
+    drawn = [(kind, seed) for kind in kinds for seed in seeds]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        scores = list(pool.map(tried, *zip(*drawn, strict=True)))
     table = {kind: summary([s for s in scores if s.kind == kind]) for kind in KINDS}
     table = {kind: row for kind, row in table.items() if row["scenarios"]}
     table["all"] = summary(scores)
@@ -420,7 +426,7 @@ def main() -> None:
         spent = os.times()
         found = {
             "by_kind": table,
-            "seeds": [options.seed, options.seed + options.num - 1],
+            "seeds": [seeds.start, seeds.stop - 1],
             "cpu_s": round(time.process_time() - began_s + spent.children_user, 1),
             "wrong": [asdict(each) for each in wrong],
         }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests import debian
 
 HOUR_S = 3600.0
 
@@ -110,8 +111,7 @@ def test_every_kind_is_drawn_the_same_again(trust: ModuleType) -> None:
 def test_the_rules_page_for_what_is_owed_and_not_for_what_is_not_allowed(
     trust: ModuleType, tmp_path: Path
 ) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not on PATH; Debian has it in the package prometheus")
+    debian.program("promtool")
     trust.write_rules(tmp_path)
     burning = of(trust, (60, 1.0, 0.0), (30, 0.5, 0.5), (60, 1.0, 0.0))
     found = trust.score(burning, trust.pages(trust.firing(burning, tmp_path)))
