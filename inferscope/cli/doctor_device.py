@@ -16,7 +16,15 @@ from pathlib import Path
 from types import ModuleType
 
 from inferscope.calibration import Calibration, cpu_name, driver_version
-from inferscope.counters.cupti import Cupti, may_profile, rivals
+from inferscope.counters.cupti import (
+    LIBRARY_VARIABLE,
+    NOT_PERMITTED,
+    Cupti,
+    listed,
+    may_profile,
+    rivals,
+)
+from inferscope.counters.cupti_pm import how_to_pass
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
 from inferscope.counters.source import Unavailable, has_nvidia
 from inferscope.records import plain_uuid
@@ -37,6 +45,17 @@ _ALLOW_COUNTERS = (
     'echo "options nvidia NVreg_RestrictProfilingToAdminUsers=0" | '
     "sudo tee /etc/modprobe.d/nvidia-profiling.conf, then load the module anew (or reboot); "
     "or once: sudo inferscope sampler --counters pm"
+)
+_ASK_AS_ADMIN = (
+    "with CAP_SYS_ADMIN it is: sudo inferscope sampler --counters pm; in a container, as its root: "
+    "docker run --cap-add SYS_ADMIN"
+)
+_CUDA_13_DRIVER = 580
+"""The first release of the driver that brings CUDA 13."""
+_WITHOUT_GPM = (
+    "what works there: a dcgm-exporter whose counters file lists DCGM_FI_PROF_SM_ACTIVE and "
+    "DCGM_FI_PROF_DRAM_ACTIVE, then inferscope sampler --counters auto,dcgm; or, while none runs: "
+    "sudo inferscope sampler --counters auto,pm"
 )
 _GIVE_GPU = (
     "if this machine has one: install its driver (nvidia-smi shows whether it is loaded); in a "
@@ -79,8 +98,7 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
     else:
         try:
             for device in find_devices(nvml, ()):
-                yield _device(nvml, device)
-                yield _calibrated_gpu(nvml, device, calibrations)
+                yield from _device(nvml, device, calibrations)
         except Unavailable as reason:
             yield Finding("GPU", False, str(reason))
         finally:
@@ -117,33 +135,69 @@ def _driver() -> Finding:
     return Finding("GPU driver", True, version)
 
 
-def _device(nvml: ModuleType, device: Device) -> Finding:
-    support = ask(nvml, lambda: nvml.nvmlGpmQueryDeviceSupport(device.handle))
-    has_gpm = support is not None and bool(support.isSupportedDevice)
-    found = f"{device.name}, {device.uuid}, {'GPM' if has_gpm else 'no GPM (before Hopper)'}"
+def _device(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Iterator[Finding]:
+    """Yield what there is to say of one device, of a sick one why there is no more."""
+    found = f"{device.name}, {device.uuid}"
     if device.is_divided:
         found += f", MIG: {len(device.instances)} instances"
-    return Finding("GPU", True, found)
+    try:
+        told = [_gpm(nvml, device), _calibrated_gpu(nvml, device, calibrations)]
+    except nvml.NVMLError as error:
+        fix = (
+            f"ask the driver: nvidia-smi -q -i {device.uuid}; sudo dmesg | grep -i xid; a device "
+            "that is lost returns when the machine is started again"
+        )
+        yield Finding("GPU", False, f"{found}, does not answer: {error}", fix)
+        return
+    yield Finding("GPU", True, found)
+    yield from told
+
+
+def _gpm(nvml: ModuleType, device: Device) -> Finding:
+    query = getattr(nvml, "nvmlGpmQueryDeviceSupport", None)
+    if query is None:
+        fix = "pip install -U nvidia-ml-py"
+        return Finding("GPM", False, "nvidia-ml-py is older than GPM: it is not read", fix)
+    support = ask(nvml, lambda: query(device.handle))
+    if support is None or not support.isSupportedDevice:
+        found = "none (before Hopper, or a virtual GPU): --counters auto tells no SM activity"
+        return Finding("GPM", False, found, _WITHOUT_GPM)
+    return Finding("GPM", True, "SM activity and memory traffic, with --counters auto")
 
 
 def _cupti() -> Finding:
     try:
         cupti = Cupti()
     except Unavailable as reason:
-        return Finding("CUPTI", False, f"no PM sampling: {reason}")
+        return Finding("CUPTI", False, f"no PM sampling: {reason}", _how_to_get_cupti())
     # 130001 is CUDA 13.0's; before 12.6 there was another scheme, and no PM sampling.
     cuda = f"{cupti.version // 10_000}.{cupti.version // 100 % 100}"
     return Finding("CUPTI", True, f"{cupti.version} (CUDA {cuda}), {cupti.path}")
 
 
+def _how_to_get_cupti() -> str:
+    """Return how to get the library that goes with the driver, as far as that is known."""
+    release = driver_version().partition(".")[0]
+    is_13 = release.isdecimal() and int(release) >= _CUDA_13_DRIVER
+    package = "nvidia-cuda-cupti>=13" if is_13 else "nvidia-cuda-cupti-cu12>=12.6"
+    number = 13 if is_13 else 12
+    return (
+        f'pip install "{package}", into the Python that samples; or name the toolkit\'s: '
+        f"{LIBRARY_VARIABLE}=/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.{number}"
+    )
+
+
 def _permission() -> Finding:
-    refused = may_profile()
-    if refused:
-        return Finding("PM sampling", False, refused, _ALLOW_COUNTERS)
+    is_allowed = may_profile()
+    if is_allowed is False:
+        return Finding("PM sampling", False, NOT_PERMITTED, _ALLOW_COUNTERS)
     held_by = rivals()
     if held_by:
-        fix = "stop it while you sample: dcgmi profile --pause, or end the profiler"
-        return Finding("PM sampling", False, f"{held_by} may hold the counters", fix)
+        found = f"{listed(held_by)} may hold the counters"
+        return Finding("PM sampling", False, found, how_to_pass(held_by))
+    if is_allowed is None:
+        found = "whether it is allowed is not known here: /proc/driver/nvidia/params is not to read"
+        return Finding("PM sampling", False, found, _ASK_AS_ADMIN)
     return Finding("PM sampling", True, "allowed, with --counters pm: bytes and SMs within a step")
 
 

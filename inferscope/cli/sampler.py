@@ -19,7 +19,7 @@ import msgspec
 from inferscope.cli.counters import sampled_sources
 from inferscope.cli.numbers import interval_ns
 from inferscope.cli.stopping import stoppable
-from inferscope.counters.cupti import may_profile
+from inferscope.counters.cupti import NOT_PERMITTED, PROFILERS, may_profile
 from inferscope.counters.dcgm import DEFAULT_URL
 from inferscope.counters.privilege import become, owner_of
 from inferscope.counters.processes import observed
@@ -43,6 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--device", action="append", default=[], metavar="ID",
         help="index or uuid, once per device (default: all that the driver shows)",
+    )  # fmt: skip
+    what.add_argument(
+        "--pm-despite", action="append", choices=PROFILERS, default=[], metavar="NAME",
+        help="a program that holds no counters now, though pm is refused because it could "
+        f"({', '.join(PROFILERS)}); once per program",
     )  # fmt: skip
     what.add_argument("--dcgm-url", default=DEFAULT_URL, metavar="URL", help="(%(default)s)")
     when = parser.add_argument_group("when")
@@ -81,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
         pm_interval_ns=options.pm_interval,
         dcgm_url=options.dcgm_url,
         devices=tuple(options.device),
+        pm_despite=tuple(options.pm_despite),
     )
     if options.once or options.json:
         _print(_looks(settings), is_json=options.json)
@@ -112,8 +118,8 @@ def _pid_of(engine_id: str, folder: Path) -> int:
 def _looks(settings: Settings) -> list[Look]:
     looks = look_once(settings, clock=SystemClock(), say=_say)
     if "pm" not in settings.sources:
-        refused = may_profile()
-        reason = f"{_PM_NEEDS_ASKING} {refused}" if refused else _PM_NEEDS_ASKING
+        refused = may_profile() is False
+        reason = f"{_PM_NEEDS_ASKING} {NOT_PERMITTED}" if refused else _PM_NEEDS_ASKING
         looks.append(Look("pm", reason, [], []))
     return looks
 

@@ -10,7 +10,7 @@ import ctypes
 import glob
 import os
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ _TOOLKITS = (
     "/usr/local/cuda*/lib",
     "/usr/local/cuda*/extras/CUPTI/lib64",
 )
-_PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
-_NOT_PERMITTED = (
+_METRICS_LIBRARY = "libnvperf_host.so"
+PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
+"""Programs that hold devices' counters, or may; DCGM's do so only while it profiles."""
+NOT_PERMITTED = (
     "performance counters are for root alone here. Run `inferscope sampler --counters pm` as root, "
     "or let everybody use them: NVreg_RestrictProfilingToAdminUsers=0 for the nvidia kernel module."
 )
 _IN_WORDS = {
-    layout.ERROR_INSUFFICIENT_PRIVILEGES: _NOT_PERMITTED,
+    layout.ERROR_INSUFFICIENT_PRIVILEGES: NOT_PERMITTED,
     layout.ERROR_VIRTUALIZED_PRIVILEGES: (
         "this virtual GPU's host does not let guests profile. Enable profiling for it there."
     ),
@@ -45,6 +47,8 @@ _IN_WORDS = {
     layout.ERROR_WSL_NOT_SUPPORTED: "WSL does not show the device's counters.",
     layout.ERROR_NOT_SUPPORTED: "this device cannot be sampled; that begins with Turing.",
 }
+_PARAMS = Path("/proc/driver/nvidia/params")
+_CAP_SYS_ADMIN = 1 << 21
 _HELD = (
     layout.ERROR_INVALID_OPERATION,
     layout.ERROR_HARDWARE,
@@ -120,26 +124,46 @@ def in_words(error: CuptiError) -> str:
         return known
     if error.code not in _HELD:
         return f"{error}."
-    held_by = rivals()
-    by = f"by {held_by}" if held_by else "perhaps by a profiler or DCGM outside this container"
+    held_by = named(PROFILERS)
+    by = (
+        f"by {listed(held_by)}"
+        if held_by
+        else "perhaps by a profiler or DCGM outside this container"
+    )
     return f"the device's counters are held, {by}. Stop that, or use --counters gpm. ({error})"
 
 
-def rivals() -> str:
-    """Return who may hold the devices' counters here: profilers, and DCGM."""
-    return ", ".join(f"{name} (process {pid})" for name, pid in sorted(named(_PROFILERS).items()))
+def rivals(despite: Container[str] = ()) -> dict[str, int]:
+    """Return who may hold the devices' counters here, profilers and DCGM, with their pids.
+
+    They are known by name only: whether DCGM profiles just now is not told to anybody.
+
+    Args:
+        despite: names of those that hold nothing, on the user's word.
+    """
+    return {name: pid for name, pid in named(PROFILERS).items() if name not in despite}
 
 
-def may_profile() -> str:
-    """Return why this process may not use the counters; empty where it may, as far as is known."""
+def listed(pid_by_name: Mapping[str, int]) -> str:
+    """Return programs in words."""
+    return ", ".join(f"{name} (process {pid})" for name, pid in sorted(pid_by_name.items()))
+
+
+def may_profile(params: Path = _PARAMS) -> bool | None:
+    """Tell whether this process may use the counters; None where that is not known.
+
+    Args:
+        params: the kernel module's settings, which containers and WSL may hide.
+    """
+    if _is_admin():
+        return True
     try:
-        told = Path("/proc/driver/nvidia/params").read_text(encoding="ascii", errors="replace")
+        told = params.read_text(encoding="ascii", errors="replace")
     except OSError:
-        return ""
-    is_restricted = any(
-        line.replace(" ", "") == "RmProfilingAdminOnly:1" for line in told.splitlines()
-    )
-    return _NOT_PERMITTED if is_restricted and not _is_admin() else ""
+        return None
+    words = [line.replace(" ", "").partition(":") for line in told.splitlines()]
+    restricted = next((word for name, _, word in words if name == "RmProfilingAdminOnly"), "")
+    return restricted == "0" if restricted else None
 
 
 def _is_admin() -> bool:

@@ -9,11 +9,19 @@ distance between the two clocks when they were decoded, and the fold places them
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 
 from inferscope.counters import cupti_layout as layout
-from inferscope.counters.cupti import Cupti, CuptiError, in_words, may_profile, rivals
+from inferscope.counters.cupti import (
+    NOT_PERMITTED,
+    Cupti,
+    CuptiError,
+    in_words,
+    listed,
+    may_profile,
+    rivals,
+)
 from inferscope.counters.cupti_session import Session
 from inferscope.counters.source import Claimer, Say, Unavailable, facts, silence
 from inferscope.probe.clock import Clock
@@ -78,6 +86,7 @@ class CuptiPmSource:
         period_ns: int,
         interval_ns: int,
         wanted: Sequence[str] = (),
+        despite: Container[str] = (),
         load: Callable[[], Cupti] = Cupti,
         list_devices: Callable[[], list[str]] = lambda: CudaDevices().uuids(),
     ) -> None:
@@ -90,6 +99,7 @@ class CuptiPmSource:
             period_ns: between two decodes.
             interval_ns: the windows' length.
             wanted: devices, by CUDA's number or uuid; none means all.
+            despite: programs of PROFILERS that hold no counters, on the user's word.
             load: loads the library.
             list_devices: returns the devices' uuids, in CUDA's order.
         """
@@ -99,6 +109,7 @@ class CuptiPmSource:
         self._say = say
         self._interval_ns = interval_ns
         self._wanted = wanted
+        self._despite = despite
         self._load = load
         self._list_devices = list_devices
         self._cupti: Cupti | None = None
@@ -111,15 +122,14 @@ class CuptiPmSource:
         Raises:
             Unavailable: on none, with the reason.
         """
-        held_by = rivals()
+        held_by = rivals(self._despite)
         if held_by:
             raise Unavailable(
-                f"{held_by} may hold the device's counters, and a second session would blank its "
-                "series. Stop it (dcgmi profile --pause), or use --counters gpm."
+                f"{listed(held_by)} may hold the device's counters, and a second session would "
+                f"blank its series. {how_to_pass(held_by)} Or use --counters gpm."
             )
-        refused = may_profile()
-        if refused:
-            raise Unavailable(refused)
+        if may_profile() is False:  # where that is not known, the library will tell
+            raise Unavailable(NOT_PERMITTED)
         uuids = self._list_devices()  # before CUPTI: it asks the driver
         cupti = self._load()
         try:
@@ -182,6 +192,17 @@ class CuptiPmSource:
         before_ns = self._clock.monotonic_ns()
         real_ns = self._clock.real_ns()
         return real_ns - (before_ns + self._clock.monotonic_ns()) // 2
+
+
+def how_to_pass(held_by: Mapping[str, int]) -> str:
+    """Return what to do about programs that may hold the counters."""
+    pids = " and ".join(str(pid) for _, pid in sorted(held_by.items()))
+    words = " ".join(f"--pm-despite {name}" for name in sorted(held_by))
+    return (
+        f"Stop process {pids} while you sample; or, where that profiles nothing "
+        "(of nv-hostengine, dcgmi profile --pause sees to that), say so: "
+        f"inferscope sampler --counters pm {words}."
+    )
 
 
 def _broke_off(uuid: str, error: CuptiError) -> str:

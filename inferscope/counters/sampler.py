@@ -48,6 +48,7 @@ class Settings:
         pm_interval_ns: the windows of PM sampling.
         dcgm_url: of dcgm-exporter's page.
         devices: by index or uuid; none means all.
+        pm_despite: programs that hold no counters, though they could.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class Settings:
     pm_interval_ns: int = 500_000
     dcgm_url: str = DEFAULT_URL
     devices: tuple[str, ...] = ()
+    pm_despite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def make_sources(settings: Settings, claims: Claimer, *, clock: Clock, say: Say)
             period_ns=period_ns,
             interval_ns=settings.pm_interval_ns,
             wanted=devices,
+            despite=settings.pm_despite,
         ),
         "dcgm": lambda: DcgmSource(
             claims, period_ns=period_ns, url=settings.dcgm_url, wanted=devices

@@ -27,6 +27,7 @@ class Recording:
         processes: by pid, the memory that it holds.
         use: by pid, the share of SM time in percent.
         unsupported: functions that this driver refuses.
+        fails: functions that fail, with which code.
         is_loaded: whether the kernel's part is there.
         calls: by function, how often it was called.
     """
@@ -36,6 +37,7 @@ class Recording:
     processes: dict[int, int] = field(default_factory=dict)
     use: dict[int, int] = field(default_factory=dict)
     unsupported: set[str] = field(default_factory=set)
+    fails: dict[str, int] = field(default_factory=dict)
     is_loaded: bool = True
     calls: dict[str, int] = field(default_factory=dict)
 
@@ -71,6 +73,8 @@ class RecordedLibrary:
             recording.calls[name] = recording.calls.get(name, 0) + 1
             if name in recording.unsupported:
                 return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            if name in recording.fails:
+                return recording.fails[name]
             is_of_device = arguments and isinstance(arguments[0], pynvml.c_nvmlDevice_t)
             if is_of_device and recording.now(arguments[0]).get("error"):
                 return int(recording.now(arguments[0])["error"])

@@ -13,7 +13,7 @@ import pytest
 from inferscope.counters import cupti, cupti_pm
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.claims import NoClaims
-from inferscope.counters.cupti import Cupti, CuptiError, in_words
+from inferscope.counters.cupti import Cupti, CuptiError, in_words, may_profile
 from inferscope.counters.cupti_pm import CuptiPmSource, uuid_text
 from inferscope.counters.cupti_session import choose_metrics, whole
 from inferscope.counters.source import Unavailable
@@ -158,22 +158,51 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in said(code)
 
 
-def pm(said: list[str]) -> CuptiPmSource:
+@pytest.mark.parametrize(
+    ("line", "is_allowed"),
+    [("RmProfilingAdminOnly: 1", False), ("RmProfilingAdminOnly: 0", True), ("Other: 1", None)],
+)
+def test_who_may_profile_is_known_from_the_driver_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_allowed: bool | None
+) -> None:
+    monkeypatch.setattr(cupti, "_CAP_SYS_ADMIN", 0)  # as a user who is not root
+    (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\n{line}\n")
+    assert may_profile(tmp_path / "params") is is_allowed
+    assert may_profile(tmp_path / "none") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may profile without being told so")
+def test_root_may_profile_whatever_the_driver_says(tmp_path: Path) -> None:
+    if may_profile(tmp_path / "none") is None:
+        pytest.skip("root without CAP_SYS_ADMIN, as containers have it")
+    (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
+    assert may_profile(tmp_path / "params") is True
+
+
+def pm(said: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:
     return CuptiPmSource(
         NoClaims(),
         clock=FakeClock(),
         say=said.append,
         period_ns=100_000_000,
         interval_ns=500_000,
+        despite=despite,
         list_devices=lambda: ["GPU-1"],
         load=lambda: Cupti("/nowhere/libcupti.so"),
     )
 
 
 def test_a_device_that_somebody_profiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupti_pm, "rivals", lambda: "nv-hostengine (process 812)")
-    with pytest.raises(Unavailable, match=r"nv-hostengine \(process 812\).*would blank"):
+    monkeypatch.setattr(cupti, "named", lambda names: {"nv-hostengine": 812, "nsys": 4})
+    monkeypatch.setattr(cupti_pm, "may_profile", lambda: True)
+    with pytest.raises(Unavailable, match=r"nv-hostengine \(process 812\).*would blank") as refused:
         pm([]).open(0)
+    assert "Stop process 4 and 812 while you sample" in str(refused.value)
+    assert "--pm-despite nsys --pm-despite nv-hostengine" in str(refused.value)
+    with pytest.raises(Unavailable, match=r"nsys \(process 4\) may hold"):
+        pm([], despite=("nv-hostengine",)).open(0)
+    with pytest.raises(Unavailable, match="no libcupti at /nowhere"):
+        pm([], despite=("nv-hostengine", "nsys")).open(0)
 
 
 def test_without_a_library_there_is_one_line() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pynvml
 import pytest
 
 from inferscope.cli import doctor_device as module
 from inferscope.cli.doctor_device import Finding, devices
+from inferscope.counters.cupti import LIBRARY_VARIABLE
 from tests.counters.conftest import Play
+from tests.counters.recorded_nvml import H200, Recording
 from tests.test_calibration import HERE
 
 UUID = "GPU-6f2a1c3e-58d4-4b7a-9c1e-2f0d3b5a7e91"
@@ -35,12 +38,88 @@ def test_a_device_is_named_and_each_thing_it_lacks_comes_with_what_would_give_it
     assert rows["GPU driver"].is_fine
     assert rows["GPU"].is_fine
     assert UUID in rows["GPU"].found
-    assert "GPM" in rows["GPU"].found
+    assert rows["GPM"].is_fine
     assert not rows["calibration"].is_fine
     assert rows["calibration"].fix.endswith("inferscope calibrate --device cuda:0")
     assert {"CUPTI", "PM sampling"} <= rows.keys()
     if not rows["PM sampling"].is_fine:
         assert rows["PM sampling"].fix
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize("asked", ["nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMaxClockInfo"])
+def test_a_device_that_is_lost_is_one_row_with_the_reason_and_the_rest_is_told(
+    play: Play, asked: str
+) -> None:
+    sick = Recording.of(H200)
+    sick.fails[asked] = int(pynvml.NVML_ERROR_GPU_IS_LOST)
+    play(sick)
+    rows = found(MEASURED)
+    assert not rows["GPU"].is_fine
+    assert UUID in rows["GPU"].found
+    assert "does not answer: GPU is lost" in rows["GPU"].found
+    assert f"nvidia-smi -q -i {UUID}" in rows["GPU"].fix
+    assert {"CUPTI", "PM sampling"} <= rows.keys()
+
+
+@pytest.mark.usefixtures("_driver")
+def test_a_binding_older_than_gpm_is_told_apart_from_a_device_without_it(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Recording.of(H200)
+    older.told["devices"][0]["has_gpm"] = False
+    play(older)
+    row = found()["GPM"]
+    assert not row.is_fine
+    assert "--counters auto,dcgm" in row.fix
+    monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
+    rows = found()
+    assert rows["GPU"].is_fine
+    assert rows["GPM"].fix == "pip install -U nvidia-ml-py"
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize(
+    ("driver", "package"),
+    [("580.95.05", '"nvidia-cuda-cupti>=13"'), ("560.35", '"nvidia-cuda-cupti-cu12>=12.6"')],
+)
+def test_a_missing_libcupti_comes_with_the_package_that_fits_the_driver(
+    monkeypatch: pytest.MonkeyPatch, driver: str, package: str
+) -> None:
+    monkeypatch.setenv(LIBRARY_VARIABLE, "/nowhere/libcupti.so")
+    monkeypatch.setattr(module, "driver_version", lambda: driver)
+    row = found()["CUPTI"]
+    assert not row.is_fine
+    assert f"pip install {package}" in row.fix
+    assert f"{LIBRARY_VARIABLE}=/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.1" in row.fix
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize(
+    ("is_allowed", "is_fine", "said"),
+    [(True, True, "allowed"), (False, False, "root alone"), (None, False, "not known here")],
+)
+def test_the_right_to_profile_is_claimed_only_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, is_allowed: bool | None, is_fine: bool, said: str
+) -> None:
+    monkeypatch.setattr(module, "may_profile", lambda: is_allowed)
+    monkeypatch.setattr(module, "rivals", dict)
+    row = found()["PM sampling"]
+    assert row.is_fine is is_fine
+    assert said in row.found
+    assert ("sudo inferscope sampler --counters pm" in row.fix) is not is_fine
+
+
+@pytest.mark.usefixtures("_driver")
+def test_who_may_hold_the_counters_is_to_be_stopped_or_vouched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "may_profile", lambda: True)
+    monkeypatch.setattr(module, "rivals", lambda: {"nv-hostengine": 812})
+    row = found()["PM sampling"]
+    assert "nv-hostengine (process 812)" in row.found
+    assert "process 812" in row.fix
+    assert row.fix.endswith("--counters pm --pm-despite nv-hostengine.")
 
 
 @pytest.mark.usefixtures("_driver")
