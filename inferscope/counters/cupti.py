@@ -173,19 +173,33 @@ def _is_admin() -> bool:
     except OSError:
         return os.geteuid() == 0
     effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), ": 0")
-    return bool(int(effective.split(":")[1], 16) & 1 << 21)
+    return bool(int(effective.split(":")[1], 16) & _CAP_SYS_ADMIN)
 
 
 def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
     path = path or os.environ.get(LIBRARY_VARIABLE)
     for candidate in [path] if path else _candidates():
         with suppress(OSError):
-            return candidate, ctypes.CDLL(candidate)
+            library = ctypes.CDLL(candidate)
+            _load_beside(candidate)
+            return candidate, library
     where = f"at {path}" if path else "here"
     raise Unavailable(
         f"there is no libcupti {where}. It comes with PyTorch for CUDA and with the CUDA toolkit; "
         f"{LIBRARY_VARIABLE} names one."
     )
+
+
+def _load_beside(path: str) -> None:
+    """Load what goes with a library, from its own folder.
+
+    CUPTI opens it by its bare name, when the first host object is made: the linker does not look
+    into site-packages, or it finds that of another CUDA.
+    """
+    folder = os.path.dirname(path)
+    if folder:
+        with suppress(OSError):
+            ctypes.CDLL(os.path.join(folder, _METRICS_LIBRARY))
 
 
 def _candidates() -> Iterator[str]:
@@ -195,5 +209,5 @@ def _candidates() -> Iterator[str]:
     folders += [Path(found) for pattern in _TOOLKITS for found in sorted(glob.glob(pattern))]
     for folder in folders:
         for soname in _SONAMES:
-            if (folder / soname).exists():
+            if os.path.exists(folder / soname):  # never raises, also where root alone may look
                 yield str(folder / soname)

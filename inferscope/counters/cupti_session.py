@@ -157,9 +157,7 @@ class Session:
                     self._cupti.call(function, params)
         if host is not None:
             with suppress(CuptiError):
-                self._cupti.call(
-                    "cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host)
-                )
+                close_host(self._cupti, host)
 
     def _begin(self, ordinal: int) -> None:
         cupti = self._cupti
@@ -289,6 +287,11 @@ def open_host(cupti: Cupti, chip: str, availability: Any) -> int:
     return host
 
 
+def close_host(cupti: Cupti, host: int) -> None:
+    """Give a host object back."""
+    cupti.call("cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host))
+
+
 def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
     """Return the metrics that a chip has, as many as it counts in one pass.
 
@@ -335,7 +338,7 @@ def _config(cupti: Cupti, chip: str, availability: Any, names: list[str]) -> tup
         cupti.call("cuptiProfilerHostGetNumOfPasses", passes)
         return config, passes.numOfPasses
     finally:
-        cupti.call("cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host))
+        close_host(cupti, host)
 
 
 def _availability(cupti: Cupti, ordinal: int) -> Any:

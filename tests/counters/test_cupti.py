@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,40 @@ def test_a_chip_that_needs_two_passes_gives_up_what_matters_least() -> None:
     metrics = choose_metrics(Cupti(LIBRARY), "TU102", None)
     assert {"dram_read_bytes", "dram_write_bytes", "sm_active_share"} <= metrics.by_word.keys()
     assert "tensor_share" not in metrics.by_word
+
+
+BECOME = """
+import sys
+from pathlib import Path
+from inferscope.counters.cupti import Cupti
+from inferscope.counters.cupti_session import choose_metrics
+from inferscope.counters.privilege import become
+from inferscope.counters.sampler import Settings, preload
+from inferscope.probe.clock import SystemClock
+preload(Settings(Path(sys.argv[1]), sources=("pm",)), clock=SystemClock())
+become(65534, keeps_admin=True)
+print(len(choose_metrics(Cupti(), "GH100", None).by_word))
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnvperf_host" in line})
+"""
+
+
+@needs_library
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_what_root_alone_may_read_is_all_loaded_before_root_is_given_up(tmp_path: Path) -> None:
+    mine = Path(shutil.copy(LIBRARY, tmp_path))
+    shutil.copy(Path(LIBRARY).parent / "libnvperf_host.so", tmp_path)
+    assert tmp_path.stat().st_mode & 0o077 == 0
+    done = subprocess.run(
+        [sys.executable, "-c", BECOME, str(tmp_path / "rings")],
+        env={**os.environ, "INFERSCOPE_CUPTI": str(mine)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    num_metrics, loaded = done.stdout.splitlines()
+    assert num_metrics == "6"
+    assert loaded == str(tmp_path / "libnvperf_host.so")
 
 
 @needs_library
