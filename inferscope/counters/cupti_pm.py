@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 
 from inferscope.counters import cupti_layout as layout
+from inferscope.counters.both_clocks import read_both
 from inferscope.counters.cupti import (
     NOT_PERMITTED,
     Cupti,
@@ -173,7 +174,8 @@ class CuptiPmSource:
                     f"{self.name}: the device's buffer overflowed and windows were lost. "
                     f"Use a longer --pm-interval than {self._interval_ns // 1000}us."
                 )
-            found = session.sample(windows, self._wall_less_ours(), source=self.name)
+            now = read_both(self._clock)
+            found = session.sample(windows, now.real_ns - now.host_ns, source=self.name)
             if found is not None:
                 told.append(found)
         return told
@@ -187,11 +189,6 @@ class CuptiPmSource:
         if cupti is not None:
             with suppress(CuptiError):
                 cupti.call("cuptiProfilerDeInitialize", layout.DeInitialize())
-
-    def _wall_less_ours(self) -> int:
-        before_ns = self._clock.monotonic_ns()
-        real_ns = self._clock.real_ns()
-        return real_ns - (before_ns + self._clock.monotonic_ns()) // 2
 
 
 def how_to_pass(held_by: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ import threading
 from msgspec.structs import replace
 
 from inferscope import __version__
+from inferscope.counters.both_clocks import read_both
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.log import KEYFRAME_NS
 from inferscope.records import (
@@ -31,8 +32,6 @@ from inferscope.ring.layout import STARTS_KEYFRAME
 from inferscope.ring.writer import RingWriter
 
 CLOCK_NS = 2_000_000_000
-_READINGS = 3
-"""Of both clocks, for one anchor: the best counts, for a thread may be interrupted in any."""
 
 
 class Tape:
@@ -112,15 +111,9 @@ class Tape:
         ring.bytes_since_keyframe = 0
 
     def _write_clock(self) -> None:
-        """Put the two clocks side by side, the wall's between two readings of ours."""
-        readings = []
-        for _ in range(_READINGS):
-            before_ns = self._clock.monotonic_ns()
-            real_ns = self._clock.real_ns()
-            readings.append((self._clock.monotonic_ns() - before_ns, before_ns, real_ns))
-        lasted_ns, before_ns, real_ns = min(readings)
-        error_ns = (lasted_ns + 1) // 2
-        self._write(Clock(0, real_ns, error_ns=error_ns, host_ns=before_ns + lasted_ns // 2))
+        """Put the two clocks side by side."""
+        now = read_both(self._clock)
+        self._write(Clock(0, now.real_ns, error_ns=now.error_ns, host_ns=now.host_ns))
         self._clock_due_ns = self._last_ns + CLOCK_NS
 
     def _report(self, ring: RingWriter, state: int, cost_ns: int) -> None:

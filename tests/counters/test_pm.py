@@ -213,6 +213,24 @@ def test_stamps_stay_what_they_were_when_the_wall_clock_is_set(stage: Stage, jum
     assert three.real_offset_ns == WALL_NS + jump_ns
 
 
+@pytest.mark.parametrize("interrupted", [0, 1, 2])
+def test_windows_stay_where_they_are_when_reading_the_clocks_is_interrupted(
+    stage: Stage, interrupted: int
+) -> None:
+    readings = itertools.count()
+
+    def real_ns() -> int:
+        told_ns = stage.clock.now_ns + WALL_NS
+        if next(readings) == interrupted:
+            stage.clock.now_ns += 400_000  # after the wall clock was read
+        return told_ns
+
+    stage.fill(10, from_ns=stage.clock.now_ns)
+    stage.clock.real_ns = real_ns  # type: ignore[method-assign]
+    (one,) = stage.read()
+    assert one.real_offset_ns == WALL_NS
+
+
 def test_an_anchor_stands_before_windows_and_behind_their_stamps(
     stage: Stage, tmp_path: Path
 ) -> None:
