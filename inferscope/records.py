@@ -383,6 +383,7 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
     """Raw device offset since the probe's first anchor; see `Clock`."""
     device_end_ns: int | None = None
     marks_ns: tuple[int, ...] = ()
+    """Within the step; nothing writes or reads them yet."""
     mode: str = "eager"
     padded_tokens: int = 0
     cold: bool = False

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.both_clocks import read_both
+from inferscope.counters.claims import SessionClaims
 from inferscope.counters.cupti import (
     NOT_PERMITTED,
     Cupti,
@@ -113,6 +114,7 @@ class CuptiPmSource:
         self._despite = despite
         self._load = load
         self._list_devices = list_devices
+        self._session_claims = SessionClaims()
         self._cupti: Cupti | None = None
         self._sessions: list[Session] = []
         self._has_overflowed = False
@@ -144,6 +146,7 @@ class CuptiPmSource:
                 continue
             try:
                 self._claims.take(uuid)
+                self._session_claims.take(uuid)
                 session = Session(cupti, ordinal, uuid, interval_ns=self._interval_ns)
             except (Unavailable, CuptiError) as error:
                 reason = in_words(error) if isinstance(error, CuptiError) else str(error)
@@ -189,6 +192,7 @@ class CuptiPmSource:
         if cupti is not None:
             with suppress(CuptiError):
                 cupti.call("cuptiProfilerDeInitialize", layout.DeInitialize())
+        self._session_claims.close()
 
 
 def how_to_pass(held_by: Mapping[str, int]) -> str:

@@ -3,15 +3,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
-from inferscope.counters.claims import Claims
+from inferscope.counters.claims import Claims, SessionClaims
 from inferscope.counters.source import Unavailable
 
+HOLD_SESSION = """
+import os, sys
+from inferscope.counters.claims import SessionClaims
+os.setuid(int(sys.argv[2]))
+claims = SessionClaims()
+claims.take(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
 HOLD = """
 import sys
+import uuid
 from pathlib import Path
 from inferscope.counters.claims import Claims
 claims = Claims(Path(sys.argv[1]))
@@ -63,3 +74,50 @@ def test_a_name_from_outside_leads_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot open"):
         claims.take("GPU-9")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.fixture
+def device() -> str:
+    """Name a device that no other test on this machine has."""
+    return f"GPU-{uuid.uuid4()}"
+
+
+@pytest.mark.parametrize("uid", [os.getuid(), 65534])
+def test_a_session_is_one_for_all_folders_and_users_and_goes_with_its_process(
+    device: str, uid: int
+) -> None:
+    if uid != os.getuid() and os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_SESSION, device, str(uid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    claims = SessionClaims()
+    claims.take(f"{device}0")  # a name that only begins like it
+    with pytest.raises(Unavailable) as refused:
+        claims.take(device)
+    assert str(refused.value) == (
+        f"{device} is sampled by PM already, by process {holder.pid}: this one waits to take over."
+    )
+    holder.kill()
+    holder.communicate()
+    claims.take(device)
+    claims.take(device)
+    claims.close()
+    claims.close()
+
+
+def test_a_session_that_is_taken_is_told_so_where_the_kernel_names_nobody(
+    device: str, tmp_path: Path
+) -> None:
+    first, second = SessionClaims(), SessionClaims(tmp_path / "none")
+    first.take(device)
+    with pytest.raises(Unavailable, match="sampled by PM already, it seems"):
+        second.take(device)
+    first.close()
+    second.take(device)
+    second.close()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import struct
-from collections.abc import Container
+import uuid
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from tests.probe.fakes import FakeClock, records
 
 INTERVAL = 500_000
 PERIOD = 100_000_000
+UUID = f"GPU-{uuid.uuid4()}"
+"""That no other run of these tests has a session on."""
 WALL_NS = 5
 """That FakeClock's wall clock is ahead by."""
 
@@ -119,7 +123,7 @@ class Stage:
             period_ns=PERIOD,
             interval_ns=INTERVAL,
             load=lambda: self.toy,  # type: ignore[arg-type, return-value]
-            list_devices=lambda: ["GPU-1"],
+            list_devices=lambda: [UUID],
         )
 
     def fill(self, num: int, *, from_ns: int, read_bytes: float = 1e6, sm: float = 50.0) -> int:
@@ -136,12 +140,13 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Stage:
+def stage() -> Iterator[Stage]:
     stage = Stage()
     (opened,) = stage.source.open(stage.clock.now_ns)
     assert opened.facts["chip"] == "GH100"
     assert "missing" not in opened.facts
-    return stage
+    yield stage
+    stage.source.close()
 
 
 def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
@@ -186,6 +191,19 @@ def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
     assert two.values["num_dropped"] == 3
     assert len(stage.said) == 1
     assert "longer --pm-interval than 500us" in stage.said[0]
+
+
+def test_a_second_source_leaves_a_device_s_session_alone_until_the_first_has_ended(
+    stage: Stage,
+) -> None:
+    second = Stage()
+    with pytest.raises(Unavailable, match=f"{UUID} is sampled by PM already, by process {os.getpid()}"):
+        second.source.open(0)
+    assert "cuptiPmSamplingEnable" not in second.toy.calls
+    second.source.close()
+    stage.source.close()
+    second.source.open(0)
+    second.source.close()
 
 
 def stamps(one: CounterSample) -> list[int]:
@@ -291,7 +309,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
     ("code", "said"),
     [
         (layout.ERROR_OUT_OF_MEMORY, "overflowed.*longer --pm-interval"),
-        (layout.ERROR_UNKNOWN, "sampling GPU-1 broke off"),
+        (layout.ERROR_UNKNOWN, f"sampling {UUID} broke off"),
     ],
 )
 def test_a_session_that_breaks_off_is_told(stage: Stage, code: int, said: str) -> None:
