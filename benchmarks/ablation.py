@@ -11,10 +11,12 @@ settled before the next one: `Scene.settle`.
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +59,34 @@ class StepShape:
         return self.chunks + self.decodes
 
 
-_SETTLING_STEPS = 3
-"""By when most of what the caches had lost is back."""
+SETTLING_STEPS = 3
+"""By when most of what a processor's caches had lost is back."""
+
+Work: TypeAlias = Callable[[], list[int]]
+Stopwatch: TypeAlias = Callable[[Work], tuple[list[int], int]]
+"""Does work; returns its result and how many ns it took."""
+
+
+def thread_time(work: Work) -> tuple[list[int], int]:
+    """Time by this thread's processor time: another process on its core does not count."""
+    began_ns = time.thread_time_ns()
+    tokens = work()
+    return tokens, time.thread_time_ns() - began_ns
 
 
 class Scene:
     """A step's requests, ready to be run in any company."""
 
-    def __init__(self, engine: Engine, runner: Runner, shape: StepShape, draw: random.Random):
+    def __init__(
+        self,
+        engine: Engine,
+        runner: Runner,
+        shape: StepShape,
+        draw: random.Random,
+        *,
+        stopwatch: Stopwatch = thread_time,
+        settling_steps: int = SETTLING_STEPS,
+    ) -> None:
         """Take blocks and compute what precedes the step.
 
         Args:
@@ -72,8 +94,11 @@ class Scene:
             runner: the engine's.
             shape: of the step.
             draw: of the prompts.
+            stopwatch: times a step. The default is right where one thread computes it all.
+            settling_steps: decodes before each run, for `settle`.
         """
         self._pool, self._runner = engine.pool, runner
+        self._stopwatch, self._settling_steps = stopwatch, settling_steps
         self._slices = []
         for seat, part in enumerate(shape.parts):
             num = part.context + part.num_tokens
@@ -93,14 +118,12 @@ class Scene:
             self._compute_context(self._slices[-1], engine.options.token_budget)
 
     def sample(self, members: Sequence[int]) -> tuple[list[int], int]:
-        """Run a step of some requests; return the sampled tokens and its processor time in ns.
+        """Run a step of some requests; return the sampled tokens and how many ns it took.
 
-        Of one thread, which computes it all: another process on its core does not count.
+        As a probe times it: what precedes the first launch is left out.
         """
         batch = self._runner.prepare(_plan([self._slices[at] for at in members]))
-        began_ns = time.thread_time_ns()
-        tokens = self._runner.execute(batch)
-        return tokens, time.thread_time_ns() - began_ns
+        return self._stopwatch(lambda: self._runner.execute(batch))
 
     def settle(self, members: Sequence[int]) -> None:
         """Run what a server of these requests alone has run just before: steps of its decodes.
@@ -111,9 +134,9 @@ class Scene:
         would be charged for the order.
         """
         decoding = [self._slices[at] for at in members if self._slices[at].num_tokens == 1]
-        if decoding:
+        if decoding and self._settling_steps:
             batch = self._runner.prepare(_plan(decoding))
-            for _ in range(_SETTLING_STEPS):
+            for _ in range(self._settling_steps):
                 self._runner.execute(batch)
 
     def close(self) -> None:
@@ -188,7 +211,7 @@ class Runs:
     Attributes:
         coalition: [runs], by number.
         round: [runs]; in each round every coalition but that of nobody is run once.
-        took_ns: [runs], processor time.
+        took_ns: [runs].
     """
 
     coalition: Ints
@@ -202,9 +225,21 @@ class Runs:
 
 
 def measure(
-    scene: Scene, members: Sequence[list[int]], *, repeats: int, draw: random.Random
+    scene: Scene,
+    members: Sequence[list[int]],
+    *,
+    repeats: int,
+    draw: random.Random,
+    until_s: float = math.inf,
 ) -> Runs:
     """Run every coalition many times, each round in an order of its own.
+
+    Args:
+        scene: of the step.
+        members: of each coalition, nobody first, everybody last.
+        repeats: rounds.
+        draw: of the orders.
+        until_s: on the monotonic clock; no round begins later, but for two, of which halves are.
 
     Raises:
         AssertionError: the last coalition does not always sample the same tokens, so running the
@@ -217,6 +252,8 @@ def measure(
     gc.disable()
     try:
         for at_round in range(repeats):
+            if at_round >= 2 and time.monotonic() > until_s:
+                break
             for at in draw.sample(range(1, len(members)), everybody):
                 scene.settle(members[at])
                 tokens, took_ns = scene.sample(members[at])

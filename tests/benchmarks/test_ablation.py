@@ -68,8 +68,33 @@ def test_before_a_coalition_is_timed_its_decodes_run_alone(
     for at in runs.coalition:
         tokens = [shape.parts[member].num_tokens for member in coalitions.members[at]]
         num_decodes = tokens.count(1)
-        for _ in range(ablation._SETTLING_STEPS if num_decodes else 0):
+        for _ in range(ablation.SETTLING_STEPS if num_decodes else 0):
             assert next(left) == [1] * num_decodes
         assert sorted(next(left)) == sorted(tokens)
     assert next(left, None) is None
     assert engine.pool.num_used == 0
+
+
+def test_a_device_is_timed_by_its_own_stopwatch_and_needs_no_settling(
+    modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, ablation = modules
+    engine, runner = served.open_engine("random:tiny", "float32")
+    draw = random.Random(3)
+    decodes = tuple(ablation.Part(1, 20 + at, True) for at in range(3))
+    shape = ablation.StepShape((ablation.Part(16, 0, True),), decodes, is_pooled=False)
+    timed: list[int] = []
+
+    def stopwatch(work: Any) -> tuple[list[int], int]:
+        tokens = work()
+        timed.append(len(tokens))
+        return tokens, 7 * len(tokens)
+
+    scene = ablation.Scene(engine, runner, shape, draw, stopwatch=stopwatch, settling_steps=0)
+    coalitions = ablation.coalitions(shape, 2.0)
+    spy = Spy(runner, monkeypatch)
+    runs = ablation.measure(scene, coalitions.members, repeats=9, draw=draw, until_s=0.0)
+    scene.close()
+    assert len(spy.ran) == len(timed) == 1 + 2 * 15  # two rounds, for the halves of them
+    assert runs.round.max() == 1
+    assert runs.took_ns.tolist() == [7 * len(coalitions.members[at]) for at in runs.coalition]
