@@ -26,6 +26,7 @@ from typing import Any
 
 import pynvml
 from probe_cost import machine
+from process_clock import process_cpu_ns
 
 from inferscope.counters.claims import NoClaims
 from inferscope.counters.gpm import GpmSource
@@ -40,7 +41,6 @@ from tests.counters.recorded_nvml import H200, RecordedLibrary, Recording
 
 TARGET_SHARE, PM_TARGET_SHARE = 0.02, 0.15
 _WARM_UP_S = 3.0
-_CPUCLOCK_SCHED = 2
 _ENGINE = """
 import sys
 from inferscope.probe import EngineInfo, Probe
@@ -77,10 +77,9 @@ def whole_process(counters: str, seconds: float, num_engines: int) -> dict[str, 
             sampler = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
             try:
                 time.sleep(_WARM_UP_S)
-                clock = ~sampler.pid << 3 | _CPUCLOCK_SCHED
-                began_ns, cpu_ns = time.monotonic_ns(), time.clock_gettime_ns(clock)
+                began_ns, cpu_ns = time.monotonic_ns(), process_cpu_ns(sampler.pid)
                 time.sleep(seconds)
-                spent_ns = time.clock_gettime_ns(clock) - cpu_ns
+                spent_ns = process_cpu_ns(sampler.pid) - cpu_ns
                 wall_ns = time.monotonic_ns() - began_ns
             finally:
                 sampler.terminate()

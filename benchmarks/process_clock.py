@@ -1,0 +1,16 @@
+"""The processor time of another process, by the kernel's own clock of it."""
+
+from __future__ import annotations
+
+import time
+
+_CPUCLOCK_SCHED = 2
+
+
+def process_cpu_ns(pid: int) -> int:
+    """Return the processor time of a process so far, all its threads together (Linux).
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
