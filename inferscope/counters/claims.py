@@ -101,7 +101,7 @@ class SessionClaims:
             raise Unavailable(
                 f"{device} is sampled by PM already, {why}: this one waits to take over."
             ) from None
-        held = (first,)
+        held: tuple[socket.socket, ...] = (first,)
         with suppress(OSError):  # a name that somebody has taken in vain says no less
             held += (_bound(f"{name}/{os.getpid()}"),)
         self._held[device] = held

@@ -197,7 +197,9 @@ def test_a_second_source_leaves_a_device_s_session_alone_until_the_first_has_end
     stage: Stage,
 ) -> None:
     second = Stage()
-    with pytest.raises(Unavailable, match=f"{UUID} is sampled by PM already, by process {os.getpid()}"):
+    with pytest.raises(
+        Unavailable, match=f"{UUID} is sampled by PM already, by process {os.getpid()}"
+    ):
         second.source.open(0)
     assert "cuptiPmSamplingEnable" not in second.toy.calls
     second.source.close()
