@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +109,24 @@ class Decoding:
 
 def run_pairs(
     engine: Engine, probe: Probe, batch: int, *, pairs: int, steps: int
-) -> Iterator[Pair]:
-    """Yield pairs of stretches; contexts start anew now and then, for they grow."""
+) -> Generator[Pair, None, None]:
+    """Yield pairs of stretches; contexts start anew now and then, for they grow.
+
+    Closed before its end, it ends the batch as it stands.
+    """
     draw = random.Random(batch)
     none = Probe.disabled()
     for first in range(0, pairs, _PAIRS_PER_BATCH):
         num = min(_PAIRS_PER_BATCH, pairs - first)
         decoding = Decoding(engine, probe, batch, most_steps=2 * steps * (num + 1) + 16)
-        for _ in range(num):
-            took: dict[bool, list[int]] = {}
-            for is_on in draw.sample([True, False], 2):
-                took[is_on] = decoding.run(probe if is_on else none, steps)
-            yield Pair(took[True], took[False])
-        decoding.close()
+        try:
+            for _ in range(num):
+                took: dict[bool, list[int]] = {}
+                for is_on in draw.sample([True, False], 2):
+                    took[is_on] = decoding.run(probe if is_on else none, steps)
+                yield Pair(took[True], took[False])
+        finally:
+            decoding.close()
 
 
 def calls_ns(engine: Engine, probe: Probe, batch: int) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,12 +33,21 @@ def test_all_limits_together_fit_into_nine_minutes() -> None:
     assert all(part.seconds < part.limit_s for part in kit.PARTS.values())
 
 
+BANKED = (
+    "import json, sys, time\n"
+    "row = {'status': 'unfinished', 'rows': {'first': 1}, 'lines': ['first: 1']}\n"
+    "open(sys.argv[2], 'w').write(json.dumps(row))\n"
+)
+
+
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [
-        ("import sys; sys.exit(3)", "failed", "left no result"),
-        ("import time; time.sleep(60)", "failed", "not done in 1 s"),
+        ("import sys; sys.exit(3)", "failed", "ended with 3 and left no result"),
+        ("import time; time.sleep(60)", "failed", "not done in 2 s and left no result"),
         ("import os; os.kill(os.getpid(), 9)", "failed", "ended with -9"),
+        (f"{BANKED}time.sleep(60)", "failed", "not done in 2 s; the rows before that stand"),
+        (f"{BANKED}sys.exit(5)", "failed", "ended with 5; the rows before that stand"),
         (
             "import sys; open(sys.argv[2], 'w').write('{\"status\": \"measured\"}')",
             "measured",
@@ -47,40 +58,78 @@ def test_all_limits_together_fit_into_nine_minutes() -> None:
 def test_a_part_that_breaks_is_told_and_costs_the_others_nothing(
     tmp_path: Path, program: str, status: str, reason: str
 ) -> None:
-    kit = runner()
-    path = tmp_path / "part.py"
-    path.write_text(program)
-    kit.PARTS["x"] = kit.Part(str(path), 1, 1 if "sleep" in program else 20)
-    options = argparse.Namespace(out=tmp_path, model="m", device="cuda:0", dry_run=False)
-    kit.HERE = tmp_path
-    result = kit.run("x", options)
+    result = ran(runner(), tmp_path, program, 2 if "sleep" in program else 20)
     assert result["status"] == status
     assert reason in result.get("reason", "")
+    assert ("rows" in result) is (BANKED in program)
+    assert not list(tmp_path.glob("*.json"))  # what it left is taken over
+
+
+def ran(kit: ModuleType, folder: Path, program: str, limit_s: int) -> dict[str, Any]:
+    path = folder / "part.py"
+    path.write_text(program)
+    kit.PARTS["x"] = kit.Part(str(path), 1, limit_s)
+    options = argparse.Namespace(out=folder, model="m", device="cuda:0", dry_run=False)
+    result: dict[str, Any] = kit.run("x", options)
+    return result
+
+
+@pytest.mark.parametrize("ending", ["", "time.sleep(60)"])
+def test_nothing_that_a_part_has_started_outlives_it(tmp_path: Path, ending: str) -> None:
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    told = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {stubborn!r}])\n"
+        f"pathlib.Path({str(told)!r}).write_text(str(child.pid))\n{ending}\n"
+    )
+    kit = runner()
+    kit._ENDING = ((signal.SIGTERM, 0.5), (signal.SIGKILL, 2.0))
+    ran(kit, tmp_path, program, 3)
+    state = Path(f"/proc/{told.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_table_is_there_after_every_part_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit, out = runner(), tmp_path / "out"
+    first = "import json, sys; told = {'status': 'measured', 'lines': ['one line']}\n"
+    second = (
+        "import json, pathlib, sys\n"
+        "left = pathlib.Path(sys.argv[2])\n"
+        "told = {'status': 'measured', 'lines': sorted(p.name for p in left.parent.iterdir())}\n"
+    )
+    for name, program in (("x", first), ("y", second)):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"{program}open(sys.argv[2], 'w').write(json.dumps(told))\n")
+        kit.PARTS[name] = kit.Part(path.name, 1, 20)
+    monkeypatch.setattr(kit, "HERE", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts", "x,y"])
+    assert kit.main() == 0
+    names = ["evidence.json", "evidence.txt"]
+    assert json.loads((out / "evidence.json").read_text())["parts"]["y"]["lines"] == names
+    assert sorted(path.name for path in out.iterdir()) == names
+    table = (out / "evidence.txt").read_text()
+    assert "(x) measured\n    one line\n(y) measured" in table
+    assert table in capsys.readouterr().out
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_dry_run_measures_what_a_cpu_can_and_says_what_the_others_need(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(KIT / "run.py"),
-            "--out",
-            str(tmp_path),
-            "--parts",
-            "g,d",
-            "--dry-run",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    command = [sys.executable, str(KIT / "run.py"), "--out", str(tmp_path), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads((tmp_path / "evidence.json").read_text())["parts"]
-    assert parts["g"]["status"] == "unmet"
-    assert "GPU" in parts["g"]["reason"]
-    assert parts["d"]["status"] == "dry"
-    assert [row["batch"] for row in parts["d"]["rows"]] == [1, 4]
+    for name in "abcg":
+        assert (parts[name]["status"], parts[name]["reason"]) == ("unmet", "needs an NVIDIA GPU")
+    assert [parts[name]["status"] for name in "def"] == ["dry"] * 3
+    assert list(parts["d"]["rows"]) == ["batch 1", "batch 4"]
+    assert {"ceilings", "decode 4", "prefill 64", "transformers 4"} <= parts["e"]["rows"].keys()
+    assert parts["e"]["rows"]["transformers 4"]["over_engine"] > 0
+    assert parts["f"]["rows"]["score"]["num_steps"] >= 1
+    assert set(parts["f"]["rows"]["score"]["misallocated"]) == {"fair", "tokens", "equal"}
     table = (tmp_path / "evidence.txt").read_text()
-    assert "(g) unmet" in table
-    assert "batch 4" in table
+    assert "(g) unmet: needs an NVIDIA GPU" in table
+    assert "batch 4: step" in table

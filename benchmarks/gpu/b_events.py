@@ -1,45 +1,47 @@
-"""(b) What timing events cost the host, and how much of a step's span the device is busy."""
+"""(b) What timing events cost the host, in graphs too, and how busy the device is within a span."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import torch
-from load import Decoding, open_engine
-from part import Setting, Unmet, main
+from load import Decoding, blocks_for, open_engine
+from part import Bank, Setting, Unmet, main, release, shown
 from watched import Sampler, Windows, told
 
+from inferscope.engine import Engine
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
 from inferscope.records import StepSpan
 
 _CALLS = 2000
+_BATCHES = (1, 16, 64)
+_CONTEXT, _STEPS = 256, 100
+_REPLAYS = 20
+_COPY_BYTES, _COPIES = 1 << 30, 8
 
 
-def measure(setting: Setting) -> dict[str, Any]:
-    """Time the calls, then hold spans against PM sampling's busy share."""
+def measure(setting: Setting, bank: Bank) -> None:
+    """Time the calls, try events in graphs, then hold spans against PM sampling's busy share."""
     setting.need_gpu()
-    costs = call_costs()
-    lines = ["events: " + ", ".join(f"{name} {ns / 1e3:.2f} µs" for name, ns in costs.items())]
-    result: dict[str, Any] = {"call_ns": costs, "lines": lines}
-    try:
-        result["spans"] = spans_against_busy(setting)
-    except Unmet as reason:
-        result["spans"] = {"reason": str(reason)}
-        lines.append(f"spans against busy time: {reason}")
-        return result
-    lines += [
-        f"batch {row['batch']}: spans are {row['span_over_wall']:.1%} of the wall, "
-        f"the device is busy for {row['busy_over_span']:.1%} of them"
-        for row in result["spans"]
-    ]
-    return result
+    with bank.row("calls"):
+        costs = call_costs()
+        line = ", ".join(f"{name} {ns / 1e3:.2f} µs" for name, ns in costs.items())
+        bank.keep("calls", costs, f"events: {line}")
+    with bank.row("in graphs"):
+        bank.keep("in graphs", *events_in_graphs())
+    release()
+    with bank.row("spans"):
+        engine = open_engine(setting, num_blocks=blocks_for(max(_BATCHES), _CONTEXT + 2 * _STEPS))
+        spans_against_busy(engine, setting.model, bank)
 
 
 def call_costs() -> dict[str, float]:
@@ -62,46 +64,109 @@ def call_costs() -> dict[str, float]:
     return found
 
 
-def spans_against_busy(setting: Setting) -> list[dict[str, Any]]:
+def events_in_graphs() -> tuple[dict[str, Any], str]:
+    """Record events within a CUDA graph, and hold what they say against events around its replay.
+
+    Raises:
+        Unmet: this torch has no events for that.
+    """
+    try:
+        first, last = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+    except TypeError:
+        raise Unmet("this torch's events take no external=True") from None
+    source = torch.ones(_COPY_BYTES // 4, device="cuda")
+    copied = torch.zeros_like(source)
+    torch.cuda.synchronize()
+    graphs = {}
+    for is_timed in (True, False):
+        graphs[is_timed] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[is_timed]):
+            if is_timed:
+                first.record()
+            for _ in range(_COPIES):
+                copied.copy_(source)
+            if is_timed:
+                last.record()
+    inside_ms, launch_ns = [], dict[bool, list[int]]()
+    around_ms: dict[bool, list[float]] = {True: [], False: []}
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(_REPLAYS):
+        for is_timed, graph in graphs.items():
+            before.record()
+            began_ns = time.perf_counter_ns()
+            graph.replay()
+            launch_ns.setdefault(is_timed, []).append(time.perf_counter_ns() - began_ns)
+            after.record()
+            torch.cuda.synchronize()
+            around_ms[is_timed].append(before.elapsed_time(after))
+            if is_timed:
+                inside_ms.append(first.elapsed_time(last))
+    row = {
+        "inside_ms": statistics.median(inside_ms),
+        "around_ms": statistics.median(around_ms[True]),
+        "around_without_ms": statistics.median(around_ms[False]),
+        "launch_us": statistics.median(launch_ns[True]) / 1e3,
+        "launch_without_us": statistics.median(launch_ns[False]) / 1e3,
+    }
+    return row, (
+        f"events in a graph say {row['inside_ms']:.3f} ms, those around it "
+        f"{row['around_ms']:.3f} ({row['around_without_ms']:.3f} without the inner ones); its "
+        f"replay takes the host {row['launch_us']:.0f} µs, {row['launch_without_us']:.0f} without"
+    )
+
+
+def spans_against_busy(engine: Engine, model: str, bank: Bank) -> None:
     """Decode under probe and PM sampling; compare sums over the same stretch."""
-    engine = open_engine(setting)
-    rows = []
-    for batch in (1, 16, 64):
-        with tempfile.TemporaryDirectory() as folder, Sampler("pm") as sampler:
-            os.environ["INFERSCOPE_DIR"] = folder
-            info, timer = describe(engine, name=setting.model), step_timer(engine.model.device)
-            probe = engine.probe = Probe.open(info, timer=timer)
-            decoding = Decoding(engine, batch=batch, context=256)
-            first_ns = time.monotonic_ns()
-            phase = decoding.run(100)
-            decoding.close()
-            time.sleep(0.3)
+    with Sampler("pm") as sampler:
+        sampler.of("pm")
+        for batch in _BATCHES:
+            name = f"batch {batch}"
+            with bank.row(name):
+                row = spans_of(engine, model, batch, sampler)
+                bank.keep(
+                    name,
+                    row,
+                    f"batch {batch}: spans are {row['span_over_wall']:.1%} of the wall, the device "
+                    f"is busy for {shown(row['busy_over_span'], '.1%')} of them",
+                )
+
+
+def spans_of(engine: Engine, model: str, batch: int, sampler: Sampler) -> dict[str, Any]:
+    """Return a batch's spans against its busy time; None for what PM sampling did not see."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["INFERSCOPE_DIR"] = folder
+        timer = step_timer(engine.model.device)
+        probe = engine.probe = Probe.open(describe(engine, name=model), timer=timer)
+        try:
+            with closing(Decoding(engine, batch=batch, context=_CONTEXT)) as decoding:
+                phase = decoding.run(_STEPS)
+            sampler.refresh()
+        finally:
             probe.close()
             engine.probe = Probe.disabled()
-            assert probe.path is not None
-            spans = [
-                span
-                for span in told(probe.path, StepSpan)
-                if first_ns <= span.launch_start_ns and span.ready_ns <= phase.end_ns + 10**8
-            ][:100]
-        busy = Windows(sampler.of("pm"), "busy_share")
-        share = busy.mean(phase.start_ns, phase.end_ns)
-        span_ns = sum(
-            span.device_end_ns - span.device_start_ns
-            for span in spans
-            if span.device_start_ns is not None and span.device_end_ns is not None
-        )
-        wall_ns = phase.end_ns - phase.start_ns
-        rows.append(
-            {
-                "batch": batch,
-                "num_spans": len(spans),
-                "span_over_wall": span_ns / wall_ns,
-                "busy_over_wall": share,
-                "busy_over_span": (share or 0.0) * wall_ns / max(1, span_ns),
-            }
-        )
-    return rows
+        if probe.path is None:
+            raise Unmet("the probe has no ring here")
+        spans = [
+            span
+            for span in told(probe.path, StepSpan)
+            if phase.start_ns <= span.launch_start_ns <= phase.end_ns
+        ]
+    span_ns = sum(
+        span.device_end_ns - span.device_start_ns
+        for span in spans
+        if span.device_start_ns is not None and span.device_end_ns is not None
+    )
+    if not span_ns:
+        raise Unmet(f"none of {len(spans)} spans has device times")
+    wall_ns = phase.end_ns - phase.start_ns
+    busy = Windows(sampler.of("pm"), "busy_share").mean(phase.start_ns, phase.end_ns)
+    return {
+        "num_spans": len(spans),
+        "num_steps": phase.num_steps,
+        "span_over_wall": span_ns / wall_ns,
+        "busy_over_wall": busy,
+        "busy_over_span": None if busy is None else busy * wall_ns / span_ns,
+    }
 
 
 if __name__ == "__main__":

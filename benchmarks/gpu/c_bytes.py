@@ -1,158 +1,242 @@
 """(c) Model bytes against PM sampling and Nsight Compute, and what 100 ms windows make of them.
 
 Decode and prefill phases run by themselves: bytes per step by the model and by the counters. Then
-they alternate; the counters' windows are joined to 100 ms ones, as GPM has them, and a regression
-on the model's bytes per phase must find what the short windows say.
+they alternate; the counters' windows are joined to 100 ms ones, as GPM has them, and the regression
+that `collect` uses must find what the short windows say. Last, with the device's memory free again,
+Nsight Compute counts one step of either phase.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
+import time
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from load import Decoding, Phase, open_engine, prefill
-from part import Setting, main
-from watched import Sampler, Windows
+from load import Decoding, Phase, blocks_for, open_engine, prefill
+from nsight import count_step
+from one_step import DECODE_BATCH, DECODE_CONTEXT, PREFILL_TOKENS
+from part import Bank, Setting, Unmet, main, release, shown
+from watched import Sampler, Traffic
 
+from inferscope.attribution.regression import FEWEST_WINDOWS, condition, estimate
 from inferscope.engine import Engine
 
-_LONG_NS = 100_000_000
-_NCU_S = 60
-_NCU_METRICS = "dram__bytes_read.sum,dram__bytes_write.sum"
+LONG_NS = 100_000_000
+_DECODES = ((1, 512), (DECODE_BATCH, DECODE_CONTEXT), (64, 512), (16, 4096))
+_PREFILLS = (256, PREFILL_TOKENS)
+_DECODE_STEPS, _PREFILL_PROMPTS = 40, 10
+_LEAST_TURNS, _MOST_TURNS, _TURNS_S = 11, 60, 8.0
+"""Enough for 50 windows, with some to spare."""
+_NCU_S = 40.0
+BOUNDS = {"decode": 0.05, "prefill": 0.20, "pm": 0.03}
+"""How far the model may be off Nsight Compute by phase, and PM sampling off it (ATTRIBUTION 7)."""
 
 
-def measure(setting: Setting) -> dict[str, Any]:
-    """Run the phases alone, then in turn."""
+def measure(setting: Setting, bank: Bank) -> None:
+    """Run the phases alone, then in turn, then under Nsight Compute."""
     setting.need_gpu()
-    engine = open_engine(setting)
-    # The same weights for prompts of their own: the batch stands still meanwhile, and every byte
-    # that is moved between the first phase and the last belongs to one of them.
-    beside = Engine(engine.model, replace(engine.options, num_blocks=512, max_running=4))
-    phases: dict[str, Phase] = {}
-    alternating: list[tuple[str, Phase]] = []
+    with bank.row("pm"):
+        by_counters(setting, bank)
+    release()  # Nsight Compute runs a process of its own, with weights of its own
+    for phase, of_pm in (
+        ("decode", decode_name(DECODE_BATCH, DECODE_CONTEXT)),
+        ("prefill", prefill_name(PREFILL_TOKENS)),
+    ):
+        name = f"ncu {phase}"
+        with bank.row(name):
+            counted, modelled = count_step(setting.model, phase, limit_s=_NCU_S)
+            row = against(
+                phase,
+                counted_bytes=counted.read_bytes + counted.write_bytes,
+                modelled=modelled,
+                pm_over_model=bank.rows.get(of_pm, {}).get("pm_over_model"),
+            )
+            row |= {"num_kernels": counted.num_kernels, **counted._asdict()}
+            bank.keep(name, row, line_of(name, row))
+
+
+def by_counters(setting: Setting, bank: Bank) -> None:
+    """Run the phases on one engine under PM sampling; nothing of it is left behind."""
+    most = max(blocks_for(batch, context + 2 * _DECODE_STEPS) for batch, context in _DECODES)
+    engine = open_engine(setting, num_blocks=most)
     with Sampler("pm") as sampler:
-        for batch, context in ((1, 512), (16, 512), (64, 512), (16, 4096)):
-            decoding = Decoding(engine, batch=batch, context=context)
-            decoding.run(4)
-            phases[f"decode {batch} x {context}"] = decoding.run(40)
-            decoding.close()
-        for num_tokens in (256, 2048):
-            prefill(engine, num_tokens=num_tokens, num_prompts=2)
-            name = f"prefill {num_tokens}"
-            phases[name] = prefill(engine, num_tokens=num_tokens, num_prompts=10)
-        decoding = Decoding(engine, batch=16, context=512)
-        for _ in range(8):
-            alternating += [
-                ("decode", decoding.run(17)),
-                ("prefill", prefill(beside, num_tokens=2048, num_prompts=3)),
-            ]
-        decoding.close()
-    samples = sampler.of("pm")
-    read, write = (Windows(samples, f"dram_{way}_bytes") for way in ("read", "write"))
-    rows = [row(name, phase, read, write) for name, phase in phases.items()]
-    regression = regress(alternating, read, write)
-    ncu = nsight(setting)
-    lines = [
-        f"{each['phase']:<18} model {each['model_bytes'] / 1e9:7.2f} GB/step, PM "
-        + ("-" if each["pm_bytes"] is None else f"{each['pm_bytes'] / 1e9:7.2f} GB/step, ")
-        + ("" if each["pm_over_model"] is None else f"ratio {each['pm_over_model']:.3f}")
-        for each in rows
-    ]
-    lines += [
-        f"100 ms regression, {name}: {told['by_regression']:.3f} of the model, "
-        f"PM says {told['by_pm']:.3f}"
-        for name, told in regression.items()
-    ]
-    lines.append(f"Nsight Compute: {ncu.get('reason') or ncu}")
-    return {"phases": rows, "regression": regression, "ncu": ncu, "lines": lines}
+        sampler.of("pm")
+        for batch, context in _DECODES:
+            name = decode_name(batch, context)
+            with bank.row(name):
+                with closing(Decoding(engine, batch=batch, context=context)) as decoding:
+                    decoding.run(4)
+                    phase = decoding.run(_DECODE_STEPS)
+                keep_phase(bank, name, phase, sampler)
+        for num_tokens in _PREFILLS:
+            name = prefill_name(num_tokens)
+            with bank.row(name):
+                prefill(engine, num_tokens=num_tokens, num_prompts=2)
+                phase = prefill(engine, num_tokens=num_tokens, num_prompts=_PREFILL_PROMPTS)
+                keep_phase(bank, name, phase, sampler)
+        with bank.row("100 ms regression"):
+            in_turn = alternate(engine)
+            sampler.refresh()
+            found = regress(in_turn, Traffic(sampler.of("pm")))
+            bank.keep("100 ms regression", found, *regression_lines(found))
 
 
-def row(name: str, phase: Phase, read: Windows, write: Windows) -> dict[str, Any]:
-    """Return one phase's bytes per step, by the model and by the counters."""
-    parts = [windows.amount(phase.start_ns, phase.end_ns) for windows in (read, write)]
-    pm = None if None in parts else sum(part or 0.0 for part in parts)
-    return {
-        "phase": name,
+def decode_name(batch: int, context: int) -> str:
+    """Return what a decode phase is called."""
+    return f"decode {batch} x {context}"
+
+
+def prefill_name(num_tokens: int) -> str:
+    """Return what a prefill phase is called."""
+    return f"prefill {num_tokens}"
+
+
+def keep_phase(bank: Bank, name: str, phase: Phase, sampler: Sampler) -> None:
+    """Keep one phase's bytes per step, by the model and by the counters."""
+    sampler.refresh()
+    pm = Traffic(sampler.of("pm")).amount(phase.start_ns, phase.end_ns)
+    row = {
         "step_ms": phase.step_ns / 1e6,
         "model_bytes": phase.bytes / phase.num_steps,
+        "gather_bytes": phase.gather_bytes / phase.num_steps,
         "pm_bytes": None if pm is None else pm / phase.num_steps,
         "pm_over_model": None if pm is None else pm / phase.bytes,
+        "pm_over_model_and_gather": None if pm is None else pm / (phase.bytes + phase.gather_bytes),
     }
+    bank.keep(
+        name,
+        row,
+        f"{name:<18} model {row['model_bytes'] / 1e9:6.2f} GB/step, gathers "
+        f"{row['gather_bytes'] / 1e9:6.2f} more, PM "
+        f"{shown(None if pm is None else pm / phase.num_steps / 1e9, '6.2f')}, PM/model "
+        f"{shown(row['pm_over_model'], '.3f')}, with gathers "
+        f"{shown(row['pm_over_model_and_gather'], '.3f')}",
+    )
 
 
-def regress(
-    told: list[tuple[str, Phase]], read: Windows, write: Windows
-) -> dict[str, dict[str, float]]:
-    """Fit bytes of 100 ms windows to the phases' modelled bytes in them, and compare with PM's."""
-    names = sorted({name for name, _ in told})
-    first, last = told[0][1].start_ns, told[-1][1].end_ns
+def alternate(engine: Engine) -> list[tuple[str, Phase]]:
+    """Let decodes and prefills take turns, for as many windows as the regression wants."""
+    # The same weights for prompts of their own: the batch stands still meanwhile, and every byte
+    # that is moved between the first phase and the last belongs to one of them.
+    options = replace(engine.options, num_blocks=blocks_for(4, PREFILL_TOKENS), max_running=4)
+    beside = Engine(engine.model, options)
+    found: list[tuple[str, Phase]] = []
+    with closing(Decoding(engine, batch=DECODE_BATCH, context=DECODE_CONTEXT)) as decoding:
+        until_s = time.monotonic() + _TURNS_S
+        for at in range(_MOST_TURNS):
+            if at >= _LEAST_TURNS and time.monotonic() > until_s:
+                break
+            found += [
+                ("decode", decoding.run(17)),
+                ("prefill", prefill(beside, num_tokens=PREFILL_TOKENS, num_prompts=3)),
+            ]
+    return found
+
+
+def regress(in_turn: list[tuple[str, Phase]], traffic: Traffic) -> dict[str, Any]:
+    """Fit bytes of 100 ms windows to the phases' modelled bytes in them, and compare with PM's.
+
+    Raises:
+        Unmet: the regression declines: windows too few, or phases too much alike.
+    """
+    names = sorted({name for name, _ in in_turn})
+    first, last = in_turn[0][1].start_ns, in_turn[-1][1].end_ns
     design, moved = [], []
-    for start in range(first, last - _LONG_NS, _LONG_NS):
-        amounts = [windows.amount(start, start + _LONG_NS) for windows in (read, write)]
-        if None in amounts:
+    for start_ns in range(first, last - LONG_NS + 1, LONG_NS):
+        amount = traffic.amount(start_ns, start_ns + LONG_NS)
+        if amount is None:
             continue
-        moved.append(sum(amount or 0.0 for amount in amounts))
+        moved.append(amount)
         design.append(
-            [sum(inside(phase, start) for of, phase in told if of == name) for name in names]
+            [sum(inside(phase, start_ns) for of, phase in in_turn if of == name) for name in names]
         )
-    if len(moved) < 2 * len(names):
-        return {}
-    scales = np.linalg.lstsq(np.array(design), np.array(moved), rcond=None)[0]
+    columns = np.array(design, dtype=np.float64).reshape(len(moved), len(names))
+    found = estimate(columns, np.array(moved)) if moved else None
+    if found is None:
+        alike = f", condition {condition(columns):.0f}" if moved else ""
+        raise Unmet(f"{len(moved)} windows of 100 ms, {FEWEST_WINDOWS} are needed{alike}")
     return {
-        name: {
-            "by_regression": float(scale),
-            "by_pm": by_pm(name, told, read, write),
-            "num_windows": len(moved),
-        }
-        for name, scale in zip(names, scales, strict=True)
+        "num_windows": found.num_windows,
+        "fit_error": found.fit_error,
+        "phases": {
+            name: {"by_regression": rate, "error": error, "by_pm": by_pm(name, in_turn, traffic)}
+            for name, rate, error in zip(names, found.rates, found.errors, strict=True)
+        },
     }
+
+
+def regression_lines(found: dict[str, Any]) -> list[str]:
+    """Return the regression as lines."""
+    return [
+        f"100 ms regression, {name}: {shown(phase['by_regression'], '.3f')} ± "
+        f"{shown(phase['error'], '.3f')} of the model, PM says {shown(phase['by_pm'], '.3f')} "
+        f"({found['num_windows']} windows, fit error {found['fit_error']:.1%})"
+        for name, phase in found["phases"].items()
+    ]
 
 
 def inside(phase: Phase, start_ns: int) -> float:
     """Return the modelled bytes of a phase within a long window, spread evenly over the phase."""
-    overlap = min(phase.end_ns, start_ns + _LONG_NS) - max(phase.start_ns, start_ns)
+    overlap = min(phase.end_ns, start_ns + LONG_NS) - max(phase.start_ns, start_ns)
     return phase.bytes * max(0, overlap) / (phase.end_ns - phase.start_ns)
 
 
-def by_pm(name: str, told: list[tuple[str, Phase]], read: Windows, write: Windows) -> float:
+def by_pm(name: str, in_turn: list[tuple[str, Phase]], traffic: Traffic) -> float | None:
     """Return what short windows say of all phases of a kind, over what the model says."""
     pm = model = 0.0
-    for of, phase in told:
-        amounts = [windows.amount(phase.start_ns, phase.end_ns) for windows in (read, write)]
-        if of == name and None not in amounts:
-            pm += sum(amount or 0.0 for amount in amounts)
+    for of, phase in in_turn:
+        if of != name:
+            continue
+        amount = traffic.amount(phase.start_ns, phase.end_ns)
+        if amount is not None:
+            pm += amount
             model += phase.bytes
-    return pm / model if model else float("nan")
+    return pm / model if model else None
 
 
-def nsight(setting: Setting) -> dict[str, Any]:
-    """Count one decode step's bytes with Nsight Compute, kernel by kernel, if it is there."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return {"reason": "ncu is not installed here"}
-    command = [
-        ncu, "--metrics", _NCU_METRICS, "--csv", "--profile-from-start", "off",
-        sys.executable, str(Path(__file__).with_name("one_step.py")), setting.model,
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_NCU_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"reason": f"ncu took longer than {_NCU_S} s"}
-    found: dict[str, float] = {}
-    for line in done.stdout.splitlines():
-        cells = [cell.strip('"') for cell in line.split('","')]
-        for metric in _NCU_METRICS.split(","):
-            if metric in cells:
-                unit, value = cells[cells.index(metric) + 1 : cells.index(metric) + 3]
-                factor = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}.get(unit, np.nan)
-                amount = float(value.replace(",", "").rstrip('"')) * factor
-                found[metric] = found.get(metric, 0.0) + amount
-    return found or {"reason": (done.stderr or done.stdout)[-300:]}
+def against(
+    phase: str, *, counted_bytes: float, modelled: dict[str, Any], pm_over_model: float | None
+) -> dict[str, Any]:
+    """Hold model and PM sampling against Nsight Compute's bytes of one step.
+
+    PM sampling saw other steps, of longer contexts: it is compared by way of the model, each with
+    what that says of its own step.
+
+    Args:
+        phase: decode or prefill.
+        counted_bytes: by Nsight Compute.
+        modelled: of the same step: bytes, gather_bytes.
+        pm_over_model: of the steps that PM sampling saw.
+    """
+    model_over_ncu = modelled["bytes"] / counted_bytes
+    pm_over_ncu = None if pm_over_model is None else pm_over_model * model_over_ncu
+    return {
+        "ncu_bytes": counted_bytes,
+        "model_bytes": modelled["bytes"],
+        "gather_bytes": modelled["gather_bytes"],
+        "model_over_ncu": model_over_ncu,
+        "model_and_gather_over_ncu": (modelled["bytes"] + modelled["gather_bytes"]) / counted_bytes,
+        "pm_over_ncu": pm_over_ncu,
+        "model_over_pm": None if pm_over_model is None else 1 / pm_over_model,
+        "is_model_within": abs(model_over_ncu - 1) <= BOUNDS[phase],
+        "is_pm_within": None if pm_over_ncu is None else abs(pm_over_ncu - 1) <= BOUNDS["pm"],
+    }
+
+
+def line_of(name: str, row: dict[str, Any]) -> str:
+    """Return a comparison with Nsight Compute as a line."""
+    verdicts = {True: "within", False: "NOT within", None: "not told whether within"}
+    phase = name.removeprefix("ncu ")
+    return (
+        f"{name:<12} {row['num_kernels']} kernels, {row['ncu_bytes'] / 1e9:.2f} GB; model/ncu "
+        f"{row['model_over_ncu']:.3f} ({verdicts[row['is_model_within']]} {BOUNDS[phase]:.0%}; "
+        f"with gathers {row['model_and_gather_over_ncu']:.3f}), PM/ncu "
+        f"{shown(row['pm_over_ncu'], '.3f')} ({verdicts[row['is_pm_within']]} "
+        f"{BOUNDS['pm']:.0%}), model/PM {shown(row['model_over_pm'], '.3f')}"
+    )
 
 
 if __name__ == "__main__":

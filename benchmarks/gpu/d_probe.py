@@ -1,57 +1,100 @@
 """(d) The probe on against off, at batches of 1, 64 and 256: what observing costs.
 
-The same pairs as benchmarks/probe_overhead.py, on the device and timed by its events.
+The same pairs as benchmarks/probe_overhead.py, with the probe timing steps by the device's events.
+The mean is judged. The 99th percentile is told: the steps of half a minute cannot resolve half a
+per cent of it.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import tempfile
+import time
+from contextlib import closing
 from typing import Any
 
-from load import open_engine
-from part import Setting, main
-from probe_overhead import LARGEST_CALL_SHARE, compare
+from load import blocks_for, open_engine
+from pairs import Pair, interval, mean_ratio, p99_ratio
+from part import Bank, Setting, main
+from probe_overhead import LARGEST_CALL_SHARE, calls_ns, run_pairs
 
+from inferscope.engine import Engine
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
 
 LARGEST_OVERHEAD = 0.005
-_STEP_S = {True: 0.001, False: 0.02}
 _STEPS = 8
 """Per half of a pair."""
-_LEAST_PAIRS = 30
+_LEAST_PAIRS, _MOST_PAIRS = 5, 2000
+_LONGEST = 400
+"""Tokens of a request, by when its batch is begun anew."""
 
 
-def measure(setting: Setting) -> dict[str, Any]:
-    """Run the pairs at each batch."""
+def measure(setting: Setting, bank: Bank) -> None:
+    """Run the pairs at each batch, each for its share of the time that is left."""
     batches = (1, 4) if setting.is_dry else (1, 64, 256)
+    until_s = time.monotonic() + setting.seconds
+    most = max(batches)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
-        engine = open_engine(setting, max_running=max(batches), token_budget=4 * max(batches))
+        engine = open_engine(
+            setting,
+            num_blocks=blocks_for(most, _LONGEST),
+            max_running=most,
+            token_budget=4 * most,
+        )
         timer = step_timer(engine.model.device)
         probe = Probe.open(describe(engine, name=setting.model), timer=timer)
-        of_pair_s = 2 * _STEPS * _STEP_S[setting.is_dry]
-        pairs = max(_LEAST_PAIRS, round(setting.seconds / len(batches) / of_pair_s))
-        rows = [compare(engine, probe, batch, pairs=pairs, steps=_STEPS) for batch in batches]
-        is_on = probe.on
-        probe.close()
-    for row in rows:
-        row["passes"] = (
-            row["calls_share"] <= LARGEST_CALL_SHARE
-            and row["throughput_overhead"][2] <= LARGEST_OVERHEAD
-            and row["p99_overhead"][2] <= LARGEST_OVERHEAD
-        )
-    lines = [
-        f"batch {row['batch']}: step {row['step_ms']:.2f} ms, calls {row['calls_us']:.1f} µs "
-        f"({row['calls_share']:.2%}), mean {row['throughput_overhead'][0]:+.2%} "
-        f"[{row['throughput_overhead'][1]:+.2%} {row['throughput_overhead'][2]:+.2%}], p99 "
-        f"{row['p99_overhead'][0]:+.2%} up to {row['p99_overhead'][2]:+.2%}"
-        for row in rows
-    ]
-    return {"rows": rows, "pairs": pairs, "is_on_at_the_end": is_on, "lines": lines}
+        try:
+            for at, batch in enumerate(batches):
+                name = f"batch {batch}"
+                with bank.row(name):
+                    left_s = max(0.0, until_s - time.monotonic())
+                    by_s = time.monotonic() + left_s / (len(batches) - at)
+                    row = compare(engine, probe, batch, until_s=by_s)
+                    bank.keep(name, row, line_of(name, row))
+        finally:
+            probe.close()
+
+
+def compare(engine: Engine, probe: Probe, batch: int, *, until_s: float) -> dict[str, Any]:
+    """Run pairs at one batch until it is time to stop."""
+    in_calls_ns = calls_ns(engine, probe, batch)
+    pairs: list[Pair] = []
+    with closing(run_pairs(engine, probe, batch, pairs=_MOST_PAIRS, steps=_STEPS)) as running:
+        for pair in running:
+            pairs.append(pair)
+            if len(pairs) >= _LEAST_PAIRS and time.monotonic() > until_s:
+                break
+    mean = interval(pairs, mean_ratio)
+    step_ns = statistics.median(ns for pair in pairs for ns in pair.off)
+    share = in_calls_ns / step_ns
+    return {
+        "batch": batch,
+        "num_pairs": len(pairs),
+        "step_ms": step_ns / 1e6,
+        "calls_us": in_calls_ns / 1e3,
+        "calls_share": share,
+        "throughput_overhead": mean,
+        "pooled_p99_overhead": p99_ratio(pairs) - 1,
+        "is_on_at_the_end": probe.on,
+        "passes": probe.on and share <= LARGEST_CALL_SHARE and mean[2] <= LARGEST_OVERHEAD,
+    }
+
+
+def line_of(name: str, row: dict[str, Any]) -> str:
+    """Return a batch as a line."""
+    middle, low, high = row["throughput_overhead"]
+    verdict = "passes" if row["passes"] else "does NOT pass"
+    return (
+        f"{name}: step {row['step_ms']:.2f} ms, calls {row['calls_us']:.1f} µs "
+        f"({row['calls_share']:.2%}), mean {middle:+.2%} [{low:+.2%} {high:+.2%}] over "
+        f"{row['num_pairs']} pairs: {verdict}; p99 {row['pooled_p99_overhead']:+.2%}"
+        + ("" if row["is_on_at_the_end"] else "; the probe was OFF at the end")
+    )
 
 
 if __name__ == "__main__":

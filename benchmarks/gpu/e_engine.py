@@ -1,91 +1,118 @@
 """(e) The engine as it stands, against measured ceilings and against transformers.
 
 MBU is modelled bytes per second over the measured read rate, MFU modelled FLOP/s over the measured
-rate of dense products in the model's dtype. Whatever launches cost counts against both.
+rate of dense products in the model's dtype. Whatever launches cost counts against both. The engine
+is gone before transformers comes: two sets of weights and a pool do not fit into every device.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
-from load import Decoding, Phase, open_engine, prefill
-from part import Setting, main
+from load import Decoding, Phase, blocks_for, open_engine, prefill
+from part import Bank, Setting, main, release, shown
 
 from inferscope.calibration import driver_version
 from inferscope.cost.peaks import peaks_of
-from inferscope.engine.ceilings import measure_ceilings
+from inferscope.engine.ceilings import Ceilings, measure_ceilings
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.devices import device_name, find_device
 from inferscope.engine.weights import dtype_name
 
+_CEILINGS_SHARE = 0.2
+"""Of the part's time."""
 
-def measure(setting: Setting) -> dict[str, Any]:
+
+def measure(setting: Setting, bank: Bank) -> None:
     """Measure ceilings, then the engine, then transformers."""
     device = find_device(setting.device)
-    ceilings = measure_ceilings(device, seconds=0.2 * setting.seconds)
+    ceilings = measure_ceilings(device, seconds=_CEILINGS_SHARE * setting.seconds)
     peaks = peaks_of(device_name(device))
-    engine = open_engine(setting)
-    config, dtype = engine.model.config, engine.model.dtype
-    flops_s = ceilings.flops_s[dtype_name(dtype)]
-    context, num_steps = (32, 8) if setting.is_dry else (512, 40)
-    rows = []
-    for batch in (1, 4) if setting.is_dry else (1, 8, 64):
-        decoding = Decoding(engine, batch=batch, context=context)
-        decoding.run(4)
-        rows.append(
-            used(f"decode {batch}", decoding.run(num_steps), ceilings.read_bytes_s, flops_s)
-        )
-        rows[-1]["tokens_s"] = batch * 1e3 / rows[-1]["step_ms"]
-        decoding.close()
-    num_tokens = 64 if setting.is_dry else 2048
-    prefill(engine, num_tokens=num_tokens, num_prompts=2)
-    phase = prefill(engine, num_tokens=num_tokens, num_prompts=8)
-    rows.append(used(f"prefill {num_tokens}", phase, ceilings.read_bytes_s, flops_s))
-    del engine
-    gc.collect()
-    if setting.is_cuda:
-        torch.cuda.empty_cache()
-    peers = transformers_steps(config, dtype, device, context=context, num_steps=num_steps // 2)
-    for row in rows:
-        row["over_transformers"] = peers.get(row["phase"], 0.0) / row["step_ms"] or None
-    lines = [
-        f"{row['phase']:<13} {row['step_ms']:8.2f} ms/step, "
-        f"MBU {row['mbu']:.1%}, MFU {row['mfu']:.1%}"
-        + (f", {row['over_transformers']:.2f}x transformers" if row["over_transformers"] else "")
-        for row in rows
-    ]
-    return {
+    about = {
         "device": device_name(device),
         "driver": driver_version(),
         "ceilings": ceilings._asdict(),
         "maker": peaks._asdict() if peaks.is_known else None,
-        "rows": rows,
-        "lines": lines,
     }
+    products = ", ".join(f"{name} {rate / 1e12:.1f}" for name, rate in ceilings.flops_s.items())
+    bank.keep(
+        "ceilings",
+        about,
+        f"{about['device']}: reads {ceilings.read_bytes_s / 1e9:.0f} GB/s, copies "
+        f"{ceilings.copy_bytes_s / 1e9:.0f} GB/s; TFLOP/s: {products}",
+    )
+    release()
+    config, dtype = engine_steps(setting, bank, ceilings)
+    release()
+    with bank.row("transformers"):
+        transformers_steps(setting, bank, config, dtype)
 
 
-def used(name: str, phase: Phase, bytes_s: float, flops_s: float) -> dict[str, Any]:
-    """Return what a phase made of the device."""
+def sizes(setting: Setting) -> tuple[tuple[int, ...], int, int]:
+    """Return the batches, their context, and how many steps are timed."""
+    return ((1, 4), 32, 8) if setting.is_dry else ((1, 8, 64), 512, 40)
+
+
+def engine_steps(
+    setting: Setting, bank: Bank, ceilings: Ceilings
+) -> tuple[ModelConfig, torch.dtype]:
+    """Run the engine's phases; nothing of it is left behind but what it ran."""
+    batches, context, num_steps = sizes(setting)
+    engine = open_engine(setting, num_blocks=blocks_for(max(batches), context + 2 * num_steps))
+    dtype = engine.model.dtype
+    flops_s = ceilings.flops_s.get(dtype_name(dtype))
+    for batch in batches:
+        name = f"decode {batch}"
+        with bank.row(name):
+            with closing(Decoding(engine, batch=batch, context=context)) as decoding:
+                decoding.run(4)
+                phase = decoding.run(num_steps)
+            row = used(phase, ceilings.read_bytes_s, flops_s)
+            row["tokens_s"] = batch * 1e3 / row["step_ms"]
+            bank.keep(name, row, line_of(name, row))
+    num_tokens = 64 if setting.is_dry else 2048
+    name = f"prefill {num_tokens}"
+    with bank.row(name):
+        prefill(engine, num_tokens=num_tokens, num_prompts=2)
+        phase = prefill(engine, num_tokens=num_tokens, num_prompts=8)
+        row = used(phase, ceilings.read_bytes_s, flops_s)
+        row["tokens_s"] = num_tokens * 1e3 / row["step_ms"]
+        bank.keep(name, row, line_of(name, row))
+    return engine.model.config, dtype
+
+
+def used(phase: Phase, bytes_s: float, flops_s: float | None) -> dict[str, Any]:
+    """Return what a phase made of the device; None where its ceiling is not known."""
     seconds = (phase.end_ns - phase.start_ns) / 1e9
     return {
-        "phase": name,
         "step_ms": phase.step_ns / 1e6,
         "mbu": phase.bytes / seconds / bytes_s,
-        "mfu": phase.flops / seconds / flops_s,
+        "mfu": None if flops_s is None else phase.flops / seconds / flops_s,
     }
+
+
+def line_of(name: str, row: dict[str, Any]) -> str:
+    """Return a phase as a line."""
+    return (
+        f"{name:<13} {row['step_ms']:8.2f} ms/step, {row['tokens_s']:.0f} tokens/s, "
+        f"MBU {row['mbu']:.1%}, MFU {shown(row['mfu'], '.1%')}"
+    )
 
 
 @torch.inference_mode()
 def transformers_steps(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, context: int, num_steps: int
-) -> dict[str, float]:
-    """Return transformers' milliseconds per decode step on the same shape, by the phase's name."""
+    setting: Setting, bank: Bank, config: ModelConfig, dtype: torch.dtype
+) -> None:
+    """Run transformers' decode steps on the same shape, beside the engine's of the same batch."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    device = find_device(setting.device)
+    batches, context, num_steps = sizes(setting)
     shape = LlamaConfig(
         hidden_size=config.hidden,
         intermediate_size=config.ffn,
@@ -97,26 +124,53 @@ def transformers_steps(
         max_position_embeddings=config.max_positions,
         tie_word_embeddings=config.is_tied,
     )
-    with torch.device(device):
-        torch.set_default_dtype(dtype)
+    with torch.device(device), default_dtype(dtype):
         model = LlamaForCausalLM(shape).eval()
-        torch.set_default_dtype(torch.float32)
-    found = {}
-    for batch in (1, 4) if device.type == "cpu" else (1, 8, 64):
-        ids = torch.randint(config.vocab, (batch, context), device=device)
-        out = model(ids, use_cache=True, logits_to_keep=1)
-        for is_timed in (False, True):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            for _ in range(num_steps if is_timed else 2):
-                next_ids = out.logits[:, -1].argmax(-1, keepdim=True)
-                out = model(next_ids, past_key_values=out.past_key_values, use_cache=True)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            took = time.perf_counter() - began
-        found[f"decode {batch}"] = took / num_steps * 1e3
-    return found
+    for batch in batches:
+        name = f"transformers {batch}"
+        with bank.row(name):
+            ids = torch.randint(config.vocab, (batch, context), device=device)
+            step_ms = decode_ms(model, ids, num_steps=num_steps // 2)
+            ours_ms = bank.rows.get(f"decode {batch}", {}).get("step_ms")
+            over = None if ours_ms is None else step_ms / ours_ms
+            bank.keep(
+                name,
+                {"step_ms": step_ms, "over_engine": over},
+                f"transformers, batch {batch}: {step_ms:.2f} ms/step, "
+                f"{shown(over, '.2f')} times the engine's",
+            )
+
+
+def decode_ms(model: Any, ids: torch.Tensor, *, num_steps: int) -> float:
+    """Prefill, then decode greedily; return the milliseconds per step, two warm ones left out."""
+    out = model(ids, use_cache=True, logits_to_keep=1)
+    took_s = 0.0
+    for num in (2, num_steps):
+        wait_for(ids.device)
+        began_s = time.perf_counter()
+        for _ in range(num):
+            next_ids = out.logits[:, -1].argmax(-1, keepdim=True)
+            out = model(next_ids, past_key_values=out.past_key_values, use_cache=True)
+        wait_for(ids.device)
+        took_s = time.perf_counter() - began_s
+    return took_s / num_steps * 1e3
+
+
+def wait_for(device: torch.device) -> None:
+    """Let the device come to its end."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Have new tensors of a dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """(f) The fair split against the truth: mixed steps measured with every part of their batch.
 
 As benchmarks/attribution_truth.py, but timed by the device: the model learns from a served load,
-is frozen, and is asked about steps that it has never seen.
+is frozen, and is asked about steps that it has never seen. A step is taken apart if 20 rounds of
+its coalitions fit into the time that is left; of those that do not, that is told.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import served
-from ablation import Scene, coalitions
+import torch
+from ablation import SETTLING_STEPS, Scene, StepShape, Stopwatch, Work, coalitions
 from ablation import measure as measure_coalitions
-from load import wait_for
-from part import Setting, Unmet, main
-from truth_score import judge
+from part import Bank, Setting, Unmet, main
+from truth_score import RULES, judge
 
 from inferscope.collector.source import open_replay
 from inferscope.engine import Engine, EngineOptions
@@ -29,29 +30,19 @@ from inferscope.engine.load import describe, load_model
 from inferscope.engine.runner import Runner
 from inferscope.probe import Probe
 
-_LEARN_SHARE = 0.5
+REPEATS, _DRY_REPEATS = 20, 2
+"""Rounds of a step's coalitions, besides one that only warms up."""
+_GAP = 4.0
+_LEARN_SHARE = 0.45
+_NUM_SHAPES, _DRY_SHAPES = 24, 4
 _NUM_BLOCKS = 2400
 _LEAST_STEPS = 256
+_GOLDEN = 0.6180339887498949
 
 
-class DeviceScene(Scene):
-    """A scene timed from before the launch to the device's end; a GPU has no thread's time."""
-
-    def __init__(self, engine: Engine, runner: Runner, shape: Any, draw: random.Random) -> None:
-        self._engine = engine
-        super().__init__(engine, runner, shape, draw)
-
-    def sample(self, members: Sequence[int]) -> tuple[list[int], int]:
-        """Run a step of some requests; return the sampled tokens and nanoseconds."""
-        wait_for(self._engine)
-        began_ns = time.perf_counter_ns()
-        tokens, _ = super().sample(members)
-        wait_for(self._engine)
-        return tokens, time.perf_counter_ns() - began_ns
-
-
-def measure(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting, bank: Bank) -> None:
     """Learn, freeze, take steps apart."""
+    began_s = time.monotonic()
     options = EngineOptions(
         device=setting.device, token_budget=served.TOKEN_BUDGET, max_running=served.MAX_RUNNING,
         num_blocks=_NUM_BLOCKS, max_model_tokens=served.LONGEST_REQUEST, prefix_cache=False,
@@ -59,31 +50,150 @@ def measure(setting: Setting) -> dict[str, Any]:
     model = load_model(setting.model, options)
     runner = Runner.of(model, options, num_blocks=_NUM_BLOCKS)
     engine = Engine(model, options, runner=runner)
-    frozen = learn(engine, setting)
-    until_s = time.monotonic() + (1 - _LEARN_SHARE) * setting.seconds
-    draw, rows = random.Random("gpu steps"), []
-    for shape in served.step_shapes(random.Random("gpu shapes"), 24):
-        if time.monotonic() > until_s and rows:
+    frozen = learn(engine, setting, until_s=began_s + _LEARN_SHARE * setting.seconds)
+    bank.keep(
+        "learned",
+        {"num_steps": frozen.num_steps, "sha256": frozen.sha256, "residual": frozen.residual},
+        f"learned from {frozen.num_steps} steps, residual {frozen.residual:+.1%}, "
+        f"coefficients {frozen.sha256[:16]}",
+    )
+    until_s = max(began_s + setting.seconds, time.monotonic() + setting.seconds / 4)
+    draw, rows, left_out = random.Random("gpu steps"), list[dict[str, Any]](), list[str]()
+    num_shapes = _DRY_SHAPES if setting.is_dry else _NUM_SHAPES
+    for shape in interleaved(served.step_shapes(random.Random("gpu shapes"), num_shapes)):
+        if time.monotonic() > until_s:
             break
-        scene = DeviceScene(engine, runner, shape, draw)
-        run = coalitions(shape, 4.0)
-        runs = measure_coalitions(scene, run.members, repeats=4, draw=draw)
-        scene.close()
-        rows.append(judge(frozen, shape, run, runs))
-    wrong = {name: sum(row["misallocated"][name] for row in rows) / len(rows) for name in RULES}
+        name = name_of(shape)
+        with bank.row(name):
+            scene = Scene(
+                engine, runner, shape, draw,
+                stopwatch=stopwatch(model.device),
+                settling_steps=0 if setting.is_cuda else SETTLING_STEPS,
+            )  # fmt: skip
+            try:
+                row = taken_apart(scene, shape, frozen, draw, setting, until_s=until_s)
+            except TooLong as reason:
+                left_out.append(f"{name}: {reason}")
+            else:
+                rows.append(row)
+                bank.keep(name, row)
+            finally:
+                scene.close()
+        bank.keep("score", score(rows, left_out), *score_lines(rows, left_out))
+    if not rows:
+        raise Unmet("no step's coalitions fit into the time; give more --seconds")
+
+
+class TooLong(Exception):
+    """A step's coalitions would take longer than there is time."""
+
+
+def taken_apart(
+    scene: Scene,
+    shape: StepShape,
+    frozen: served.Frozen,
+    draw: random.Random,
+    setting: Setting,
+    *,
+    until_s: float,
+) -> dict[str, Any]:
+    """Measure a step's coalitions and judge every rule by them.
+
+    Raises:
+        TooLong: that is known before anything of it is.
+    """
+    run = coalitions(shape, _GAP)
+    repeats = _DRY_REPEATS if setting.is_dry else REPEATS
+    scene.sample(run.members[-1])  # new sizes: memory is taken, kernels are chosen and loaded
+    began_s = time.monotonic()
+    scene.sample(run.members[-1])
+    step_s = time.monotonic() - began_s
+    needed_s = (len(run.members) - 1) * (repeats + 1) * step_s
+    left_s = until_s - time.monotonic()
+    if needed_s > left_s and not setting.is_dry:
+        raise TooLong(f"takes about {needed_s:.0f} s, {left_s:.0f} are left")
+    for members in run.members[1:]:
+        scene.sample(members)
+    runs = measure_coalitions(scene, run.members, repeats=repeats, draw=draw, until_s=until_s)
+    return judge(frozen, shape, run, runs) | {"repeats": int(runs.round.max()) + 1}
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """Return what times a step from its first launch to its sampled tokens, as the probe does."""
+    if device.type != "cuda":
+        return by_host
+
+    def by_device(work: Work) -> tuple[list[int], int]:
+        with torch.cuda.device(device):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            tokens = work()
+            last.record()
+            last.synchronize()
+        return tokens, round(first.elapsed_time(last) * 1e6)
+
+    return by_device
+
+
+def by_host(work: Work) -> tuple[list[int], int]:
+    """Time by the host's clock."""
+    began_ns = time.perf_counter_ns()
+    tokens = work()
+    return tokens, time.perf_counter_ns() - began_ns
+
+
+def interleaved(shapes: Sequence[StepShape]) -> list[StepShape]:
+    """Order steps so that the first few, however many there is time for, are of all sizes."""
+    by_size = sorted(shapes, key=lambda shape: len(shape.parts))
+    places = sorted(range(len(by_size)), key=lambda at: (at + 1) * _GOLDEN % 1)
+    return [by_size[at] for at in places]
+
+
+def name_of(shape: StepShape) -> str:
+    """Return what a step is called: its size, and its chunks as tokens after context."""
+    chunks = " + ".join(f"{part.num_tokens}@{part.context}" for part in shape.chunks)
+    return f"step of {len(shape.parts)}, prefills {chunks}"
+
+
+def score(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> dict[str, Any]:
+    """Return what all steps come to."""
+    return {
+        "num_steps": len(rows),
+        "left_out": list(left_out),
+        "misallocated": {
+            name: sum(row["misallocated"][name] for row in rows) / len(rows) if rows else None
+            for name in RULES
+        },
+        "split_half_misallocated": (
+            sum(row["split_half_misallocated"] for row in rows) / len(rows) if rows else None
+        ),
+    }
+
+
+def score_lines(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> list[str]:
+    """Return the score as lines, a step's first."""
     lines = [
-        f"{len(rows)} steps, learned from {frozen.num_steps}: wrongly allocated "
-        + ", ".join(f"{name} {share:.1%}" for name, share in wrong.items())
+        f"batch {len(row['chunks']) + row['decodes']:>2}: {row['step_ms']:.2f} ms, modelled "
+        f"{row['modelled_ms']:.2f}; misallocated "
+        + ", ".join(f"{name} {row['misallocated'][name]:.1%}" for name in RULES)
+        + f"; halves {row['split_half_misallocated']:.1%}, {row['repeats']} rounds"
+        for row in rows
     ]
-    return {"steps": rows, "misallocated": wrong, "served": frozen.num_steps, "lines": lines}
+    if rows:
+        told = score(rows, left_out)["misallocated"]
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in told.items())
+        lines.append(f"{len(rows)} steps, mean of what goes to the wrong requests: {shares}")
+    if left_out:
+        lines.append(f"left out for want of time: {'; '.join(left_out)}")
+    return lines
 
 
-RULES = ("fair", "tokens", "equal")
+def learn(engine: Engine, setting: Setting, *, until_s: float) -> served.Frozen:
+    """Serve under the probe, timed by the device, and freeze what the fold has learned.
 
-
-def learn(engine: Engine, setting: Setting) -> served.Frozen:
-    """Serve under the probe, timed by the device, and freeze what the fold has learned."""
-    until_s = time.monotonic() + _LEARN_SHARE * setting.seconds
+    Raises:
+        Unmet: too few steps for a fit.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
         timer = step_timer(engine.model.device)

@@ -1,53 +1,88 @@
-"""(g) GPM against PM sampling over the same loads: is the fleet's source to be believed?"""
+"""(g) GPM against PM sampling over the same loads: is the fleet's source to be believed?
+
+Each runs alone first, so that there are numbers of it even if both together do not work. Then GPM
+is read faster than its 100 ms, under a load that does not change: when is there nothing new?
+"""
 
 from __future__ import annotations
 
+import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from part import Setting, main
+from part import Bank, Setting, Unmet, main, shown
 from watched import Sampler, Windows
 
+from inferscope.counters import gpm
+from inferscope.counters.claims import NoClaims
+from inferscope.counters.nvml_devices import open_nvml
+from inferscope.counters.source import Unavailable
+from inferscope.probe.clock import SystemClock
+from inferscope.records import CounterSample
+
 WORDS = ("sm_active_share", "tensor_share", "dram_share", "busy_share")
+TURNS = (("gpm",), ("pm",), ("gpm", "pm"))
+SWEEP_MS = (100, 50, 20, 10, 5, 2)
+_LOADS = 4
+_LEAST_S = 1.2
 _EDGE_NS = 200_000_000
 """Left out at both ends of a load: GPM's windows are 100 ms."""
+_SWEEP_READS = 15
+_SETTLE_S = 0.3
 
 
-def measure(setting: Setting) -> dict[str, Any]:
-    """Run each load for a few seconds under both sources at once."""
+def measure(setting: Setting, bank: Bank) -> None:
+    """Run each load under either source, then both, then read GPM ever faster."""
     setting.need_gpu()
+    of_load_s = max(_LEAST_S, setting.seconds / (_LOADS * len(TURNS) + 4))
+    for sources in TURNS:
+        name = " and ".join(sources)
+        with bank.row(name):
+            told = under(sources, of_load_s=of_load_s)
+            bank.keep(name, told, *lines_of(name, told))
+    if setting.is_cuda:
+        with bank.row("sweep"), copying():
+            bank.keep("sweep", *sweep(SWEEP_MS))
+
+
+def under(sources: tuple[str, ...], *, of_load_s: float) -> dict[str, Any]:
+    """Return what sources that run at once say of each load: load, counter, source."""
     stretches = {}
-    with Sampler("gpm,pm") as sampler:
+    with Sampler(",".join(sources)) as sampler:
+        for source in sources:
+            sampler.of(source)
         for name, work in loads().items():
             start_ns = time.monotonic_ns()
-            until_s = time.monotonic() + max(2.0, setting.seconds / 6)
+            until_s = time.monotonic() + of_load_s
             while time.monotonic() < until_s:
                 work()
                 torch.cuda.synchronize()
             stretches[name] = (start_ns + _EDGE_NS, time.monotonic_ns() - _EDGE_NS)
-    sources = {name: sampler.of(name) for name in ("gpm", "pm")}
-    rows = [
-        {
-            "load": name,
-            "counter": word,
-            **{
-                source: Windows(samples, word).mean(*stretch) for source, samples in sources.items()
-            },
+    samples = {source: sampler.of(source) for source in sources}
+    return {
+        load: {
+            word: {source: Windows(of_it, word).mean(*stretch) for source, of_it in samples.items()}
+            for word in WORDS
         }
-        for name, stretch in stretches.items()
-        for word in WORDS
-    ]
-    lines = [
-        f"{row['load']:<8} {row['counter']:<16} "
+        for load, stretch in stretches.items()
+    }
+
+
+def lines_of(name: str, told: dict[str, Any]) -> list[str]:
+    """Return a line for each load."""
+    return [
+        f"{name}, {load:<8} "
         + ", ".join(
-            f"{name} {'-' if row[name] is None else f'{row[name]:.3f}'}" for name in sources
+            f"{word} " + " / ".join(shown(number, ".3f") for number in by_source.values())
+            for word, by_source in words.items()
         )
-        for row in rows
+        for load, words in told.items()
     ]
-    return {"rows": rows, "lines": lines}
 
 
 def loads() -> dict[str, Callable[[], object]]:
@@ -72,6 +107,99 @@ def loads() -> dict[str, Callable[[], object]]:
         "half": half,
         "launches": launches,
     }
+
+
+@contextmanager
+def copying() -> Iterator[None]:
+    """Copy all the time, in a thread."""
+    is_over = threading.Event()
+    work = loads()["copy"]
+
+    def copy() -> None:
+        while not is_over.is_set():
+            for _ in range(8):
+                work()
+            torch.cuda.synchronize()
+
+    thread = threading.Thread(target=copy, name="load")
+    thread.start()
+    try:
+        time.sleep(_SETTLE_S)
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def sweep(
+    intervals_ms: tuple[int, ...],
+    *,
+    load: Callable[[], Any] = open_nvml,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[dict[str, Any], str]:
+    """Read GPM at each interval with the sampler's own source, its floor taken away.
+
+    Args:
+        intervals_ms: between two reads.
+        load: loads NVML.
+        pause: waits so many seconds.
+
+    Raises:
+        Unmet: there is no GPM.
+    """
+    rows = {}
+    floor_ns, gpm.SHORTEST_NS = gpm.SHORTEST_NS, 0
+    try:
+        for interval_ms in intervals_ms:
+            source = gpm.GpmSource(NoClaims(), clock=SystemClock(), period_ns=0, load=load)
+            try:
+                source.open(time.monotonic_ns())
+                rows[f"{interval_ms} ms"] = reads(source, interval_ms, pause)
+            except Unavailable as reason:
+                raise Unmet(str(reason)) from None
+            finally:
+                source.close()
+    finally:
+        gpm.SHORTEST_NS = floor_ns
+    return rows, "GPM read every " + "; ".join(
+        f"{name}: {row['num_new']} of {row['num_reads']} new, {row['num_zero']} all 0, "
+        f"{row['num_failed']} failed, {shown(row['dram_share'], '.3f')} of DRAM, "
+        f"{shown(row['read_us'], '.0f')} µs"
+        for name, row in rows.items()
+    )
+
+
+def reads(
+    source: gpm.GpmSource, interval_ms: int, pause: Callable[[float], None]
+) -> dict[str, Any]:
+    """Read a few times; return what of it is new, and what is no number to go by."""
+    found: list[CounterSample] = []
+    took_us, num_failed = [], 0
+    for _ in range(_SWEEP_READS):
+        pause(interval_ms / 1e3)
+        began_ns = time.perf_counter_ns()
+        try:
+            told = [one for one in source.read(time.monotonic_ns()) if one.values]
+        except Unavailable:
+            told = []
+        took_us.append((time.perf_counter_ns() - began_ns) / 1e3)
+        num_failed += not told
+        found += told[:1]
+    values = [{word: one.values.get(word) for word in WORDS} for one in found]
+    shares = [one["dram_share"] for one in values if one["dram_share"] is not None]
+    return {
+        "num_reads": _SWEEP_READS,
+        "num_failed": num_failed,
+        "num_new": len(values) - sum(map(_is_same, values[1:], values)),
+        "num_zero": sum(not any(one.values()) for one in values),
+        "dram_share": statistics.median(shares) if shares else None,
+        "dram_share_spread": max(shares) - min(shares) if shares else None,
+        "read_us": statistics.median(took_us),
+    }
+
+
+def _is_same(one: dict[str, float | None], other: dict[str, float | None]) -> bool:
+    return one == other
 
 
 if __name__ == "__main__":

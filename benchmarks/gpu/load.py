@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from inferscope.records import Shape
 
 FOREVER = 1 << 14
 """Output tokens of a request that is to decode until it is cancelled."""
+_BLOCK_TOKENS = 16
+_DRY_BLOCKS, _DRY_LONGEST, _LONGEST = 256, 512, 8192
 
 
 class Phase(NamedTuple):
@@ -29,6 +32,8 @@ class Phase(NamedTuple):
         read_bytes: modelled, all steps together.
         write_bytes: likewise.
         flops: likewise.
+        gather_bytes: that copying keys and values into scratch reads and writes, all steps
+            together; no part of the model's (`gathered_bytes`).
     """
 
     start_ns: int
@@ -37,6 +42,7 @@ class Phase(NamedTuple):
     read_bytes: int
     write_bytes: int
     flops: int
+    gather_bytes: int
 
     @property
     def step_ns(self) -> float:
@@ -49,23 +55,38 @@ class Phase(NamedTuple):
         return self.read_bytes + self.write_bytes
 
 
-def open_engine(setting: Setting, *, max_running: int = 64, token_budget: int = 2048) -> Engine:
-    """Load the model; a dry run's fits a laptop."""
+def open_engine(
+    setting: Setting, *, num_blocks: int, max_running: int = 64, token_budget: int = 2048
+) -> Engine:
+    """Load the model; a dry run's fits a laptop.
+
+    Args:
+        setting: of the part.
+        num_blocks: of the KV pool (`blocks_for`). Never as many as fit: a part has other use for
+            the memory, and a pool's worth of it takes time to be cleared.
+        max_running: requests at once.
+        token_budget: of a step.
+    """
     torch.manual_seed(0)
-    num_blocks = 256 if setting.is_dry else None
-    longest = 512 if setting.is_dry else 8192
+    longest = _DRY_LONGEST if setting.is_dry else _LONGEST
     return load_engine(
         setting.model,
         EngineOptions(
             device=setting.device,
             max_running=max_running,
             token_budget=min(token_budget, longest),
-            num_blocks=num_blocks,
+            block_tokens=_BLOCK_TOKENS,
+            num_blocks=_DRY_BLOCKS if setting.is_dry else num_blocks,
             max_model_tokens=longest,
             prefix_cache=False,
             max_waiting=4096,
         ),
     )
+
+
+def blocks_for(batch: int, num_tokens: int) -> int:
+    """Return the KV blocks of requests that grow to so many tokens, and one each to spare."""
+    return batch * (-(-num_tokens // _BLOCK_TOKENS) + 1)
 
 
 def shape_of(engine: Engine) -> Shape:
@@ -91,16 +112,34 @@ class Decoding:
         prompts = [draw.choices(range(engine.model.config.vocab), k=context) for _ in range(batch)]
         sampling = Sampling(max_tokens=FOREVER, ignore_eos=True)
         self._names = [engine.submit(prompt, sampling) for prompt in prompts]
-        self._context = context
-        while len(engine.scheduler.running) < batch or any(
-            request.computed < request.num_prompt for request in engine.scheduler.running
-        ):
-            engine.step()
+        most_steps = batch * context // engine.options.token_budget + batch + 16
+        try:
+            while not self._decodes():
+                engine.step()
+                most_steps -= 1
+                if not most_steps:
+                    raise RuntimeError(f"{batch} requests of {context} tokens never run at once")
+        except Exception:
+            self.close()  # the next batch is not to find these in its way
+            raise
+
+    def _decodes(self) -> bool:
+        """Tell whether all of the batch runs, and none of it prefills."""
+        running = self._engine.scheduler.running
+        is_prefilled = all(request.computed >= request.num_prompt for request in running)
+        return len(running) == self._batch and is_prefilled
 
     def run(self, num_steps: int) -> Phase:
-        """Decode so many steps."""
+        """Decode so many steps.
+
+        Raises:
+            RuntimeError: some of the batch do not run any more: context or KV blocks are used up.
+        """
         engine = self._engine
-        contexts = [request.computed for request in engine.scheduler.running]
+        running = list(engine.scheduler.running)
+        if len(running) != self._batch:
+            raise RuntimeError(f"{len(running)} of {self._batch} requests are left to decode")
+        contexts = [request.computed for request in running]
         wait_for(engine)
         start_ns = time.monotonic_ns()
         for _ in range(num_steps):
@@ -108,7 +147,13 @@ class Decoding:
         wait_for(engine)
         end_ns = time.monotonic_ns()
         slices = [[(1, at + step, 1) for at in contexts] for step in range(num_steps)]
-        return _phase(shape_of(engine), start_ns, end_ns, slices)
+        # Blocks are only ever added: what a request has now, each step saw the beginning of.
+        blocks = [request.blocks for request in running]
+        gathered = sum(
+            gathered_bytes(max(contexts) + step + 1, blocks, token_bytes=kv_token_bytes(engine))
+            for step in range(num_steps)
+        )
+        return _phase(shape_of(engine), start_ns, end_ns, slices, gather_bytes=gathered)
 
     def close(self) -> None:
         """End the batch."""
@@ -130,11 +175,43 @@ def prefill(engine: Engine, *, num_tokens: int, num_prompts: int) -> Phase:
         engine.step()
         slices.append([(num_tokens, 0, 1)])
     wait_for(engine)
-    return _phase(shape_of(engine), start_ns, time.monotonic_ns(), slices)
+    # Nothing precedes these chunks, so nothing is gathered.
+    return _phase(shape_of(engine), start_ns, time.monotonic_ns(), slices, gather_bytes=0)
+
+
+def kv_token_bytes(engine: Engine) -> int:
+    """Return what a token's keys and values take in all layers."""
+    return engine.model.config.kv_token_bytes(engine.model.dtype.itemsize)
+
+
+def gathered_bytes(longest: int, blocks: Sequence[Sequence[int]], *, token_bytes: int) -> int:
+    """Return what a decode step reads and writes to have its keys and values in one place.
+
+    As `engine/attention.py` does: the blocks of several requests are copied into scratch, of each
+    as many as the longest has; one request's are read where they are if they follow each other.
+    Attention then reads the copy, which is what the model counts. A copy that stays in the L2
+    cache costs memory less than this.
+
+    Args:
+        longest: tokens of the longest request, its own one included.
+        blocks: of each request.
+        token_bytes: of a token's keys and values in all layers.
+    """
+    num_blocks = -(-longest // _BLOCK_TOKENS)
+    if len(blocks) == 1:
+        first = blocks[0][:num_blocks]
+        if list(first) == list(range(first[0], first[0] + len(first))):
+            return 0
+    return 2 * len(blocks) * num_blocks * _BLOCK_TOKENS * token_bytes
 
 
 def _phase(
-    shape: Shape, start_ns: int, end_ns: int, steps: list[list[tuple[int, int, int]]]
+    shape: Shape,
+    start_ns: int,
+    end_ns: int,
+    steps: list[list[tuple[int, int, int]]],
+    *,
+    gather_bytes: int,
 ) -> Phase:
     """Add up what steps are modelled to do; slices are tokens, context, sampled rows."""
     bytes_, flops = hbm_rates(shape), flop_rates(shape)
@@ -146,4 +223,4 @@ def _phase(
             read += int(bytes_.reads(tokens, context, rows))
             written += int(bytes_.writes(tokens, rows))
             done += int(flops.of_slices(tokens, context, rows))
-    return Phase(start_ns, end_ns, len(steps), read, written, done)
+    return Phase(start_ns, end_ns, len(steps), read, written, done, gather_bytes)

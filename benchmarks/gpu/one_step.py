@@ -1,17 +1,44 @@
-"""One decode step of 16 requests, marked for Nsight Compute; run by part (c)."""
+"""One step of a phase, marked for Nsight Compute, and what the model says of it; run by part (c).
+
+python one_step.py MODEL decode|prefill FILE
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from load import Decoding, open_engine
+from load import Decoding, Phase, blocks_for, open_engine, prefill
 from part import Setting
 
-if __name__ == "__main__":
-    engine = open_engine(Setting("cuda:0", sys.argv[1], 0.0, is_dry=False))
-    decoding = Decoding(engine, batch=16, context=512)
-    decoding.run(2)
+DECODE_BATCH, DECODE_CONTEXT, PREFILL_TOKENS = 16, 512, 2048
+_WARM_STEPS = 2
+
+
+def marked(step: Callable[[], Phase]) -> Phase:
+    """Run a step between the marks that `ncu --profile-from-start off` waits for."""
     torch.cuda.cudart().cudaProfilerStart()
-    decoding.run(1)
+    phase = step()
     torch.cuda.cudart().cudaProfilerStop()
+    return phase
+
+
+def main(model: str, name: str, out: Path) -> None:
+    """Run the step and write its modelled bytes."""
+    blocks = max(blocks_for(DECODE_BATCH, DECODE_CONTEXT + 16), blocks_for(1, PREFILL_TOKENS))
+    engine = open_engine(Setting("cuda:0", model, 0.0, is_dry=False), num_blocks=blocks)
+    if name == "decode":
+        decoding = Decoding(engine, batch=DECODE_BATCH, context=DECODE_CONTEXT)
+        decoding.run(_WARM_STEPS)
+        phase = marked(lambda: decoding.run(1))
+    else:
+        prefill(engine, num_tokens=PREFILL_TOKENS, num_prompts=1)
+        phase = marked(lambda: prefill(engine, num_tokens=PREFILL_TOKENS, num_prompts=1))
+    out.write_text(json.dumps({"bytes": phase.bytes, "gather_bytes": phase.gather_bytes}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,7 +1,8 @@
 """The GPU evidence kit: what only a GPU can answer, in one command of under nine minutes.
 
 Every part is a process of its own with a time limit, so that one that fails or hangs loses nothing
-of the others. No network, no installation: what is needed is in README.md.
+of the others, nor the rows that it had before. No network, no installation: what is needed is in
+README.md.
 
     python benchmarks/gpu/run.py --out evidence
     python benchmarks/gpu/run.py --out evidence --parts d,e --model random:llama-1b
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,17 +40,21 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "a": Part("a_sampling.py", 60, 110),
-    "b": Part("b_events.py", 20, 60),
-    "c": Part("c_bytes.py", 40, 120),
-    "d": Part("d_probe.py", 45, 80),
-    "e": Part("e_engine.py", 25, 70),
-    "f": Part("f_ablation.py", 35, 60),
-    "g": Part("g_gpm.py", 18, 38),
+    "a": Part("a_sampling.py", 70, 115),
+    "b": Part("b_events.py", 20, 54),
+    "c": Part("c_bytes.py", 40, 135),
+    "d": Part("d_probe.py", 42, 66),
+    "e": Part("e_engine.py", 25, 62),
+    "f": Part("f_ablation.py", 40, 62),
+    "g": Part("g_gpm.py", 20, 45),
 }
 MOST_S = 539
 """What all limits come to: one command on the device machine may take ten minutes."""
 _DRY_LIMIT_S = 100
+_DONE = ("measured", "dry", "unmet", "failed")
+"""What a part that came to its end says of itself."""
+_ENDING = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 2.0))
+"""How a part is ended, and for how long that is waited for, in seconds."""
 
 
 def main() -> int:
@@ -67,14 +73,12 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no part {', '.join(sorted(unknown))}: give some of a to g")
     options.out.mkdir(parents=True, exist_ok=True)
-    results = {}
+    results, table = dict[str, dict[str, Any]](), ""
     for name in names:
         print(f"== ({name}) {PARTS[name].program}", flush=True)
         results[name] = run(name, options)
-        write(options.out / "evidence.json", results)
+        table = write(options.out, results)
         print(f"   {results[name]['status']}, {results[name].get('took_s', 0):.0f} s", flush=True)
-    table = "\n".join(table_of(results)) + "\n"
-    (options.out / "evidence.txt").write_text(table, encoding="utf-8")
     print(f"\n{table}", end="")
     return int(any(result["status"] == "failed" for result in results.values()))
 
@@ -98,33 +102,66 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True
     )
+    is_late = False
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:
+        is_late = True
+    finally:
         end(process)
-        return {"status": "failed", "reason": f"not done in {limit_s} s", "took_s": limit_s}
+    ended = f"not done in {limit_s} s" if is_late else f"ended with {process.returncode}"
+    return outcome(left, ended, time.monotonic() - began_s)
+
+
+def outcome(left: Path, ended: str, took_s: float) -> dict[str, Any]:
+    """Take over what a part left: all of it, or the rows that it had when it ended."""
     try:
         result: dict[str, Any] = json.loads(left.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        reason = f"ended with {process.returncode} and left no result"
-        return {"status": "failed", "reason": reason, "took_s": time.monotonic() - began_s}
-    return result
+        return {"status": "failed", "reason": f"{ended} and left no result", "took_s": took_s}
+    finally:
+        left.unlink(missing_ok=True)
+    if result.get("status") in _DONE:
+        return result
+    reason = f"{ended}; the rows before that stand"
+    return {**result, "status": "failed", "reason": reason, "took_s": took_s}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a part, and the samplers that it has started."""
-    os.killpg(process.pid, 15)
+    """End a part's process group, gently first: what is left of it would hold the device."""
+    for number, wait_s in _ENDING:
+        until_s = time.monotonic() + wait_s
+        is_there = reached(process.pid, number)
+        while is_there and time.monotonic() < until_s:
+            process.poll()
+            time.sleep(0.05)
+            is_there = reached(process.pid, 0)
+        if not is_there:
+            break
+    process.wait()
+
+
+def reached(group: int, number: int) -> bool:
+    """Send a signal to a process group; tell whether anybody is in it."""
     try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-def write(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    """Write what there is so far: a kit that is ended early leaves the parts before."""
+def write(folder: Path, results: dict[str, dict[str, Any]]) -> str:
+    """Write what there is so far: a kit that is ended early leaves the parts before.
+
+    Returns:
+        the table.
+    """
     content = {"real_s": int(time.time()), "python": sys.version.split()[0], "parts": results}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1) + "\n"
+    (folder / "evidence.json").write_text(text, encoding="utf-8")
+    table = "\n".join(table_of(results)) + "\n"
+    (folder / "evidence.txt").write_text(table, encoding="utf-8")
+    return table
 
 
 def table_of(results: dict[str, dict[str, Any]]) -> list[str]:

@@ -7,60 +7,107 @@ costs is what users pay.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from part import Unmet
+from process_clock import process_cpu_ns
 
 from inferscope.records import COLUMNS, CounterSample, Record, decode
 from inferscope.ring.discovery import sampler_rings
 from inferscope.ring.reader import Frame, RingReader
 
-_START_S = 15.0
+_START_S = 30.0
 _SETTLE_S = 0.5
+_DECODE_S = 0.3
+"""By when the last windows are decoded and written: every 100 ms."""
+_END_S = 3.0
+LEAST_COVER, LEAST_MEAN_COVER = 0.99, 0.9
+_FULL, _SOME = 0.5, 0.05
+"""Of the highest rate: a window in the midst of a load, and one that the load reached at all."""
+_WITHOUT_ROOT = """
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+from inferscope.cli import sampler
+from inferscope.cli.main import main
+from inferscope.counters.sampler import Settings, preload
+from inferscope.probe.clock import SystemClock
+
+user, folder, counters = int(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3].split(","))
+preload(Settings(folder, sources=counters), clock=SystemClock())
+with suppress(SystemExit):
+    main(["sampler", "--help"])  # what parsing needs is loaded
+os.setgroups([])
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
+sys.exit(main(sys.argv[4:]))
+"""
+"""Becomes another user with everything loaded, as the sampler does: what root has installed for
+itself that user may not read."""
 Floats = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=Record)
 
 
 class Sampler:
-    """A sampler process, for as long as the context is open."""
+    """A sampler process, for as long as the context is open.
 
-    def __init__(self, counters: str, *, pm_interval_us: int = 500) -> None:
+    Attributes:
+        samples: of all sources, as last read: once it has settled, by `refresh`, at its end.
+        lines: what it said, once it has ended.
+        cpu_share: of one core, from when it had settled until it was ended; None if it was not
+            there any more.
+    """
+
+    def __init__(self, counters: str, *, pm_interval_us: int = 500, user: int | None = None):
+        """Prepare.
+
+        Args:
+            counters: the sources.
+            pm_interval_us: the windows of PM sampling.
+            user: to run as, for root; None: as this process does.
+        """
         self._counters = counters
         self._interval = f"{pm_interval_us}us"
+        self._user = user
         self._folder = tempfile.TemporaryDirectory()
+        self.samples: list[CounterSample] = []
         self.lines: list[str] = []
         self.cpu_share: float | None = None
-        self._began_s = 0.0
+        self._settled: tuple[int, int] | None = None
 
     def __enter__(self) -> Sampler:
         folder = Path(self._folder.name)
+        rings = folder / "rings"
+        words = [
+            "sampler", "--counters", self._counters, "--pm-interval", self._interval,
+            "--dir", str(rings),
+        ]  # fmt: skip
+        begin = ["-m", "inferscope"]
+        if self._user is not None:
+            os.chown(folder, self._user, self._user)
+            begin = ["-c", _WITHOUT_ROOT, str(self._user), str(rings), self._counters]
         self._words = (folder / "words").open("wb")
-        self._cpu_before = _children_cpu_s()
         self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "inferscope", "sampler", "--counters", self._counters,
-                "--pm-interval", self._interval, "--dir", str(folder / "rings"),
-            ],
+            [sys.executable, *begin, *words],
             stderr=self._words,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "INFERSCOPE_DIR": str(folder / "rings")},
-        )  # fmt: skip
-        self._began_s = time.monotonic()
-        while not self._has_spoken():
-            if self._process.poll() is not None or time.monotonic() - self._began_s > _START_S:
-                self.__exit__(None, None, None)
-                raise Unmet(f"the sampler did not start: {' '.join(self.lines)}")
-            time.sleep(0.1)
-        time.sleep(_SETTLE_S)
+            env={**os.environ, "INFERSCOPE_DIR": str(rings)},
+        )
+        try:
+            self._wait_for_words()
+        except BaseException:
+            self._end()
+            raise
+        self._settled = time.monotonic_ns(), process_cpu_ns(self._process.pid)
         return self
 
     def __exit__(
@@ -69,16 +116,19 @@ class Sampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        time.sleep(0.3)  # the last windows are decoded and written
+        try:
+            self.refresh()
+            if self._settled is not None and self._process.poll() is None:
+                since_ns, before_ns = self._settled
+                spent_ns = process_cpu_ns(self._process.pid) - before_ns
+                self.cpu_share = spent_ns / (time.monotonic_ns() - since_ns)
+        finally:
+            self._end()
+
+    def refresh(self) -> None:
+        """Read what it has told so far, windows that are still to be decoded included."""
+        time.sleep(_DECODE_S)
         self.samples = self._read()
-        self._process.terminate()
-        self._process.wait(10)
-        spent_s = _children_cpu_s() - self._cpu_before
-        self.cpu_share = spent_s / max(1e-9, time.monotonic() - self._began_s)
-        self._words.close()
-        words = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
-        self.lines = words.splitlines()
-        self._folder.cleanup()
 
     def of(self, source: str) -> list[CounterSample]:
         """Return a source's samples, without its news.
@@ -96,8 +146,22 @@ class Sampler:
         """Return what a source said of its device when it opened it."""
         return next((one.facts for one in self.samples if one.source == source and one.facts), {})
 
+    def _wait_for_words(self) -> None:
+        """Wait until every source has told a number, or why it has none.
+
+        Raises:
+            Unmet: it ended, or they did not.
+        """
+        until_s = time.monotonic() + _START_S
+        while not self._has_spoken():
+            if self._process.poll() is not None or time.monotonic() > until_s:
+                words = Path(self._folder.name, "words").read_text("utf-8", "replace")
+                raise Unmet(f"the sampler did not start: {' '.join(words.split())[-300:]}")
+            time.sleep(0.1)
+        time.sleep(_SETTLE_S)
+        self.samples = self._read()
+
     def _has_spoken(self) -> bool:
-        """Tell whether every source has told a number, or why it has none."""
         spoken = {one.source for one in self._read() if one.values or one.reason}
         return spoken >= set(self._counters.split(","))
 
@@ -105,43 +169,117 @@ class Sampler:
         rings = sampler_rings(Path(self._folder.name, "rings"))
         return [sample for path in rings for sample in told(path, CounterSample)]
 
+    def _end(self) -> None:
+        """End the process, for what it holds of a device the next one could not have."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.close()
+        words = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
+        self.lines = words.splitlines()
+        with suppress(OSError):  # of a user of its own
+            self._folder.cleanup()
+
+
+class Edges(NamedTuple):
+    """When a load began and ended, in ns of our clock."""
+
+    start_ns: float
+    end_ns: float
+
 
 class Windows:
     """One word of one source as short windows, where it has such, else as its samples."""
 
     def __init__(self, samples: list[CounterSample], word: str) -> None:
-        starts, ends, values = [], [], []
-        for one in samples:
-            if word in one.series:
-                starts += np.frombuffer(one.starts_ns, COLUMNS["starts_ns"]).tolist()
-                ends += np.frombuffer(one.ends_ns, COLUMNS["ends_ns"]).tolist()
-                values += np.frombuffer(one.series[word], COLUMNS["series"]).tolist()
-            elif word in one.values:
-                starts.append(one.start_ns)
-                ends.append(one.end_ns)
-                values.append(one.values[word])
-        self.starts = np.array(starts, dtype=np.float64)
-        self.ends = np.array(ends, dtype=np.float64)
-        self.values: Floats = np.array(values, dtype=np.float64)
+        told = [_columns(one, word) for one in samples if word in one.values]
+        starts, ends, values = zip(*told, strict=True) if told else ([()], [()], [()])
+        self.starts: Floats = np.concatenate(starts).astype(np.float64)
+        self.ends: Floats = np.concatenate(ends).astype(np.float64)
+        self.values: Floats = np.concatenate(values).astype(np.float64)
 
-    def _overlaps(self, start_ns: int, end_ns: int) -> Floats:
+    def _overlaps(self, start_ns: float, end_ns: float) -> Floats:
         """Return the share of each window within a stretch."""
         inside = np.minimum(self.ends, end_ns) - np.maximum(self.starts, start_ns)
         shares: Floats = np.clip(inside, 0, None) / np.maximum(self.ends - self.starts, 1)
         return shares
 
-    def amount(self, start_ns: int, end_ns: int) -> float | None:
+    def amount(self, start_ns: float, end_ns: float) -> float | None:
         """Return the sum within a stretch; None where windows cover less than 99 % of it."""
         shares = self._overlaps(start_ns, end_ns)
         covered = float((shares * (self.ends - self.starts)).sum())
-        if covered < 0.99 * (end_ns - start_ns):
+        if covered < LEAST_COVER * (end_ns - start_ns):
             return None
         return float((shares * self.values).sum()) * (end_ns - start_ns) / covered
 
-    def mean(self, start_ns: int, end_ns: int) -> float | None:
-        """Return the mean over a stretch, by time; None where nothing covers any of it."""
+    def mean(self, start_ns: float, end_ns: float) -> float | None:
+        """Return the mean over a stretch by time; None where windows cover less than 90 % of it."""
         weights = self._overlaps(start_ns, end_ns) * (self.ends - self.starts)
-        return float((weights * self.values).sum() / weights.sum()) if weights.sum() else None
+        covered = float(weights.sum())
+        if not covered or covered < LEAST_MEAN_COVER * (end_ns - start_ns):
+            return None
+        return float((weights * self.values).sum()) / covered
+
+    def edges(self, start_ns: float, end_ns: float) -> Edges | None:
+        """Return when an even load within a stretch began and ended, as its windows tell.
+
+        The first and the last are full only in part: the load lay in them for as long as it takes
+        to count what they did. None where fewer than three windows saw it.
+        """
+        inside = np.flatnonzero(self._overlaps(start_ns, end_ns) > 0)
+        lengths = self.ends[inside] - self.starts[inside]
+        rates = self.values[inside] / np.maximum(lengths, 1)
+        if not len(rates) or rates.max() <= 0:
+            return None
+        full = float(np.median(rates[rates > _FULL * rates.max()]))
+        loaded = np.flatnonzero(rates > _SOME * full)
+        if len(loaded) < 3:
+            return None
+        first, last = loaded[0], loaded[-1]
+        filled = np.minimum(rates / full, 1) * lengths
+        return Edges(
+            float(self.ends[inside[first]] - filled[first]),
+            float(self.starts[inside[last]] + filled[last]),
+        )
+
+
+class Traffic:
+    """What a device read and wrote, by the windows of one source."""
+
+    def __init__(self, samples: list[CounterSample]) -> None:
+        self.read, self.written = (
+            Windows(samples, f"dram_{way}_bytes") for way in ("read", "write")
+        )
+
+    def amount(self, start_ns: float, end_ns: float) -> float | None:
+        """Return the bytes moved within a stretch; None where windows are missing."""
+        read, written = (windows.amount(start_ns, end_ns) for windows in (self.read, self.written))
+        return None if read is None or written is None else read + written
+
+
+def window_lengths_ns(samples: list[CounterSample]) -> list[int]:
+    """Return how long each short window of a source is."""
+    found: list[int] = []
+    for one in samples:
+        starts, ends = (
+            np.frombuffer(column, COLUMNS["starts_ns"]) for column in (one.starts_ns, one.ends_ns)
+        )
+        found += (ends - starts).tolist()
+    return found
+
+
+def _columns(one: CounterSample, word: str) -> tuple[Any, Any, Any]:
+    """Return starts, ends and values of a sample's short windows, else of itself."""
+    if word not in one.series:
+        return (one.start_ns,), (one.end_ns,), (one.values[word],)
+    return (
+        np.frombuffer(one.starts_ns, COLUMNS["starts_ns"]),
+        np.frombuffer(one.ends_ns, COLUMNS["ends_ns"]),
+        np.frombuffer(one.series[word], COLUMNS["series"]),
+    )
 
 
 def told(path: Path, kind: type[Kind]) -> list[Kind]:
@@ -155,9 +293,3 @@ def told(path: Path, kind: type[Kind]) -> list[Kind]:
                 found.append(record)
     reader.close()
     return found
-
-
-def _children_cpu_s() -> float:
-    """Return the processor time of children that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,539 @@
+"""What the GPU evidence kit concludes, from counters and tables whose answers are known."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import sys
+import time
+import weakref
+from array import array
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pynvml
+import pytest
+import torch
+
+from inferscope.records import CounterSample
+from tests.counters.recorded_nvml import H200, RecordedLibrary, Recording
+
+MS = 1_000_000
+WINDOW_NS = MS // 2
+BYTES_S = 3.0e12
+
+
+class Kit(NamedTuple):
+    """The kit's modules, which import each other as programs do."""
+
+    part: ModuleType
+    watched: ModuleType
+    load: ModuleType
+    nsight: ModuleType
+    bursts: ModuleType
+    sampling: ModuleType
+    bytes: ModuleType
+    ablation: ModuleType
+    gpm: ModuleType
+    process_clock: ModuleType
+
+
+@pytest.fixture
+def kit(monkeypatch: pytest.MonkeyPatch) -> Kit:
+    monkeypatch.syspath_prepend("benchmarks")
+    monkeypatch.syspath_prepend("benchmarks/gpu")
+    names = (
+        "part", "watched", "load", "nsight", "bursts", "a_sampling", "c_bytes", "f_ablation",
+        "g_gpm", "process_clock",
+    )  # fmt: skip
+    return Kit(*map(importlib.import_module, names))
+
+
+def samples(
+    until_ns: int, traffic: list[tuple[float, float, float]], *, missing: tuple[int, ...] = ()
+) -> list[CounterSample]:
+    """Return windows of a device that reads at rates, each a start, an end and bytes per second.
+
+    It writes a tenth of what it reads.
+    """
+    found = []
+    for start_ns in range(0, until_ns, WINDOW_NS):
+        if start_ns // WINDOW_NS in missing:
+            continue
+        end_ns = start_ns + WINDOW_NS
+        read = sum(
+            rate / 1e9 * max(0.0, min(end_ns, last) - max(start_ns, first))
+            for first, last, rate in traffic
+        )
+        series = {"dram_read_bytes": read, "dram_write_bytes": read / 10, "busy_share": 0.5}
+        found.append(
+            CounterSample(
+                end_ns,
+                "GPU-1",
+                start_ns,
+                end_ns,
+                "pm",
+                dict(series),
+                starts_ns=array("q", [start_ns]).tobytes(),
+                ends_ns=array("q", [end_ns]).tobytes(),
+                series={word: array("f", [number]).tobytes() for word, number in series.items()},
+            )
+        )
+    return found
+
+
+def test_amounts_are_those_of_the_stretch_and_none_where_windows_are_missing(kit: Kit) -> None:
+    read = kit.watched.Windows(samples(100 * MS, [(0, 100 * MS, BYTES_S)]), "dram_read_bytes")
+    assert read.amount(10.25 * MS, 20.25 * MS) == pytest.approx(BYTES_S * 0.010)
+    told = samples(100 * MS, [(0, 100 * MS, BYTES_S)], missing=(30,))
+    holed = kit.watched.Windows(told, "dram_read_bytes")
+    assert holed.amount(10 * MS, 20 * MS) is None
+    assert holed.amount(20 * MS, 30 * MS) == pytest.approx(BYTES_S * 0.010)
+    # A hole of less than one per cent is filled with the stretch's own rate.
+    assert holed.amount(0, 90 * MS) == pytest.approx(BYTES_S * 0.090)
+    traffic = kit.watched.Traffic(told)
+    assert traffic.amount(10 * MS, 20 * MS) is None
+    assert traffic.amount(20 * MS, 30 * MS) == pytest.approx(1.1 * BYTES_S * 0.010)
+
+
+def test_means_weigh_by_time_and_are_none_without_windows(kit: Kit) -> None:
+    told = samples(100 * MS, [])
+    busy = kit.watched.Windows(told, "busy_share")
+    assert busy.mean(0, 100 * MS) == pytest.approx(0.5)
+    assert busy.mean(50 * MS, 200 * MS) is None  # a third of it is covered
+    assert kit.watched.Windows([], "busy_share").mean(0, MS) is None
+    assert kit.watched.window_lengths_ns(told) == [WINDOW_NS] * 200
+
+
+def test_edges_are_found_within_the_windows_that_a_load_fills_in_part(kit: Kit) -> None:
+    first, last = 10.2 * MS, 21.9 * MS
+    read = kit.watched.Windows(samples(40 * MS, [(first, last, BYTES_S)]), "dram_read_bytes")
+    found = read.edges(0, 40 * MS)
+    assert found.start_ns == pytest.approx(first, abs=100)
+    assert found.end_ns == pytest.approx(last, abs=100)
+    assert read.edges(30 * MS, 40 * MS) is None
+
+
+def test_copies_tell_their_share_and_edges_and_nothing_where_nothing_was_seen(kit: Kit) -> None:
+    start_ns, end_ns = 20.1 * MS, 30.3 * MS
+    true = round(1.1 * BYTES_S * (end_ns - start_ns) / 1e9)
+    burst = kit.bursts.Burst(start_ns, end_ns, true)
+    late = samples(60 * MS, [(start_ns + 7000, end_ns + 7000, BYTES_S)])
+    row = kit.bursts.judged([burst], late)
+    assert row["measured_over_true"] == pytest.approx(1.0)
+    assert row["start_off_us"] == pytest.approx(7.0, abs=0.2)
+    assert row["end_off_us"] == pytest.approx(7.0, abs=0.2)
+    holed = samples(60 * MS, [(start_ns, end_ns, BYTES_S)], missing=(45,))
+    assert kit.bursts.judged([burst], holed)["measured_over_true"] is None
+    row = kit.bursts.judged([burst], [])
+    assert row["measured_over_true"] is row["start_off_us"] is None
+    assert kit.part.shown(row["measured_over_true"], ".3f") == "-"
+
+
+def test_off_on_on_off_hides_what_grows_evenly_and_shows_what_sampling_costs(kit: Kit) -> None:
+    num = 10
+
+    def halves(cost: float) -> list[list[int]]:
+        grown = [[1000 + 5 * (half * num + at) for at in range(num)] for half in range(4)]
+        return [
+            [round(ns * (1 + cost * (half in (1, 2)))) for ns in part]
+            for half, part in enumerate(grown)
+        ]
+
+    free = kit.sampling.mirrored(*halves(0.0))
+    assert len(free) == num
+    assert all(sum(pair.on) == sum(pair.off) for pair in free)
+    middle, low, high = kit.sampling.interval(
+        kit.sampling.mirrored(*halves(0.02)), kit.sampling.mean_ratio
+    )
+    assert low <= middle <= high
+    assert middle == pytest.approx(0.02, abs=1e-3)
+
+
+# --- the 100 ms regression --------------------------------------------------------------------
+
+
+def in_turn(kit: Kit, turns: int) -> tuple[list[tuple[str, Any]], Any]:
+    """Return decodes and prefills by turns, that move 1.2 and 0.9 of what the model says."""
+    at_ns, told, traffic = 0, [], list[tuple[float, float, float]]()
+    for turn in range(turns):
+        for name, length_ns, rate, factor in (
+            ("decode", 255 * MS + turn % 3 * MS, 2.0e12, 1.2),
+            ("prefill", 240 * MS + turn % 5 * MS, 0.5e12, 0.9),
+        ):
+            end_ns = at_ns + length_ns
+            model = round(rate * length_ns / 1e9)
+            told.append((name, kit.load.Phase(at_ns, end_ns, 1, model, 0, 0, 0)))
+            traffic.append((at_ns, end_ns, factor * rate / 1.1))
+            at_ns = end_ns
+    return told, kit.watched.Traffic(samples(at_ns, traffic))
+
+
+def test_the_regression_of_collect_finds_what_short_windows_say(kit: Kit) -> None:
+    told, counted = in_turn(kit, 14)
+    found = kit.bytes.regress(told, counted)
+    assert found["num_windows"] >= 50
+    for name, true in (("decode", 1.2), ("prefill", 0.9)):
+        phase = found["phases"][name]
+        assert phase["by_pm"] == pytest.approx(true, rel=1e-3)
+        assert phase["by_regression"] == pytest.approx(true, rel=0.02)
+        assert 0 < phase["error"] < 0.05
+    assert "decode: 1.20" in kit.bytes.regression_lines(found)[0]
+
+
+def test_the_least_turns_are_enough_for_the_windows_that_the_regression_wants(kit: Kit) -> None:
+    told, counted = in_turn(kit, kit.bytes._LEAST_TURNS)
+    assert kit.bytes.regress(told, counted)["num_windows"] >= 50
+    told, counted = in_turn(kit, 8)
+    with pytest.raises(kit.part.Unmet, match="39 windows of 100 ms, 50 are needed"):
+        kit.bytes.regress(told, counted)
+    with pytest.raises(kit.part.Unmet, match="0 windows"):
+        kit.bytes.regress(told, kit.watched.Traffic([]))
+    assert kit.bytes.by_pm("decode", told, kit.watched.Traffic([])) is None
+
+
+# --- Nsight Compute ---------------------------------------------------------------------------
+
+HEAD = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",'
+    '"Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+)
+
+
+def table(*rows: tuple[str, str, str]) -> str:
+    """Return what ncu prints: its own lines, what the program prints, and a table."""
+    kernel = '"python3","here","gemm<a, b>(""x"", 2)","1","7","(128, 1, 1)","(2, 2, 1)","0","9.0"'
+    lines = [
+        f'"{at}","77",{kernel},"Command line profiler metrics","{name}","{unit}","{value}"'
+        for at, (name, unit, value) in enumerate(rows)
+    ]
+    return "\n".join(
+        ["==PROF== Connected to process 77", '"half a word', HEAD, *lines, "==PROF== Over"]
+    )
+
+
+READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
+
+
+def test_the_table_of_ncu_is_added_up(kit: Kit) -> None:
+    text = table(
+        (READ, "byte", "1,000,000"), (WRITE, "byte", "500"),
+        (READ, "Mbyte", "2.5"), (WRITE, "Kbyte", "1"), ("sm__cycles.sum", "cycle", "7"),
+    )  # fmt: skip
+    assert kit.nsight.read_csv(text) == (2, 3_500_000.0, 1_500.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("==ERROR== no permission", "there is no table"),
+        (HEAD, "not each metric"),
+        (table((READ, "byte", "1")), "not each metric"),
+        (table((READ, "Gibyte", "1"), (WRITE, "byte", "1")), "unit 'Gibyte' is none of"),
+        (table((READ, "byte", "n/a"), (WRITE, "byte", "1")), "n/a"),
+    ],
+)
+def test_a_table_that_does_not_tell_is_refused(kit: Kit, text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        kit.nsight.read_csv(text)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """Put a program called ncu onto the path."""
+    program = folder / "ncu"
+    program.write_text(f"#!{script}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_step_is_counted_beside_what_the_model_says_of_it(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = table((READ, "byte", "900"), (WRITE, "byte", "100"))
+    pretend(
+        monkeypatch,
+        tmp_path,
+        f"{sys.executable}\nimport sys, pathlib, json\n"
+        "assert '--cache-control' in sys.argv and '--clock-control' in sys.argv\n"
+        f"pathlib.Path(sys.argv[-1]).write_text(json.dumps({{'bytes': 960, 'gather_bytes': 40}}))\n"
+        f"print({text!r})\n",
+    )
+    counted, modelled = kit.nsight.count_step("random:tiny", "decode", limit_s=60)
+    assert counted == (1, 900.0, 100.0)
+    row = kit.bytes.against("decode", counted_bytes=1000.0, modelled=modelled, pm_over_model=1.05)
+    assert row["model_over_ncu"] == pytest.approx(0.96)
+    assert row["model_and_gather_over_ncu"] == pytest.approx(1.0)
+    assert row["pm_over_ncu"] == pytest.approx(1.008)
+    assert row["model_over_pm"] == pytest.approx(1 / 1.05)
+    assert row["is_model_within"] is row["is_pm_within"] is True
+    without = kit.bytes.against(
+        "decode", counted_bytes=1100.0, modelled=modelled, pm_over_model=None
+    )
+    assert without["is_model_within"] is False
+    assert without["pm_over_ncu"] is without["is_pm_within"] is None
+    line = kit.bytes.line_of("ncu decode", without | {"num_kernels": 1})
+    assert "PM/ncu - (not told whether within 3%)" in line
+
+
+def test_ncu_that_takes_too_long_is_ended_with_all_that_it_began(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "pid"
+    pretend(monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{told}'\nwait\n")
+    with pytest.raises(kit.part.Unmet, match="ncu took longer than 3 s"):
+        kit.nsight.count_step("random:tiny", "decode", limit_s=3)
+    assert has_ended(int(told.read_text()))
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a process has ended, or does so within 30 s."""
+    until_s = time.monotonic() + 30
+    while time.monotonic() < until_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# --- work of known size -----------------------------------------------------------------------
+
+
+def test_gathers_are_modelled_as_the_engine_makes_them(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
+    engine = kit.load.open_engine(setting, num_blocks=1)
+    copied = [0]
+    select = torch.index_select
+
+    def spied(*given: Any, **named: Any) -> Any:
+        found = select(*given, **named)
+        if "out" in named:
+            copied[0] += 2 * found.numel() * found.element_size()
+        return found
+
+    monkeypatch.setattr(torch, "index_select", spied)
+    for batch, context, is_gathered in ((1, 40, False), (3, 29, True), (4, 64, True)):
+        decoding = kit.load.Decoding(engine, batch=batch, context=context)
+        copied[0] = 0
+        phase = decoding.run(7)
+        assert phase.gather_bytes == copied[0]
+        assert (phase.gather_bytes > 0) is is_gathered
+        decoding.close()
+    copied[0] = 0
+    assert kit.load.prefill(engine, num_tokens=48, num_prompts=2).gather_bytes == copied[0] == 0
+
+
+class Constant:
+    """A sampler that tells of a device that moves as many bytes in every window, since 2 s ago."""
+
+    WINDOW_BYTES = 1e6
+
+    def __init__(self, counters: str) -> None:
+        self._began_ns = time.monotonic_ns() - 2_000 * MS
+        self.refresh()
+
+    def __enter__(self) -> Constant:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        num = (time.monotonic_ns() + 10 * MS - self._began_ns) // WINDOW_NS
+        starts = [self._began_ns + at * WINDOW_NS for at in range(num)]
+        words = ("dram_read_bytes", "dram_write_bytes")
+        self._sample = CounterSample(
+            starts[-1] + WINDOW_NS,
+            "GPU-1",
+            starts[0],
+            starts[-1] + WINDOW_NS,
+            "pm",
+            dict.fromkeys(words, num * self.WINDOW_BYTES),
+            starts_ns=array("q", starts).tobytes(),
+            ends_ns=array("q", [at + WINDOW_NS for at in starts]).tobytes(),
+            series={word: array("f", [self.WINDOW_BYTES] * num).tobytes() for word in words},
+        )
+
+    def of(self, source: str) -> list[CounterSample]:
+        return [self._sample]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> list[weakref.ref[Any]]:
+    """Follow the models that a part loads: whoever holds one holds its weights."""
+    models: list[weakref.ref[Any]] = []
+    open_engine = part.open_engine
+
+    def opened(*given: Any, **named: Any) -> Any:
+        engine = open_engine(*given, **named)
+        models.append(weakref.ref(engine.model))
+        return engine
+
+    monkeypatch.setattr(part, "open_engine", opened)
+    return models
+
+
+def test_weights_are_gone_before_nsight_compute_brings_its_own(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = kit.bytes
+    models = watch(monkeypatch, part)
+    monkeypatch.setattr(part, "Sampler", Constant)
+    for name, value in (
+        ("_DECODES", ((1, 32), (4, 32), (70, 32))), ("_PREFILLS", (64,)), ("DECODE_BATCH", 4),
+        ("DECODE_CONTEXT", 32), ("PREFILL_TOKENS", 64), ("_TURNS_S", 0.0),
+    ):  # fmt: skip
+        monkeypatch.setattr(part, name, value)
+    bank = kit.part.Bank()
+    setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
+    with bank.row("pm"):
+        part.by_counters(setting, bank)
+    kit.part.release()
+    assert [model() for model in models] == [None]
+    assert list(bank.rows) == ["decode 1 x 32", "decode 4 x 32", "prefill 64"]
+    row = bank.rows["decode 4 x 32"]
+    assert row["pm_bytes"] == pytest.approx(
+        2 * Constant.WINDOW_BYTES * row["step_ms"] * MS / WINDOW_NS, rel=0.01
+    )
+    result = bank.finish("dry")
+    # 70 requests never run at once, and eleven turns of a tiny model are over in no time.
+    assert list(result["broken"]) == ["decode 70 x 32"]
+    assert "windows of 100 ms, 50 are needed" in result["unmet"]["100 ms regression"]
+
+
+def test_weights_are_gone_before_transformers_brings_its_own(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = importlib.import_module("e_engine")
+    models = watch(monkeypatch, part)
+    ceilings = part.Ceilings(1e10, 1e10, 1e-6, {})
+    bank = kit.part.Bank()
+    setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
+    config, _ = part.engine_steps(setting, bank, ceilings)
+    kit.part.release()
+    assert [model() for model in models] == [None]
+    assert config.num_layers == 2
+    assert list(bank.rows) == ["decode 1", "decode 4", "prefill 64"]
+    assert bank.rows["decode 4"]["mfu"] is None  # no ceiling was measured for its dtype
+    assert "MFU -" in bank.finish("dry")["lines"][0]
+
+
+def test_the_first_steps_to_be_taken_apart_are_of_all_sizes(kit: Kit) -> None:
+    served = importlib.import_module("served")
+    shapes = served.step_shapes(random.Random("gpu shapes"), 24)
+    ordered = kit.ablation.interleaved(shapes)
+    assert sorted(map(id, ordered)) == sorted(map(id, shapes))
+    sizes = [len(shape.parts) for shape in ordered[:5]]
+    assert min(sizes) <= 6
+    assert max(sizes) >= 32
+    assert any(6 < size < 32 for size in sizes)
+
+
+def test_gpm_read_too_fast_is_told_by_what_is_new(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording.of(H200)
+    monkeypatch.setattr(pynvml, "nvmlLib", RecordedLibrary(recording))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    for at, turn in enumerate(recording.told["devices"][0]["turns"]):
+        turn["gpm"][str(pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL)] = 10.0 + at
+    waited_ms = [0]
+
+    def pause(seconds: float) -> None:
+        waited_ms[0] += round(seconds * 1e3)
+        recording.turn = 1 + waited_ms[0] // 100  # the driver has something new every 100 ms
+
+    rows, line = kit.gpm.sweep((20,), pause=pause)
+    row = rows["20 ms"]
+    assert (row["num_reads"], row["num_failed"], row["num_zero"]) == (15, 0, 0)
+    assert row["num_new"] == 4  # in 300 ms
+    assert line.startswith("GPM read every 20 ms: 4 of 15 new")
+    recording.unsupported.add("nvmlGpmMetricsGet")
+    rows, line = kit.gpm.sweep((20,), pause=lambda seconds: None)
+    assert rows["20 ms"]["num_failed"] == 15
+    assert rows["20 ms"]["dram_share"] is None
+    assert "- of DRAM" in line
+
+
+def test_the_processor_time_of_a_process_is_the_kernels(kit: Kit) -> None:
+    before_ns = time.process_time_ns()
+    read_ns = kit.process_clock.process_cpu_ns(os.getpid())
+    assert before_ns <= read_ns <= time.process_time_ns()
+    with pytest.raises(OSError, match=r"\d"):
+        kit.process_clock.process_cpu_ns(2**22 + 1)
+
+
+# --- what is banked ---------------------------------------------------------------------------
+
+
+def test_rows_stand_whatever_comes_after_them(kit: Kit, tmp_path: Path) -> None:
+    path = tmp_path / "part.json"
+    seen: list[dict[str, Any]] = []
+
+    def measure(setting: Any, bank: Any) -> None:
+        bank.keep("one", {"ms": 1.0, "share": float("nan")}, "one: 1 ms")
+        seen.append(json.loads(path.read_text()))
+        with bank.row("two"):
+            raise MemoryError("out of memory")
+        with bank.row("three"):
+            raise kit.part.Unmet("needs root")
+        bank.keep("four", {"ms": 4.0}, "four: 4 ms")
+
+    setting = kit.part.Setting("cpu", "m", 1.0, is_dry=False)
+    result = kit.part.run(measure, setting, kit.part.Bank(path))
+    (early,) = seen
+    assert early["status"] == kit.part.UNFINISHED
+    assert early["rows"] == {"one": {"ms": 1.0, "share": None}}  # there is no NaN in JSON
+    assert result == json.loads(path.read_text())
+    assert result["status"] == "failed"
+    assert result["reason"] == "two: MemoryError: out of memory"
+    assert "MemoryError" in result["broken"]["two"]["trace"]
+    assert list(result["rows"]) == ["one", "four"]
+    assert result["lines"] == [
+        "one: 1 ms", "two: FAILED, MemoryError: out of memory", "three: needs root", "four: 4 ms",
+    ]  # fmt: skip
+
+
+def test_a_part_without_what_it_needs_is_unmet_and_one_that_breaks_failed(kit: Kit) -> None:
+    setting = kit.part.Setting("cpu", "m", 1.0, is_dry=False)
+
+    def unmet(setting: Any, bank: Any) -> None:
+        setting.need_gpu()
+
+    def broken(setting: Any, bank: Any) -> None:
+        bank.keep("one", {}, "one")
+        raise RuntimeError("device lost")
+
+    result = kit.part.run(unmet, setting, kit.part.Bank())
+    assert (result["status"], result["reason"]) == ("unmet", "needs an NVIDIA GPU")
+    result = kit.part.run(broken, setting, kit.part.Bank())
+    assert (result["status"], result["reason"]) == ("failed", "RuntimeError: device lost")
+    assert result["rows"] == {"one": {}}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is told where there is no GPU")
+@pytest.mark.parametrize("user", [None, 65534])
+def test_a_sampler_is_read_while_it_runs_and_its_cost_leaves_out_how_it_began(
+    kit: Kit, user: int | None
+) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    with kit.watched.Sampler("gpm,pm", user=user) as sampler:
+        pid, began_ns = sampler._process.pid, time.monotonic_ns()
+        to_begin_ns = kit.process_clock.process_cpu_ns(pid)
+        reasons = {one.source for one in sampler.samples if one.reason}
+        sampler.refresh()
+        owner = Path(f"/proc/{pid}").stat().st_uid
+    assert reasons == {"gpm", "pm"}
+    assert owner == (os.geteuid() if user is None else user)
+    assert 0 <= sampler.cpu_share * (time.monotonic_ns() - began_ns) < to_begin_ns
+    with pytest.raises(kit.part.Unmet, match="pm: "):
+        sampler.of("pm")
+    assert has_ended(pid)
