@@ -281,20 +281,21 @@ class Probe:
 
         Whoever is under way may still be computed to the end. To say it twice changes nothing.
         """
-        if self._log.paused_ns is None:
-            self._hold(self._now())
+        self._hold(is_paused=True)
 
     def unpaused(self) -> None:
         """Note that the engine goes on."""
-        if self._log.paused_ns is not None:
-            self._hold(None)
+        self._hold(is_paused=False)
 
-    def _hold(self, paused_ns: int | None) -> None:
+    def _hold(self, *, is_paused: bool) -> None:
         try:
-            t_ns, log = self._now(), self._log
+            log = self._log
+            if is_paused is (log.paused_ns is not None):
+                return
+            t_ns = self._now()
             with log.lock:
                 # Noted while switched off too: the keyframe of switching on tells it.
-                log.paused_ns = paused_ns
+                log.paused_ns = t_ns if is_paused else None
                 if self._life.on:
                     log.restate(t_ns)
             log.cost_ns += self._now() - t_ns

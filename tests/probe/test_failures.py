@@ -27,6 +27,8 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "first_byte": lambda probe, index: probe.first_byte(index),
     "last_byte": lambda probe, index: probe.last_byte(index),
     "finished": lambda probe, index: probe.finished(index, "stop"),
+    "paused": lambda probe, index: probe.paused(),
+    "unpaused": lambda probe, index: (probe.paused(), probe.unpaused()),
     "plan": lambda probe, index: probe.plan(2, start_ns=0, end_ns=1, waiting=0, running=1),
     "start": lambda probe, index: probe.start(2),
     "stop": lambda probe, index: probe.stop(1),
