@@ -105,9 +105,9 @@ class Bookings:
         if run.end_ns >= counters.reach_ns:
             counters.reach(run.end_ns)
         if rows.is_simple:
-            moved = self._book_singles(rows, contexts, split)
+            moved, prefill_flops = self._book_singles(rows, contexts, split)
         else:
-            moved = self._book_rows(rows, contexts, split, slices)
+            moved, prefill_flops = self._book_rows(rows, contexts, split, slices)
         if rows is not self._last_rows:
             self._note_phases(rows, self._last_rows)
             self._last_rows = rows
@@ -129,6 +129,9 @@ class Bookings:
                 self._book_parts(rows, contexts, split)
             amounts["prefill_tokens"] += rows.num_prefill_tokens
             amounts["prefill_ns"] += prefill_ns
+            if prefill_flops:
+                amounts["prefill_flops"] += prefill_flops
+                amounts["prefill_flops_ns"] += prefill_ns
             amounts["mixed_steps"] += len(rows.prefills) < len(rows.slots)
         amounts["decode_tokens"] += rows.team.num_tokens - rows.num_prefill_tokens
         amounts["decode_ns"] += decode_ns
@@ -194,11 +197,11 @@ class Bookings:
         for at in rows.member_prefills:
             in_prefill[members.item(at)] = True
 
-    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> Moved:
+    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> tuple[Moved, int]:
         """Book a step of decodes that have one token each, and a few prefills.
 
         Returns:
-            what it moved and computed, as far as somebody counts.
+            what it moved and computed, as far as somebody counts, and its prefills' FLOPs.
         """
         work, rates = self._lives.table.work, self._lives.rates
         weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
@@ -219,13 +222,16 @@ class Bookings:
             slot = rows.slots.item(at)
             work.prefilled_instead(slot, amounts, context=context, weight_bytes=booked)
             prefilled.append(amounts)
+        prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
         if rates is None or weights is None or not self._lives.counters.is_on:
-            return NOTHING_MOVED
+            return NOTHING_MOVED, prefill_flops
         assert split.components is not None  # somebody is in the step
         batch = split.components.batch
-        return moved_by(rows, batch, prefilled, rates=rates, weights=weights)
+        return moved_by(rows, batch, prefilled, rates=rates, weights=weights), prefill_flops
 
-    def _book_rows(self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices) -> Moved:
+    def _book_rows(
+        self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices
+    ) -> tuple[Moved, int]:
         """Book a step row by row; return the same."""
         rates, phases = self._lives.rates, rows.phases
         share_ns, tokens = np.add.reduce(split.shares_ns), rows.tokens
@@ -256,12 +262,14 @@ class Bookings:
             amounts,
             is_once=rows.member_of_row is None,
         )
-        if not self._lives.counters.is_on:
-            return NOTHING_MOVED
         is_prefill = phases == PREFILL
+        prefill_flops = int(amounts[is_prefill, FLOPS].sum())
+        if not self._lives.counters.is_on:
+            return NOTHING_MOVED, prefill_flops
         prefill, decode = (amounts[of].sum(axis=0).tolist() for of in (is_prefill, ~is_prefill))
         columns = (READ_BYTES, WRITE_BYTES, FLOPS)
-        return tuple(of[column] for column in columns for of in (prefill, decode))
+        moved = tuple(of[column] for column in columns for of in (prefill, decode))
+        return moved, prefill_flops
 
     def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
         """Divide the chunks of labelled prompts over their parts."""

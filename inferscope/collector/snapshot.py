@@ -298,6 +298,8 @@ class EngineView:
     queued_prompt_tokens: int | None = 0
     """Of requests that wait, held ones included; None where the length of one is not known."""
 
+    prefill_flops_per_s: float | None = None
+    """Of the model's own FLOPs, by prefill's share of device time; None where they are unknown."""
     ranks: tuple[RankView, ...] = ()
     """Those beside which another of the same stage is seen."""
     is_paused: bool = False

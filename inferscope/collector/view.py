@@ -179,6 +179,7 @@ def _engine(
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
         has_scheduler=not all(ring.is_worker for ring in rings),
+        prefill_flops_per_s=_rate(amounts["prefill_flops"], amounts["prefill_flops_ns"]),
         ranks=overdue(
             engine.rings.values(),
             engine.joins.pending(),

@@ -29,6 +29,8 @@ _FEW = 32
 AMOUNTS = (
     "prefill_tokens",
     "decode_tokens",
+    "prefill_flops",
+    "prefill_flops_ns",
     "prefill_ns",
     "decode_ns",
     "padding_ns",

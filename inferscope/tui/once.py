@@ -12,6 +12,7 @@ from inferscope.tui.panels import largest_problem
 from inferscope.tui.panels.causes import cause_rows
 from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.panels.levels import level_lines
+from inferscope.tui.panels.peaks import OF_WHAT, peak_words
 from inferscope.tui.panels.phases import phase_lines
 from inferscope.tui.plots import (
     UNKNOWN,
@@ -108,6 +109,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         f"  host gap p50 {milliseconds(view.host_gap.p50_ns)} ms"
         f"  probe {share(view.health.probe_share)}"
     )
+    lines.append(f"{peak_words(view)} {OF_WHAT}")
     return lines
 
 

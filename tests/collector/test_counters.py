@@ -352,6 +352,24 @@ def test_who_ends_as_a_tenth_begins_waits_only_for_those_before() -> None:
     assert sorted(free) == [1, 2]
 
 
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_what_prefills_compute_in_a_second_is_told_with_and_without_samples(
+    is_sampled: bool,
+) -> None:
+    train = Train().alternate(until_ms=1500, gap_ms=1)
+    if is_sampled:
+        train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
+    collector, finals = train.play()
+    view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
+    rows = [request_row(each)["by_phase"]["prefill"] for each in finals.requests]
+    took_ns = sum(request_row(each)["compute_ns"]["prefill"] for each in finals.requests)
+    assert took_ns
+    assert view.prefill_flops_per_s == pytest.approx(
+        sum(row["flops"] for row in rows) / took_ns * 1e9, rel=1e-3
+    )
+    assert collector.engines["engine"].lives.counters.is_on is is_sampled
+
+
 def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
     train = Train().alternate(until_ms=1500, gap_ms=1)
     train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
@@ -381,13 +399,8 @@ def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
         assert "HBM" not in drawn
 
 
-def test_the_screen_holds_counted_bytes_against_the_maker_s_and_the_measured_rate() -> None:
+def test_the_screen_tells_what_decoding_moves_and_of_prefill_nothing_that_is_not_known() -> None:
     use = {"decode": PhaseUse(0.3, None, 2.9e12, 0.1e12, None)}
-    counters = CountersView(use=use, memory_peaks={"spec": 4.8e12, "measured": 4.0e12})
-    words = counted_words(counters)
-    assert words.endswith("HBM -/3.00 TB/s  decode 62.5% of spec, 75.0% of measured")
-    assert counted_words(counters, room=len(words)) == words
-    assert counted_words(counters, room=len(words) - 1).endswith("HBM -/3.00 TB/s")
     assert counted_words(CountersView(use=use)).endswith("HBM -/3.00 TB/s")
 
 

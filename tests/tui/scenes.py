@@ -9,8 +9,10 @@ import math
 from dataclasses import replace
 
 from inferscope.collector.snapshot import (
+    CountersView,
     EngineView,
     Health,
+    PhaseUse,
     Quantiles,
     RequestRow,
     Series,
@@ -224,6 +226,12 @@ def engine_view(tick: int = 0) -> EngineView:
         requests=rows,
         num_requests=len(live),
         health=Health("on", 0.004, 1_204_512, 0, 0, 0, 0, ""),
+        prefill_flops_per_s=4.55e14,
+        counters=CountersView(
+            use={"decode": PhaseUse(0.35, 0.97, 2.9e12, 0.1e12, 431.0)},
+            memory_peaks={"spec": 4.8e12, "measured": 4.05e12},
+            compute_peaks={"spec": 9.89e14, "measured": 7.4e14},
+        ),
     )
 
 

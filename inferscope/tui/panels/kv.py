@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferscope.collector.snapshot import EngineView
 from inferscope.cost.shape import TIME_ONLY
 from inferscope.tui.lines import Line, Role, frame
+from inferscope.tui.panels.peaks import OF_WHAT, peak_words
 from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
 from inferscope.tui.words import BINDINGS
 
@@ -38,7 +39,8 @@ def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
               if view.binding else UNKNOWN, view.binding not in ("", "none")),
         _said("model", _residual(view), False),
     ]  # fmt: skip
-    return frame("Engine / KV", lines, width, height, note=f"{view.num_finished} finished")
+    note, foot = f"{view.num_finished} finished", f"{peak_words(view)} {OF_WHAT}"
+    return frame("Engine / KV", lines, width, height, note=note, foot=foot)
 
 
 def _counts(view: EngineView) -> Line:

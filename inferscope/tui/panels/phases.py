@@ -72,11 +72,8 @@ def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]
     return lines
 
 
-def counted_words(counters: CountersView, *, room: int | None = None) -> str:
-    """Tell in a few words what samples say of the phases, or why they say nothing.
-
-    How near decoding comes to what the memory can do is told where there is room for it.
-    """
+def counted_words(counters: CountersView) -> str:
+    """Tell in a few words what samples say of the phases, or why they say nothing."""
     if not counters.use:
         cores = counters.host.get("cpu_cores")
         cpu = f"CPU {cores:.1f} cores  " if cores is not None else ""
@@ -88,17 +85,7 @@ def counted_words(counters: CountersView, *, room: int | None = None) -> str:
         each.gauges["power_w"] for each in counters.devices.values() if "power_w" in each.gauges
     ]
     power = f"  {sum(watts):.0f} W" if watts else ""
-    told = f"SM {sm}  HBM {hbm} TB/s{power}"
-    more = f"{told}  {_of_peaks(decode, counters.memory_peaks)}".rstrip()
-    return told if room is not None and len(more) > room else more
-
-
-def _of_peaks(use: PhaseUse | None, peaks_bytes_s: dict[str, float]) -> str:
-    if use is None or use.read_bytes_per_s is None or use.write_bytes_per_s is None:
-        return ""
-    rate = use.read_bytes_per_s + use.write_bytes_per_s
-    words = [f"{share(rate / peak)} of {name}" for name, peak in peaks_bytes_s.items()]
-    return f"decode {', '.join(words)}" if words else ""
+    return f"SM {sm}  HBM {hbm} TB/s{power}"
 
 
 def trouble_words(view: EngineView) -> str:
@@ -144,7 +131,7 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     lines.append(((measures, "dim"),))
     title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
     room = width - _FRAMING
-    foot = counted_words(view.counters, room=room) if inner >= _WITH_WORDS else "p50/p99"
+    foot = counted_words(view.counters) if inner >= _WITH_WORDS else "p50/p99"
     trouble = trouble_words(view)
     if trouble:  # which is shown first, as far as there is room
         both = f"{foot}  {trouble}"

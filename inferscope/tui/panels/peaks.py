@@ -1,0 +1,32 @@
+"""How near a device comes to its peaks: MFU of prefill, which computes, MBU of decode, which reads.
+
+    MFU 46/61%   the model's FLOPs per second of prefill, of the maker's peak and of the measured
+    MBU 62/74%   the memory's bytes per second of decode, as samples tell them, likewise
+
+A peak that nobody knows, or a rate, is drawn `-`.
+"""
+
+from __future__ import annotations
+
+from inferscope.collector.snapshot import EngineView
+from inferscope.tui.plots import UNKNOWN
+
+OF_WHAT = "of spec/measured"
+_NAMES = ("spec", "measured")
+
+
+def peak_words(view: EngineView) -> str:
+    """Tell both utilisations, each of what the maker says and of what was measured."""
+    counters = view.counters
+    decode = counters.use.get("decode")
+    moved = None
+    if decode is not None and None not in (decode.read_bytes_per_s, decode.write_bytes_per_s):
+        moved = (decode.read_bytes_per_s or 0.0) + (decode.write_bytes_per_s or 0.0)
+    mfu = _of(view.prefill_flops_per_s, counters.compute_peaks)
+    return f"MFU {mfu}  MBU {_of(moved, counters.memory_peaks)}"
+
+
+def _of(rate: float | None, peaks: dict[str, float]) -> str:
+    known = [peaks.get(name) if rate is not None else None for name in _NAMES]
+    words = [UNKNOWN if peak is None else f"{100 * (rate or 0.0) / peak:.0f}" for peak in known]
+    return "/".join(words) + ("%" if any(known) else "")
