@@ -6,7 +6,8 @@ differs by is told: its median, quartiles and least. Another process on the core
 makes all of it larger. A part of the cost comes with every step, another with every tenth of a
 second, however many steps are in it, and a third with every request that ends: so it is measured
 with steps of 9 ms, and with steps as short as 5,000 a second have. Both last for more windows than
-a regression needs; which of these found something is told, too.
+a regression needs; which of these found something is told, too. Steps of 9 ms are also folded with
+PM sampling in place of the two sources: 18 windows lie within each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import platform
 import random
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median, quantiles
@@ -26,10 +28,15 @@ from msgspec.structs import replace
 
 from inferscope.collector.fold import Collector
 from inferscope.collector.merge import Item, Merger
-from inferscope.records import SAMPLER_ROLE, CounterSample, EngineInfo, Record, RingOpened
+from inferscope.records import SAMPLER_ROLE, Clock, CounterSample, EngineInfo, Record, RingOpened
 
 DEVICE = "GPU-0"
 SAMPLE_NS = 100_000_000
+PM_WINDOW_NS = 500_000
+PM_WORDS = ("sm_active_share", "busy_share", "dram_share", "tensor_share")
+PM_BYTES = ("dram_read_bytes", "dram_write_bytes")
+WALL_NS = 1_790_000_000_000_000_000
+"""That the wall clock, which PM samples are stamped by, is ahead by."""
 SHAPES = {"9_ms": (9_000_000, 300_000, 1), "0.2_ms": (0, 100_000, 6)}
 """What steps take at least, what is between them, and how many times as many there are; up to
 0.4 ms are drawn on top."""
@@ -45,6 +52,29 @@ def samples(until_ns: int) -> Iterator[Record]:
         yield CounterSample(now_ns + 3_000_000, DEVICE, begin_ns, now_ns, "gpm", shares)
         taken = {"energy_uj": draw.random() * 7e7, "busy_share": draw.random()}
         yield CounterSample(now_ns + 4_000_000, DEVICE, begin_ns, now_ns, "nvml", taken)
+
+
+def pm_samples(until_ns: int) -> Iterator[Record]:
+    """Yield what PM sampling tells of the device: every 100 ms an anchor and 200 windows."""
+    draw, now_ns = random.Random(0), 1_000_000_000
+    num = SAMPLE_NS // PM_WINDOW_NS
+    while now_ns < until_ns:
+        begin_ns, now_ns = now_ns, now_ns + SAMPLE_NS
+        edges_ns = range(begin_ns, now_ns + 1, PM_WINDOW_NS)
+        columns = {word: array("f", [draw.random() for _ in range(num)]) for word in PM_WORDS}
+        values = {word: sum(column) / num for word, column in columns.items()}
+        for word in PM_BYTES:
+            columns[word] = array("f", [draw.random() * 2e9 for _ in range(num)])
+            values[word] = sum(columns[word])
+        told_ns = now_ns + 3_000_000
+        yield Clock(told_ns, told_ns + WALL_NS, error_ns=500, host_ns=told_ns)
+        yield CounterSample(
+            told_ns, DEVICE, begin_ns, now_ns, "pm", values,
+            starts_ns=array("q", edges_ns[:-1]).tobytes(),
+            ends_ns=array("q", edges_ns[1:]).tobytes(),
+            series={word: column.tobytes() for word, column in columns.items()},
+            real_offset_ns=WALL_NS,
+        )  # fmt: skip
 
 
 def in_order(rings: Iterable[Iterable[Record]]) -> list[Item]:
@@ -116,10 +146,17 @@ def main() -> None:
             replace(record, device_uuid=DEVICE) if isinstance(record, EngineInfo) else record
             for record in busy_engine(num_steps, options.batch, step_ns=step_ns, gap_ns=gap_ns)
         ]
-        without, with_samples = in_order([told]), in_order([told, samples(told[-1].t_ns)])
-        result[f"us_per_step_of_{name}"] = in_turns(
-            without, with_samples, num_steps=num_steps, num_turns=options.turns
-        )
+        without, until_ns = in_order([told]), told[-1].t_ns
+        cases = {name: samples}
+        if step_ns > PM_WINDOW_NS:
+            cases[f"{name}_pm"] = pm_samples
+        for case, sampled in cases.items():
+            result[f"us_per_step_of_{case}"] = in_turns(
+                without,
+                in_order([told, sampled(until_ns)]),
+                num_steps=num_steps,
+                num_turns=options.turns,
+            )
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
