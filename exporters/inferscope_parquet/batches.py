@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 
-_MOST_ROWS = 1 << 17
-"""Slices, or as much memory in steps, requests and tokens: some ten megabytes, and while they are
+_MOST_ROWS = 3 << 15
+"""Slices, or as much memory in steps, requests and tokens: some eight megabytes, and while they are
 written as much again in columns."""
 _STEP_ROWS, _REQUEST_ROWS = 8, 64
 """What a step and a request take besides, in slices."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 4
-"""Batches, while the disk hangs: some forty megabytes."""
+"""Batches, while the disk hangs: some thirty megabytes."""
 _FLUSH_S = 3.0
 """On closing, for what is waiting."""
 

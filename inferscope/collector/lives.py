@@ -45,8 +45,8 @@ Ints = NDArray[np.int64]
 _NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
 """What a front end says of a request that the engine finished and the client did not get."""
 _ANSWERS = ("stop", "length")
-_REMEMBERED_ENDS = 4096
-"""Finished requests of which another ring may yet speak."""
+_REMEMBERED_ENDS, _REMEMBERED_NS = 4096, 60_000_000_000
+"""Finished requests of which another ring may yet speak: at most, and for how long."""
 _FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
 _PAUSED = CAUSES.index("paused")
 _EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
@@ -92,7 +92,7 @@ class Lives:
         self.fit_id = ""
         self.clock = "host"
         self.num_dropped = 0
-        self._ends: Recent[str] = Recent(_REMEMBERED_ENDS)
+        self._ends: Recent[str] = Recent(_REMEMBERED_ENDS, for_ns=_REMEMBERED_NS)
         """Requests that became final, by id."""
         self.counters = Counters(self.table.accounts, rings)
         self._held: deque[tuple[int, FinalRequest, Left]] = deque()

@@ -37,3 +37,17 @@ def test_the_newest_are_remembered_and_not_many_more(keys: list[int]) -> None:
     assert len(known) <= 10
     assert all(recent.at_ns(key) == last[key] for key in known)
     assert recent.at_ns(99) == -1
+
+
+@given(st.lists(st.integers(0, 200), max_size=400), st.integers(1, 300))
+def test_the_newest_are_remembered_for_a_time(keys: list[int], for_ns: int) -> None:
+    recent: Recent[int] = Recent(150, for_ns=for_ns)
+    for at_ns, key in enumerate(keys):
+        recent.note(key, at_ns)
+    last = {key: at_ns for at_ns, key in enumerate(keys)}
+    newest = sorted(last, key=lambda key: -last[key])[:150]
+    young = [key for key in newest if last[key] >= len(keys) - 1 - for_ns]
+    assert all(recent.at_ns(key) == last[key] for key in young)
+    known = [key for key in last if recent.at_ns(key) >= 0]
+    assert all(recent.at_ns(key) == last[key] for key in known)
+    assert len(known) <= max(64, min(187, for_ns + 1 + (for_ns + 1) // 4))
