@@ -36,6 +36,8 @@ _NUM_GIVEN = 2 * NUM_COUNTED * 3
 _BY_PHASE = np.repeat([phase * NUM_BY + by for phase in (0, 1) for by in BY], 3)
 """[phases · counted · 3], which of a request's totals each is a part of."""
 _NO_RATES = (0.0, 0.0, 0.0)
+_AT_ONCE = 16
+"""Tenths that are summed up together: after a stall there are hundreds, of thousands of slots."""
 _totalled = itemgetter(*TOTALLED)
 
 
@@ -184,9 +186,11 @@ class Accounts:
 
     def settle(self, settled: Sequence[Settled]) -> None:
         """Give out the oldest tenths."""
+        for at in range(0, len(settled), _AT_ONCE):
+            self._settle(settled[at : at + _AT_ONCE])
+
+    def _settle(self, settled: Sequence[Settled]) -> None:
         num, journal = len(settled), self._work.journal
-        if not num:
-            return
         assert journal is not None  # a tenth has begun
         if num > len(self._ends):
             self._work.tell()

@@ -385,8 +385,8 @@ class CountedDevice:
             return
         places, of_terms, rows = zip(*terms, strict=True)
         all_rates, all_rows = np.array(of_terms), list(rows)
-        for given, part in parts:
-            told = np.add.reduce(all_rates * part[all_rows], axis=1).tolist()
+        for given, these, part in parts:
+            told = np.add.reduce(all_rates[:, these] * part[all_rows], axis=1).tolist()
             for place, amount in zip(places, told, strict=True):
                 given[place] += amount
 

@@ -103,12 +103,13 @@ class Laid:
 
 def laid_short(
     steps: Collection[CountedSteps], window: Window
-) -> tuple[Floats, Floats, list[tuple[Amounts, Floats]]]:
+) -> tuple[Floats, Floats, list[tuple[Amounts, slice, Floats]]]:
     """Lay short samples over the steps.
 
     Returns:
         [rows of `CountedSteps.amounts_until`, samples], of the steps in them; [samples], for how
-        long any step ran; and what each tenth is given, with the first of these of its own steps.
+        long any step ran; and what each tenth is given, with the samples that reach into it, and
+        the first of these of its own steps.
     """
     from_ns, to_ns, num = window.from_ns, window.to_ns, len(window.from_ns)
     first_ns, last_ns = from_ns.item(0), to_ns.item(-1)
@@ -121,10 +122,14 @@ def laid_short(
         until = each.amounts_until(times_ns)
         lower, upper, bounds = until[:, :num], until[:, num : 2 * num], until[:, 2 * num :]
         sums += upper - lower
+        # After a stall there are thousands of samples and hundreds of tenths.
+        firsts = to_ns.searchsorted(bounds_ns[:-1], "right").tolist()
+        lasts = from_ns.searchsorted(bounds_ns[1:]).tolist()
         for at, (tenth, _, _) in enumerate(tenths):
             since, before = bounds[:, at : at + 1], bounds[:, at + 1 : at + 2]
-            part = upper.clip(since, before) - lower.clip(since, before)
-            parts.append((tenth.given, part))
+            these = slice(firsts[at], max(firsts[at], lasts[at]))
+            part = upper[:, these].clip(since, before) - lower[:, these].clip(since, before)
+            parts.append((tenth.given, these, part))
     busy_ns = _busy_ns(steps, from_ns, to_ns) if len(steps) > 1 else np.rint(sums[_BUSY])
     return sums, busy_ns, parts
 
