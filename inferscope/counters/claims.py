@@ -106,12 +106,15 @@ class SessionClaims:
             held += (_bound(f"{name}/{os.getpid()}"),)
         self._held[device] = held
 
+    def give_back(self, device: str) -> None:
+        """Give a device's session back, if it is ours."""
+        for one in self._held.pop(device, ()):
+            one.close()
+
     def close(self) -> None:
         """Give all sessions back; safe to call twice."""
-        held, self._held = self._held, {}
-        for sockets in held.values():
-            for one in sockets:
-                one.close()
+        for device in list(self._held):
+            self.give_back(device)
 
     def _holder(self, name: str) -> int | None:
         """Return who holds a name by its own word; it may be about to say it."""

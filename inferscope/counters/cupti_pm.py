@@ -149,6 +149,7 @@ class CuptiPmSource:
                 self._session_claims.take(uuid)
                 session = Session(cupti, ordinal, uuid, interval_ns=self._interval_ns)
             except (Unavailable, CuptiError) as error:
+                self._session_claims.give_back(uuid)
                 reason = in_words(error) if isinstance(error, CuptiError) else str(error)
                 reasons.append(reason)
                 told.append(silence(self.name, uuid, now_ns, reason))

@@ -302,6 +302,9 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
     with pytest.raises(Unavailable, match=word) as refused:
         stage.source.open(0)
     assert "\n" not in str(refused.value)
+    another = Stage()
+    another.source.open(0)  # the device is nobody's
+    another.source.close()
     stage.source.close()
     made = stage.toy.calls.count("cuptiProfilerHostInitialize")
     assert stage.toy.calls.count("cuptiProfilerHostDeinitialize") == made
