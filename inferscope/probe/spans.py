@@ -12,6 +12,9 @@ from inferscope.probe.timers import StepTimer
 from inferscope.records import Clock, StepSpan
 
 _NOT_TOLD: tuple[None, int] = (None, 0)
+_UNSIGNED = (0, _NOT_TOLD)
+_MOST_SIGNED = 64
+"""Steps that wait for their spans; of ones whose spans never come the oldest are forgotten."""
 LONG_STEP_NS = 1_000_000_000
 """A step longer than this is taken for one that will not end, when the probe is switched."""
 
@@ -34,10 +37,8 @@ class Spans:
         """A step ended since the last `reap`."""
         self._pending_ns = 0
         """As published; asking the timer instead costs 0.05 µs more per step."""
-        self._digest = 0
-        self._digest_step = -1
-        self._tokens: tuple[int | None, int] = _NOT_TOLD
-        """Of that step, prefills' and others'."""
+        self._signed: dict[int, tuple[int, tuple[int | None, int]]] = {}
+        """By step: its digest and its tokens, prefills' and others', until its span is written."""
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin timing a step; positional, for each keyword is to be paid in every step."""
@@ -61,7 +62,10 @@ class Spans:
             digest: of its requests and tokens.
             tokens: prefills' and others', where the slices are told elsewhere.
         """
-        self._digest, self._digest_step, self._tokens = digest, step, tokens
+        signed = self._signed
+        signed[step] = digest, tokens
+        if len(signed) > _MOST_SIGNED:
+            del signed[next(iter(signed))]
 
     def reap(self, now_ns: int) -> None:
         """Write what the timer has completed."""
@@ -73,12 +77,12 @@ class Spans:
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:
-            is_signed = span.step == self._digest_step
+            digest, tokens = self._signed.pop(span.step, _UNSIGNED)
             log.write(
                 StepSpan(
                     now_ns,
                     span.step,
-                    self._digest if is_signed else 0,
+                    digest,
                     span.launch_start_ns,
                     span.launch_end_ns,
                     span.ready_ns,
@@ -90,7 +94,7 @@ class Spans:
                     span.cold,
                     span.dummy,
                     False,
-                    *(self._tokens if is_signed else _NOT_TOLD),
+                    *tokens,
                 )
             )
         self._publish_pending(timer.pending_ns)
@@ -105,6 +109,7 @@ class Spans:
     def forget(self) -> None:
         """Give up the step under way and all spans still to come."""
         self.timer.forget()
+        self._signed.clear()
         self._has_stopped = False
         self._publish_pending(0)
 

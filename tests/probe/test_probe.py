@@ -31,7 +31,17 @@ from inferscope.records import (
 from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, control_path, open_control, switch
 from inferscope.ring.layout import MIN_CAPACITY
 from inferscope.ring.reader import RingReader
-from tests.probe.fakes import FakeClock, do_step, everything, make_probe, make_ring, of, records
+from tests.probe.fakes import (
+    FakeClock,
+    do_step,
+    everything,
+    make_probe,
+    make_ring,
+    of,
+    records,
+    tokens_signed,
+)
+from tests.probe.test_timers import made
 
 MS = 1_000_000
 
@@ -306,6 +316,39 @@ def test_spans_are_fetched_even_if_an_engine_never_tells_its_slices(tmp_path: Pa
     tend(probe, clock)
     assert [span.step for span in of(StepSpan, path_of(probe))] == list(range(100))
     assert all(span.digest == 0 for span in of(StepSpan, path_of(probe)))
+
+
+@pytest.mark.parametrize("num_late", [0, 1, 2, 5])
+def test_of_a_device_that_is_steps_late_each_span_is_signed_as_its_own_step(
+    tmp_path: Path, num_late: int
+) -> None:
+    clock, _, timer = made(lag_ns=num_late * 5 * MS + MS)
+    probe = make_probe(tmp_path, clock, timer=timer)
+    steps = range(20)
+    for step in steps:
+        probe.start(step)
+        clock.now_ns += 5 * MS
+        probe.stop(step)
+        probe.sign(step, requests=[0, 1], tokens=[step + 1, 1], prefill_tokens=step + 1)
+    tend(probe, clock)
+    assert tokens_signed(path_of(probe)) == {step: (step + 1, 1) for step in steps}
+    told = make_probe(tmp_path, clock, name="core")
+    for step in steps:
+        told.slices(step, requests=[0, 1], phases=[0, 1], tokens=[step + 1, 1], contexts=[0, 8])
+    digests = [slices.digest for slices in of(StepSlices, path_of(told))]
+    assert [span.digest for span in of(StepSpan, path_of(probe))] == digests
+
+
+def test_signatures_of_steps_that_get_no_span_are_bounded_and_forgotten_when_switched(
+    tmp_path: Path,
+) -> None:
+    probe = switched_probe(tmp_path, FakeClock())
+    for step in range(1000):
+        probe.sign(step, requests=[0], tokens=[1])
+    assert list(probe._spans._signed) == list(range(1000 - 64, 1000))
+    switch(path_of(probe), to=SWITCHED_OFF)
+    probe._keeper.tend()
+    assert not probe._spans._signed
 
 
 def test_a_rank_without_requests_is_heard_of_all_through_a_long_step(tmp_path: Path) -> None:
