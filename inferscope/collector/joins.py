@@ -189,7 +189,7 @@ class Joins:
                 rings[number].has_spans and number not in spans for number in pending.past
             )
         self._lives.clock = run.ranks[0].clock
-        if slices is None and not run.is_dummy and self._has_no_core():
+        if slices is None and not run.is_dummy and self._has_no_core(pending.dp_rank):
             self._book_unnamed(pending, run)
             return
         if slices is None or not run.is_of(slices.digest):
@@ -218,7 +218,7 @@ class Joins:
 
     def _do_without(self, pending: PendingStep) -> None:
         """Give up what a step still lacks: too many wait."""
-        if pending.spans and pending.slices is None and self._has_no_core():
+        if pending.spans and pending.slices is None and self._has_no_core(pending.dp_rank):
             pending.is_unsliced = True
             pending.past.update(self._rings)
             self._join(pending)
@@ -226,9 +226,12 @@ class Joins:
         del self._pending[pending.dp_rank, pending.step]
         self.num_unjoined += bool(pending.spans or pending.slices)
 
-    def _has_no_core(self) -> bool:
-        """Tell whether who could say what the steps were is on another host."""
-        return not any(ring.opened.role == "core" for ring in self._rings.values())
+    def _has_no_core(self, dp_rank: int) -> bool:
+        """Tell whether who could say what a replica's steps were is on another host."""
+        return not any(
+            ring.opened.role == "core" and (ring.info is None or ring.dp_rank == dp_rank)
+            for ring in self._rings.values()
+        )
 
     def _book_unnamed(self, pending: PendingStep, run: Execution) -> None:
         """Book a step of requests that are known on another host."""

@@ -219,6 +219,27 @@ def test_of_ranks_that_do_not_say_what_they_computed_the_time_is_told() -> None:
     assert scrape.one("inferscope_rank_step_seconds_total", rank="1") == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("dp_rank", "num_unjoined"), [(0, 0), (1, NUM_STEPS)])
+def test_a_core_of_another_replica_does_not_speak_for_the_ranks_beside_it(
+    dp_rank: int, num_unjoined: int
+) -> None:
+    """Of its own replica it does: what it then leaves unsaid is lost."""
+    script = Script()
+    core, worker = script.ring(), script.ring("worker", 1)
+    core.keyframe(dp_rank=1)
+    worker.keyframe(dp_rank=dp_rank)
+    for step in range(NUM_STEPS):
+        script.at(20 * step + 12)
+        worker.span(step, 20 * step + 2, 20 * step + 12, prefill_tokens=0, decode_tokens=4)
+    script.at(20 * NUM_STEPS + 1000)
+    for ring in (core, worker):
+        ring.health()
+    collector, _ = script.play(until_ms=2000)
+    assert collector.num_unjoined == num_unjoined
+    decode_ns = sum(device.seconds_by_ns["decode"] for device in collector.devices())
+    assert decode_ns == (NUM_STEPS - num_unjoined) * 10 * MS
+
+
 @pytest.mark.parametrize(("prefill", "decode"), [(1 << 31, 1), (-1, 2), (0, 0), (1 << 40, 0)])
 def test_damaged_counts_of_tokens_are_not_believed(prefill: int, decode: int) -> None:
     script = Script()
