@@ -130,6 +130,9 @@ class Bookings:
             amounts["prefill_tokens"] += rows.num_prefill_tokens
             amounts["prefill_ns"] += prefill_ns
             if prefill_flops:
+                seen, num_ranks = len(run.ranks), lives.num_ranks
+                if seen < num_ranks:  # of the whole model's, what was computed in this time
+                    prefill_flops = prefill_flops * seen // num_ranks
                 amounts["prefill_flops"] += prefill_flops
                 amounts["prefill_flops_ns"] += prefill_ns
             amounts["mixed_steps"] += len(rows.prefills) < len(rows.slots)

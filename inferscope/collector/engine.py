@@ -288,6 +288,7 @@ class EngineFold:
         if told is None or _calculable(info) != _calculable(told):
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
+            self.lives.num_ranks = info.sizes[0] * info.sizes[1]
         self.info = info
 
     def _on_device(self, info: EngineInfo) -> EngineInfo:

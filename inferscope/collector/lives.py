@@ -88,6 +88,8 @@ class Lives:
         self.num_finished = 0
         self.num_preemptions = 0
         self.rates: Rates | None = None
+        self.num_ranks = 1
+        """That compute a step together, on whatever hosts: each an equal part of its FLOPs."""
         self.prefill_mode = ""
         self.fit_id = ""
         self.clock = "host"

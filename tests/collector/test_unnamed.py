@@ -13,9 +13,10 @@ from inferscope_prometheus import PrometheusExporter
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.collector.view import snapshot
-from inferscope.records import RingOpened
+from inferscope.records import EngineInfo, RingOpened, Shape
 from tests.collecting.running import Scrape
 from tests.collector.scripts import MS, Finals, Ring, Script, assert_all_closes
+from tests.collector.trains import SHAPE
 
 NUM_STEPS = 20
 PRICE = 3600.0
@@ -28,11 +29,15 @@ class Fleet:
 
     script: Script = field(default_factory=Script)
     mixed: bool = True
+    shape: Shape | None = None
 
     def __post_init__(self) -> None:
         script = self.script
         self.core = script.ring(ranks=2)
         self.ranks = [script.ring("worker", rank, ranks=2) for rank in range(2)]
+        for ring in (self.core, *self.ranks) if self.shape is not None else ():
+            place = {"ranks": (ring.rank, 0, 0, 0), "sizes": (2, 1, 1, 1)}
+            ring.tell(EngineInfo(script.now_ns, "made-up", device="gpu", shape=self.shape, **place))
         old = self.core.queued("old")
         self.core.admitted(old)
         for step in range(NUM_STEPS):
@@ -178,6 +183,18 @@ def test_phases_that_no_step_mixes_are_the_same_to_the_nanosecond() -> None:
     prefill_ns = sum(int(step.shares_ns[step.phases == 0].sum()) for step in of_second)
     assert alone.seconds_by_ns["prefill"] == prefill_ns == 12 * MS
     assert alone.seconds_by_ns["decode"] == (NUM_STEPS - 1) * 12 * MS
+
+
+def test_ranks_on_another_host_do_not_make_those_here_compute_faster() -> None:
+    """FLOPs are the whole model's, and the second rank's seconds are on the other host."""
+    fleet = Fleet(mixed=False, shape=SHAPE)
+    first, second = fleet.ranks
+    together = fleet.on_host([fleet.core, first, second]).view.prefill_flops_per_s
+    here = fleet.on_host([fleet.core, first]).view.prefill_flops_per_s
+    assert together is not None
+    # Of the prefill's 10 and 12 ms the first rank took 10, for half of what there was to compute.
+    assert here == pytest.approx(together * 22 / 2 / 10)
+    assert fleet.on_host([second]).view.prefill_flops_per_s is None
 
 
 def test_device_hours_are_paid_for_on_both_hosts(hosts: tuple[Host, Host]) -> None:
