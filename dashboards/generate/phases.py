@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, SLOW, Row, dashboard
 from dashboards.generate.panels import Line, Way, graph
-from dashboards.generate.queries import ENGINE, now, quantile, rate
+from dashboards.generate.queries import ENGINE, WHOLE_ENGINE, now, quantile, rate
 
 _SECONDS = "inferscope_gpu_phase_seconds_total"
 _BYTES = "inferscope_gpu_hbm_bytes_total"
@@ -63,9 +65,11 @@ def _use() -> list[timeseries.Panel]:
         f"sum by ({by}) ({rate(_SECONDS, by=f'{by}, {ENGINE}', where=_BYTES)}"
         f" * on ({ENGINE}) group_left () {peak})"
     )
+    # The core's host tells the FLOPs of all ranks, and each host the seconds of its own.
+    computed_s = partial(rate, _SECONDS, _WORKED, where=flops, of=WHOLE_ENGINE)
     computed = (
-        f"sum by ({by}) ({rate(_SECONDS, _WORKED, by=f'{by}, {ENGINE}', where=flops)}"
-        f" * on ({ENGINE}) group_left () {now(_PEAK_FLOPS, by=ENGINE, how='max')})"
+        f"sum by ({by}) ({computed_s(by=f'{by}, {WHOLE_ENGINE}')}"
+        f" * on ({WHOLE_ENGINE}) group_left () {now(_PEAK_FLOPS, by=WHOLE_ENGINE, how='max')})"
     )
     moved = rate(_BYTES, by="phase, direction")
     return [
@@ -109,7 +113,7 @@ def _use() -> list[timeseries.Panel]:
             "second of the phase's device time.",
             "flops",
             Line(
-                f"{rate(flops, by=by)} / {rate(_SECONDS, by=by, where=flops)}",
+                f"{rate(flops, by=by)} / {computed_s(by=by)}",
                 "{{phase}} {{model_name}} (modelled)",
             ),
             width=8,

@@ -15,6 +15,8 @@ MODEL_SCOPE = SCOPE[:3]
 RATE = "$__rate_interval"
 ENGINE = "instance, engine_id"
 """Labels that tell engines apart, on whatever host."""
+WHOLE_ENGINE = "engine_id"
+"""The same of engines whose ranks are on several hosts, each of which tells of its own."""
 
 
 def series(name: str, *matchers: str) -> str:
@@ -37,7 +39,7 @@ def now(name: str, *matchers: str, by: str = "", how: str = "sum") -> str:
     return f"{how}{_by(by)} ({series(name, *matchers)})"
 
 
-def rate(name: str, *matchers: str, by: str = "", where: str = "") -> str:
+def rate(name: str, *matchers: str, by: str = "", where: str = "", of: str = ENGINE) -> str:
     """Return a counter's growth per second.
 
     Args:
@@ -45,10 +47,11 @@ def rate(name: str, *matchers: str, by: str = "", where: str = "") -> str:
         *matchers: besides the dashboard's own.
         by: the labels that are kept.
         where: another counter; of engines that have it, no others.
+        of: the labels that tell these engines apart.
     """
     grows = f"rate({series(name, *matchers)}[{RATE}])"
     if where:
-        grows += f" and on ({ENGINE}) rate({series(where)}[{RATE}])"
+        grows += f" and on ({of}) rate({series(where)}[{RATE}])"
     return f"sum{_by(by)} ({grows})"
 
 
