@@ -89,19 +89,37 @@ class RingState:
 
 
 def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
-    """Leave out those whose process has ended and has a newer one of its role and rank.
+    """Leave out those whose process has ended and has been succeeded.
 
     An engine that is started again under the same id is the same engine: what its processes before
-    said of themselves is over.
+    said of themselves is over. One is succeeded by the next of its role and rank; where the engine
+    has fewer ranks than before, by those of the run that began after it was last heard of.
     """
     rings = list(rings)
     newest = heirs(rings, now_ns)
-    return [
-        ring
-        for ring in rings
-        if (heir := newest.get(ring.slots.teller, ring)) is ring
-        or not (ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns)
-    ]
+    since_ns = _run_start_ns(newest.values())
+    there = []
+    for ring in rings:
+        heir = newest.get(ring.slots.teller, ring)
+        is_succeeded = heir is not ring or ring.last_ns < since_ns
+        has_ended = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
+        if not (is_succeeded and has_ended):
+            there.append(ring)
+    return there
+
+
+def _run_start_ns(newest: Iterable[RingState]) -> int:
+    """Return when the run began that an engine is in, by the newest ring of each role and rank.
+
+    A core that is heard of after another began is in the same run: one replica may be started
+    later than the others, or again. Where no core tells, workers do.
+    """
+    newest = list(newest)
+    top = max((ring.authority for ring in newest), default=0)
+    tellers = [ring for ring in newest if ring.authority == top]
+    last_start_ns = max((ring.opened.start_ns for ring in tellers), default=0)
+    starts_ns = (ring.opened.start_ns for ring in tellers if ring.last_ns >= last_start_ns)
+    return min(starts_ns, default=0)
 
 
 def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], RingState]:

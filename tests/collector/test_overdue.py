@@ -103,3 +103,50 @@ def test_a_rank_alone_is_waited_for_by_nobody() -> None:
     collector, _ = script.play(until_ms=4000)
     (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
     assert view.ranks == ()
+
+
+def restarted(*, is_second_killed: bool) -> dict[int, float]:
+    """Kill four ranks, begin again with two under the same id, and let a request run on these."""
+    script = Script()
+    script.ring()
+    for rank in range(4):
+        script.ring("worker", rank, ranks=4).span(0, 0, 10)
+    script.at(30_000)
+    core = script.ring()
+    workers = [script.ring("worker", rank, ranks=2) for rank in (0, 1)]
+    request = core.queued("r")
+    core.admitted(request)
+    core.plan(0)
+    script.at(30_010)
+    for worker in workers:
+        worker.span(0, 30_000, 30_010)
+    core.slices(0, [(request, 8, 0)])
+    told = [core, workers[0], *([] if is_second_killed else workers[1:])]
+    for ms in range(30_100, 50_000, 100):
+        script.at(ms)
+        for ring in told:
+            ring.health()
+    collector, _ = script.play(until_ms=50_000)
+    (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
+    return {each.rank: each.overdue_ns / 1e9 for each in view.ranks}
+
+
+def test_nobody_waits_for_ranks_of_the_run_before_that_was_larger() -> None:
+    assert restarted(is_second_killed=False) == {0: 0, 1: 0}
+
+
+def test_a_rank_killed_in_the_run_that_followed_a_larger_one_is_waited_for() -> None:
+    assert restarted(is_second_killed=True) == {0: 0, 1: pytest.approx(20, abs=0.1)}
+
+
+def test_a_rank_killed_before_a_replica_was_added_is_waited_for() -> None:
+    pair = Pair()
+    pair.step()
+    live = ((pair.core, None), (pair.workers[0], None))
+    pair.live(*live, until_ms=5_000)
+    added = pair.script.ring("core", 1)
+    for ms in range(5_100, LONG_MS, 100):
+        pair.script.at(ms)
+        for ring in (pair.core, pair.workers[0], added):
+            ring.health()
+    assert pair.overdue_s() == {0: 0, 1: pytest.approx(20, abs=0.1)}

@@ -190,3 +190,14 @@ def test_an_engine_that_is_started_again_is_paused_no_more() -> None:
     assert not view.is_paused
     assert finals.only().finish == "engine_lost"
     assert view.device_total_ns["idle_no_work"] == view.through_ns - START_NS
+
+
+def test_cores_of_a_larger_run_before_do_not_keep_an_engine_from_being_paused() -> None:
+    script = Script()
+    for rank in (0, 1):
+        script.ring("core", rank).keyframe(dp_rank=rank)
+    script.at(30_000)
+    core = script.ring()
+    script.at(40_000)
+    core.keyframe(paused_ms=40_000)
+    assert folded(script, until_ms=40_300)[0].is_paused
