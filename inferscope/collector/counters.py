@@ -64,7 +64,8 @@ class Counters:
         found: what else all samples have come to.
         num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
         stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
-        gauges: by device's uuid, when it was told of last, and what was told last by word.
+        gauges: by device's uuid and by word, when it was told last, and what: each source has words
+            of its own, and may end alone.
         host_use: by word, what its processes take of the host.
         idle_uj: by device, energy that no step took.
         recent: the last minutes' tenths: when each ended, and what `Settled` has, one after the
@@ -93,7 +94,7 @@ class Counters:
         self.found = Found()
         self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
-        self.gauges: dict[str, tuple[int, dict[str, float]]] = {}
+        self.gauges: dict[str, dict[str, tuple[int, float]]] = {}
         self.host_use: dict[str, float] = {}
         self.idle_uj: dict[str, float] = {}
         self._host = HostUse()
@@ -157,8 +158,9 @@ class Counters:
         if placed.error_ns is not None:
             self.stamp_error_ns = placed.error_ns
         values = record.values
-        told = self.gauges.get(uuid)
-        self.gauges[uuid] = (record.t_ns, values if told is None else told[1] | values)
+        told = self.gauges.setdefault(uuid, {})
+        for word, value in values.items():
+            told[word] = (record.t_ns, value)
         if window is None:
             return
         self._heard_ns = max(self._heard_ns, record.t_ns)
@@ -294,9 +296,10 @@ class Counters:
         return next((info for info in infos if info is not None), None)
 
     def gauges_of(self, uuid: str, now_ns: int) -> dict[str, float]:
-        """Return what was told last of a device, nothing where that is old."""
-        told_ns, values = self.gauges.get(uuid, (-SILENT_NS, {}))
-        return values if now_ns - told_ns <= SILENT_NS + LONGEST_WAIT_NS else {}
+        """Return what was told last of a device, without what is old."""
+        since_ns = now_ns - SILENT_NS - LONGEST_WAIT_NS
+        told = self.gauges.get(uuid, {})
+        return {word: value for word, (told_ns, value) in told.items() if told_ns >= since_ns}
 
     def host_use_now(self, now_ns: int) -> dict[str, float]:
         """Return what its processes take of the host, nothing where nobody tells any more."""

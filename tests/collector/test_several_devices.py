@@ -123,3 +123,15 @@ def test_instances_of_one_board_are_told_apart() -> None:
         "MIG-7": MEMORY_BYTES[GPU],
         "MIG-8": MEMORY_BYTES[OTHER],
     }
+
+
+def test_gauges_of_a_source_that_ends_are_absent_and_another_s_of_that_device_stay() -> None:
+    train = sampled(two_ranks(until_ms=4000), {GPU: GPU, OTHER: OTHER})
+    for sample in train.samples:
+        if sample.device_uuid == OTHER and sample.end_ns >= START_NS + 1500 * MS:
+            del sample.values["sm_active_share"]
+    scrape = scraped(view_of(train))
+    sms = scrape.all("inferscope_gpu_sm_active_ratio")
+    memory = scrape.all("inferscope_gpu_memory_used_bytes")
+    assert {said["gpu"] for said, _ in sms} == {GPU[4:]}
+    assert {said["gpu"] for said, _ in memory} == {GPU[4:], OTHER[4:]}
