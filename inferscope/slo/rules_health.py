@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 from inferscope.slo.rules_words import FIVE_MINUTES_S, HOUR_S, Rule, Scaled, Words, asked, of_model
 
-STALLED, RANK_HUNG, BLIND, KV_FULL, PREEMPTIONS = (
+STALLED, RANK_HUNG, BLIND, BEHIND, KV_FULL, PREEMPTIONS = (
     "InferScopeStalled",
     "InferScopeRankHung",
     "InferScopeBlind",
+    "InferScopeBehind",
     "InferScopeKvSaturated",
     "InferScopePreemptionStorm",
 )
@@ -82,6 +83,7 @@ def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
         floor: requests that have to end for a share of their time to mean something.
     """
     yield _blind(words)
+    yield _behind(words)
     yield _kv_full(words)
     yield _preemptions(words, floor)
 
@@ -185,6 +187,23 @@ def _blind(words: Words) -> Rule:
             **words.links("blind", "inferscope-health"),
         },
         lasts=words.time.span(120.0),
+    )
+
+
+def _behind(words: Words) -> Rule:
+    folded = "inferscope_folded_timestamp_seconds"
+    late = f"max by ({_ENGINE}) (timestamp({folded}) - {folded}) >= {_RECENT_S:g}"
+    return _alert(
+        BEHIND,
+        f"count by (model) ({of_model(late)})",
+        "ticket",
+        {
+            "summary": "{{ $labels.model }}: the collector is behind on {{ $value }} engines",
+            "description": f"By {_RECENT_S:g} s or more, for {words.time.span(300.0)}: no stall "
+            "and no rank that hangs is told of meanwhile.",
+            **words.links("blind", "inferscope-health"),
+        },
+        lasts=words.time.span(300.0),
     )
 
 

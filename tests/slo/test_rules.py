@@ -9,7 +9,7 @@ import pytest
 from inferscope.slo.rules import STALL_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
-FAST, SLOW, TRICKLE, INSTANCE, STALLED, RANK_HUNG, BLIND, KV, PREEMPTIONS = (
+FAST, SLOW, TRICKLE, INSTANCE, STALLED, RANK_HUNG, BLIND, BEHIND, KV, PREEMPTIONS = (
     "InferScopeBudgetBurnsFast",
     "InferScopeBudgetBurnsSlowly",
     "InferScopeBudgetTrickles",
@@ -17,6 +17,7 @@ FAST, SLOW, TRICKLE, INSTANCE, STALLED, RANK_HUNG, BLIND, KV, PREEMPTIONS = (
     "InferScopeStalled",
     "InferScopeRankHung",
     "InferScopeBlind",
+    "InferScopeBehind",
     "InferScopeKvSaturated",
     "InferScopePreemptionStorm",
 )
@@ -317,9 +318,22 @@ def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None
     stalled = f'ALERTS{{alertname="{STALLED}", alertstate="firing"}}'
     run.ask(59, f"count_over_time({stalled}[59m])")
     run.fires(31.5)
-    run.fires(35, f"{BLIND}/for-good")
+    run.fires(34.5, f"{BLIND}/for-good")
     run.says(35, BLIND, {"severity": "page", "model": "for-good"}, cause="collector_behind")
     run.holds(tmp_path, kept=("cause",))
+
+
+def test_a_collector_a_little_behind_for_minutes_is_a_ticket(tmp_path: Path) -> None:
+    run = Run()
+    for name, late_s in (("m", 30), ("timely", 10)):
+        of = {"engine_id": name, "model_name": name}
+        run.healthy(60, **of)
+        folded = f"0+15x119 {1800 - late_s}+15x119"
+        run.add("inferscope_folded_timestamp_seconds", folded, **of)
+    run.fires(34)
+    run.fires(36, BEHIND)
+    run.ask(36, 'ALERTS{severity="page"}')
+    run.holds(tmp_path)
 
 
 def test_a_killed_engine_burns_and_is_neither_stalled_nor_unseen(tmp_path: Path) -> None:
@@ -362,7 +376,7 @@ def test_what_is_not_seen_is_said(tmp_path: Path, reason: str) -> None:
     if not is_so["not_scraped"]:
         run.add("inferscope_attribution_coverage_ratio", coverage, gpu="g")
     run.fires(29)
-    run.fires(36, BLIND)
+    run.fires(34.5, BLIND)
     run.says(36, BLIND, {"severity": "page", "model": "m"}, cause=reason)
     run.holds(tmp_path, kept=("cause",))
 
