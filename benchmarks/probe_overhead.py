@@ -133,7 +133,7 @@ def calls_ns(engine: Engine, probe: Probe, batch: int) -> float:
     """Return what a step's calls take in the engine, whose weights have emptied the caches."""
     read = {True: 0.0, False: 0.0}
     num_rounds, num_steps = 12, 10
-    decoding = Decoding(engine, probe, batch, most_steps=2 * num_rounds * num_steps + 16)
+    decoding = Decoding(engine, probe, batch, most_steps=2 * num_rounds * (num_steps + 1) + 16)
     for _ in range(num_rounds):
         for is_on in read:
             timed = Timed(probe if is_on else Probe.disabled())

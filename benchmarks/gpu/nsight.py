@@ -38,15 +38,25 @@ class Counted(NamedTuple):
     write_bytes: float
 
 
+def _ncu() -> str | None:
+    """Return where Nsight Compute is: images have it beside CUDA, not always on PATH."""
+    found = shutil.which("ncu")
+    if found is not None:
+        return found
+    beside = [*Path("/usr/local").glob("cuda*/bin/ncu")]
+    beside += Path("/opt/nvidia/nsight-compute").glob("*/ncu")
+    return str(max(beside)) if beside else None
+
+
 def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict[str, Any]]:
     """Count one step of a phase in a process of its own; return that and what the model says.
 
     Raises:
         Unmet: Nsight Compute is not here, takes too long, or tells nothing.
     """
-    ncu = shutil.which("ncu")
+    ncu = _ncu()
     if ncu is None:
-        raise Unmet("ncu is not installed here")
+        raise Unmet("ncu is not installed here, neither on PATH nor where CUDA puts it")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "modelled")
         program = str(Path(__file__).with_name("one_step.py"))
