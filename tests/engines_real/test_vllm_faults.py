@@ -78,8 +78,12 @@ def fail(patches, hook, error):
 
 Patches.fail = fail
 """
-NOT_CALLED = {"WorkerHooks.idling", "WorkerHooks.idled", "WorkerHooks.closed", "CoreHooks.closed"}
-"""Idle steps are those of replicas; a stopped server ends core and workers where they are."""
+NOT_CALLED = {
+    *("WorkerHooks.idling", "WorkerHooks.idled", "WorkerHooks.closed"),
+    *("CoreHooks.closed", "CoreHooks.turned"),
+}
+"""Idle steps are those of replicas; a stopped server ends core and workers where they are; and
+nobody pauses it."""
 EDGE = {"_begin", "_leaving", "Edge._sent", "Edge._end"}
 
 
