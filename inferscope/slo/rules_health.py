@@ -26,7 +26,7 @@ _SCRAPES = 4
 _STALL_S, _FIRST_STEP_S = 50.0, FIVE_MINUTES_S
 """Without a step: of an engine that has made some in the last hour; of one that has not, and may be
 compiling its first."""
-_OVERDUE_S = 15.0
+_OVERDUE_S = 13.0
 """A rank that has nothing to do is silent for ten seconds, and a little longer on a busy host."""
 _UNSEEN_SHARE = 0.05
 _LATE_S = 60.0

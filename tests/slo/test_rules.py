@@ -288,7 +288,7 @@ def test_a_rank_that_hangs_pages_before_a_stall(tmp_path: Path) -> None:
     run.add("inferscope_requests_running", "8x720")
     run.steps("0+100x360 36000x360")
     # Idle, ranks are silent for ten seconds, or some more where the host is busy; then one hangs.
-    idle, overdue = "0 4 9 14 " * 90, "inferscope_rank_overdue_seconds"
+    idle, overdue = "0 4 8 12 " * 90, "inferscope_rank_overdue_seconds"
     run.add(overdue, f"{idle} 4+5x359", rank="1")
     run.add(overdue, f"{idle} 0x359", rank="0")
     run.fires(29.9)
