@@ -26,9 +26,10 @@ def runner() -> ModuleType:
     return module
 
 
-def test_all_limits_together_fit_into_nine_minutes() -> None:
+def test_parts_that_are_all_late_and_slow_to_end_fit_into_nine_minutes() -> None:
     kit = runner()
-    assert sum(part.limit_s for part in kit.PARTS.values()) <= kit.MOST_S < 9 * 60
+    ending_s = sum(wait_s for _, wait_s in kit._ENDING)
+    assert sum(part.limit_s + ending_s for part in kit.PARTS.values()) < 9 * 60
     assert all((KIT / part.program).exists() for part in kit.PARTS.values())
     assert all(part.seconds < part.limit_s for part in kit.PARTS.values())
 

@@ -40,16 +40,14 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "a": Part("a_sampling.py", 70, 115),
-    "b": Part("b_events.py", 20, 54),
-    "c": Part("c_bytes.py", 40, 135),
-    "d": Part("d_probe.py", 42, 66),
-    "e": Part("e_engine.py", 25, 62),
-    "f": Part("f_ablation.py", 40, 62),
-    "g": Part("g_gpm.py", 20, 45),
+    "a": Part("a_sampling.py", 65, 106),
+    "b": Part("b_events.py", 20, 48),
+    "c": Part("c_bytes.py", 40, 128),
+    "d": Part("d_probe.py", 40, 60),
+    "e": Part("e_engine.py", 25, 54),
+    "f": Part("f_ablation.py", 36, 54),
+    "g": Part("g_gpm.py", 18, 40),
 }
-MOST_S = 539
-"""What all limits come to: one command on the device machine may take ten minutes."""
 _DRY_LIMIT_S = 100
 _DONE = ("measured", "dry", "unmet", "failed")
 """What a part that came to its end says of itself."""
