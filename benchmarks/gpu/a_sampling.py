@@ -1,9 +1,9 @@
 """(a) Do the sampler's sources work here, at which rate, and what do they cost the engine?
 
 PM sampling first runs alone: copies and replays of a CUDA graph, both of known size, must show
-their bytes, and begin and end where events say. Then decoding runs without it, with it, with it and
-without it again, at windows of 1000, 500 and 100 µs. What PM sampling runs beside comes last, for
-it may break it: the other sources, torch's profiler, a user without rights.
+their bytes, and begin and end where events say. Then come the rows of a few seconds each, and only
+then decoding without it, with it, with it and without it again, at windows of 500, 1000 and 100 µs:
+the part's limit cuts off what is last. At the end is torch's profiler, which may break the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from inferscope.engine import Engine
 from inferscope.engine.devices import device_uuid
 from inferscope.records import CounterSample
 
-INTERVALS_US = (1000, 500, 100)
+INTERVALS_US = (500, 1000, 100)
+"""The sampler's own first."""
 MOST_ROUNDS = 4
 _BATCH, _CONTEXT = 16, 512
 _STEPS, _WARM_STEPS, _STEPS_PER_STRETCH = 40, 8, 4
@@ -38,48 +39,50 @@ _NOBODY = 65534
 
 
 def measure(setting: Setting, bank: Bank) -> None:
-    """Sample copies, then decoding with and without, then beside others."""
+    """Sample copies, alone and beside others, then decoding with and without."""
     setting.need_gpu()
     until_s = time.monotonic() + setting.seconds
     with bank.row("pm alone"):
         copies_alone(bank)
     release()
+    with bank.row("clock"):  # before the profiler, which has CUPTI tell another clock
+        bank.keep("clock", *clock_line())
+    with bank.row("pm without root"):
+        bank.keep("pm without root", *without_root())
+    with bank.row("pm beside nvml, gpm"):
+        bank.keep("pm beside nvml, gpm", *beside_sources())
+    release()
     with bank.row("A/B"):
         in_turn(setting, bank, until_s=until_s)
     release()
-    with bank.row("pm beside nvml, gpm"):
-        bank.keep("pm beside nvml, gpm", *beside_sources())
-    with bank.row("clock"):  # before the profiler, which has CUPTI tell another clock
-        bank.keep("clock", *clock_line())
     with bank.row("pm beside torch.profiler"):
         bank.keep("pm beside torch.profiler", *beside_profiler())
-    with bank.row("pm without root"):
-        bank.keep("pm without root", *without_root())
 
 
 def copies_alone(bank: Bank) -> None:
     """Copy, then replay a graph of copies, PM sampling being the only source."""
-    told: dict[str, list[Burst]] = {}
+    told: dict[str, tuple[list[Burst], float]] = {}
     work, num_bytes = copying()
     with Sampler("pm") as sampler:
         sampler.of("pm")
         # Anchored only now, and for each row: clocks drift while a sampler starts.
         clock = EventClock()
-        told["copies"] = bursts(clock, work, num_bytes)
+        told["copies"] = bursts(clock, work, num_bytes), clock.error_ns
         with bank.row("graph replays"):
-            told["graph replays"] = bursts(EventClock(), replaying(work), num_bytes)
+            replay, clock = replaying(work), EventClock()
+            told["graph replays"] = bursts(clock, replay, num_bytes), clock.error_ns
     samples, facts = sampler.of("pm"), sampler.facts("pm")
     about = " ".join(f"{word} {fact}" for word, fact in facts.items())
     bank.keep("pm facts", facts, f"pm: {about}")
-    for name, of_it in told.items():
-        row = judged(of_it, samples) | {"anchor_error_us": clock.error_ns / 1e3}
+    for name, (of_it, error_ns) in told.items():
+        row = judged(of_it, samples) | {"anchor_error_us": error_ns / 1e3}
         bank.keep(
             name,
             row,
             f"{name}: {shown(row['measured_over_true'], '.3f')} of the bytes that were moved; "
             f"windows begin {shown(row['start_off_us'], '+.0f')} µs and end "
             f"{shown(row['end_off_us'], '+.0f')} µs off the events "
-            f"(median, ± {clock.error_ns / 1e3:.0f} µs)",
+            f"(median, ± {error_ns / 1e3:.0f} µs)",
         )
 
 
@@ -213,9 +216,8 @@ class SmClock:
 def beside_sources() -> tuple[dict[str, Any], str]:
     """Copy under all sources at once; say how much each told."""
     work, num_bytes = copying()
-    clock = EventClock()
     with Sampler("nvml,gpm,pm") as sampler:
-        told = bursts(clock, work, num_bytes)
+        told = bursts(EventClock(), work, num_bytes)
         time.sleep(1.0)
     numbers = {
         name: sum(one.source == name and bool(one.values) for one in sampler.samples)
@@ -232,16 +234,15 @@ def beside_sources() -> tuple[dict[str, Any], str]:
 def beside_profiler() -> tuple[dict[str, Any], str]:
     """Copy with torch.profiler on, begun before PM sampling and after it."""
     work, num_bytes = copying()
-    clock = EventClock()
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     row: dict[str, Any] = {}
     with Sampler("pm") as sampler, torch.profiler.profile(activities=kinds) as profiler:
-        told = bursts(clock, work, num_bytes)
+        told = bursts(EventClock(), work, num_bytes)
     row["sampler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
         with Sampler("pm") as sampler:
-            told = bursts(clock, work, num_bytes)
+            told = bursts(EventClock(), work, num_bytes)
     row["profiler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
     reasons = [one.reason for one in sampler.samples if one.reason]
     return row, "pm beside torch.profiler: " + ", ".join(

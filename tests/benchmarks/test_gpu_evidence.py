@@ -153,6 +153,60 @@ def test_off_on_on_off_hides_what_grows_evenly_and_shows_what_sampling_costs(kit
     assert middle == pytest.approx(0.02, abs=1e-3)
 
 
+def test_the_rows_that_the_limit_may_cut_off_are_the_dear_and_the_dangerous(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, ran = kit.sampling, list[str]()
+    for name in ("clock_line", "without_root", "beside_sources", "beside_profiler"):
+        monkeypatch.setattr(part, name, lambda *given, name=name: ran.append(name) or ({}, name))
+    monkeypatch.setattr(part, "copies_alone", lambda *given: ran.append("copies_alone"))
+    monkeypatch.setattr(part, "in_turn", lambda *given, until_s: ran.append("in_turn"))
+    monkeypatch.setattr(kit.part.Setting, "need_gpu", lambda setting: None)
+    bank = kit.part.Bank()
+    part.measure(kit.part.Setting("cuda:0", "m", 1.0, is_dry=False), bank)
+    assert bank.finish("measured")["status"] == "measured"
+    assert ran == [
+        "copies_alone", "clock_line", "without_root", "beside_sources", "in_turn",
+        "beside_profiler",
+    ]  # fmt: skip
+
+
+def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, ran = kit.sampling, list[str]()
+
+    class Started(Constant):
+        def of(self, source: str) -> list[CounterSample]:
+            ran.append("sampler")
+            return super().of(source)
+
+        def facts(self, source: str) -> dict[str, str]:
+            return {}
+
+    class Anchor:
+        def __init__(self) -> None:
+            ran.append("anchor")
+            self.error_ns = 1e3 * len(ran)
+
+    def work() -> None: ...
+
+    def bursts(clock: Anchor, given: Any, num_bytes: int) -> list[Any]:
+        ran.append("copies" if given is work else "replays")
+        end_ns = time.monotonic_ns() - 10 * MS
+        return [kit.bursts.Burst(end_ns - 20 * MS, end_ns, num_bytes)]
+
+    for name, stand_in in (
+        ("Sampler", Started), ("EventClock", Anchor), ("bursts", bursts),
+        ("copying", lambda: (work, 1000)), ("replaying", lambda given: list),
+    ):  # fmt: skip
+        monkeypatch.setattr(part, name, stand_in)
+    bank = kit.part.Bank()
+    part.copies_alone(bank)
+    assert ran[:5] == ["sampler", "anchor", "copies", "anchor", "replays"]
+    assert [bank.rows[name]["anchor_error_us"] for name in ("copies", "graph replays")] == [2, 4]
+
+
 # --- the 100 ms regression --------------------------------------------------------------------
 
 
