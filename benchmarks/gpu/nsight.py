@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from part import Unmet
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 _HEAD = ("Metric Name", "Metric Unit", "Metric Value")
+_PROFILED = b"==PROF== Profiling"
 _COMMAND = (
     "--metrics", ",".join(METRICS), "--csv", "--print-units", "base", "--cache-control", "none",
     "--clock-control", "none", "--profile-from-start", "off",
@@ -38,14 +40,24 @@ class Counted(NamedTuple):
     write_bytes: float
 
 
-def _ncu() -> str | None:
-    """Return where Nsight Compute is: images have it beside CUDA, not always on PATH."""
+def find_ncu(root: Path = Path("/")) -> str | None:
+    """Return where Nsight Compute is: images have it beside CUDA, not always on PATH.
+
+    Args:
+        root: under which to look; of several beside CUDA the newest, then of those alone.
+    """
     found = shutil.which("ncu")
     if found is not None:
         return found
-    beside = [*Path("/usr/local").glob("cuda*/bin/ncu")]
-    beside += Path("/opt/nvidia/nsight-compute").glob("*/ncu")
-    return str(max(beside)) if beside else None
+    for pattern in ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu"):
+        beside = [path for path in root.glob(pattern) if os.access(path, os.X_OK)]
+        if beside:
+            return str(max(beside, key=lambda path: _version(path.relative_to(root))))
+    return None
+
+
+def _version(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(path))]
 
 
 def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict[str, Any]]:
@@ -54,7 +66,7 @@ def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict
     Raises:
         Unmet: Nsight Compute is not here, takes too long, or tells nothing.
     """
-    ncu = _ncu()
+    ncu = find_ncu()
     if ncu is None:
         raise Unmet("ncu is not installed here, neither on PATH nor where CUDA puts it")
     with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +76,12 @@ def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict
         with session(command) as process:
             try:
                 text, words = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                raise Unmet(f"ncu took longer than {limit_s:.0f} s") from None
+            except subprocess.TimeoutExpired as late:
+                # Its table comes at the end: of what it had counted by now it tells only the names.
+                num_kernels = (late.stdout or b"").count(_PROFILED)
+                raise Unmet(
+                    f"ncu took longer than {limit_s:.0f} s, it had told of {num_kernels} kernels"
+                ) from None
         try:
             counted = read_csv(text)
             modelled = json.loads(out.read_text(encoding="utf-8"))

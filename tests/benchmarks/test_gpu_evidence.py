@@ -332,12 +332,33 @@ def test_a_step_is_counted_beside_what_the_model_says_of_it(
     assert "PM/ncu - (not told whether within 3%)" in line
 
 
+def test_ncu_is_found_beside_cuda_the_newest_of_several(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kit.nsight.find_ncu(tmp_path) is None
+
+    def installed(name: str, mode: int = 0o755) -> str:
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.touch()
+        program.chmod(mode)
+        return str(program)
+
+    alone = [installed(f"opt/nvidia/nsight-compute/{of}/ncu") for of in ("2024.3.2", "2023.10.1")]
+    assert kit.nsight.find_ncu(tmp_path) == alone[0]
+    beside = [installed(f"usr/local/cuda{of}/bin/ncu") for of in ("", "-12.10", "-12.9")]
+    installed("usr/local/cuda-13.0/bin/ncu", mode=0o644)
+    assert kit.nsight.find_ncu(tmp_path) == beside[1]
+
+
 def test_ncu_that_takes_too_long_is_ended_with_all_that_it_began(
     kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "pid"
-    pretend(monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{told}'\nwait\n")
-    with pytest.raises(kit.part.Unmet, match="ncu took longer than 3 s"):
+    profiled = "echo '==PROF== Profiling \"gemm\" - 0: 0%....100% - 1 pass'\n" * 2
+    pretend(monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{told}'\n{profiled}wait\n")
+    with pytest.raises(kit.part.Unmet, match="than 3 s, it had told of 2 kernels"):
         kit.nsight.count_step("random:tiny", "decode", limit_s=3)
     assert has_ended(int(told.read_text()))
 
