@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from inferscope.counters.cupti import PROFILERS
+
 KIT = Path(__file__).parents[1] / "benchmarks" / "gpu"
 
 
@@ -66,13 +68,29 @@ def test_a_part_that_breaks_is_told_and_costs_the_others_nothing(
     assert not list(tmp_path.glob("*.json"))  # what it left is taken over
 
 
-def ran(kit: ModuleType, folder: Path, program: str, limit_s: int) -> dict[str, Any]:
+def ran(
+    kit: ModuleType, folder: Path, program: str, limit_s: int, *, despite: tuple[str, ...] = ()
+) -> dict[str, Any]:
     path = folder / "part.py"
     path.write_text(program)
     kit.PARTS["x"] = kit.Part(str(path), 1, limit_s)
-    options = argparse.Namespace(out=folder, model="m", device="cuda:0", dry_run=False)
+    options = argparse.Namespace(
+        out=folder, model="m", device="cuda:0", dry_run=False, pm_despite=despite
+    )
     result: dict[str, Any] = kit.run("x", options)
     return result
+
+
+def test_programs_that_hold_no_counters_are_named_to_every_part(tmp_path: Path) -> None:
+    kit = runner()
+    assert kit.PROFILERS == PROFILERS
+    program = (
+        "import json, sys\n"
+        "told = {'status': 'measured', 'lines': sys.argv}\n"
+        "open(sys.argv[2], 'w').write(json.dumps(told))\n"
+    )
+    words = ran(kit, tmp_path, program, 20, despite=("nv-hostengine", "dcgm-exporter"))["lines"]
+    assert words[-4:] == ["--pm-despite", "nv-hostengine", "--pm-despite", "dcgm-exporter"]
 
 
 @pytest.mark.parametrize("ending", ["", "time.sleep(60)"])

@@ -43,27 +43,27 @@ def measure(setting: Setting, bank: Bank) -> None:
     setting.need_gpu()
     until_s = time.monotonic() + setting.seconds
     with bank.row("pm alone"):
-        copies_alone(bank)
+        copies_alone(setting, bank)
     release()
     with bank.row("clock"):  # before the profiler, which has CUPTI tell another clock
         bank.keep("clock", *clock_line())
     with bank.row("pm without root"):
-        bank.keep("pm without root", *without_root())
+        bank.keep("pm without root", *without_root(setting))
     with bank.row("pm beside nvml, gpm"):
-        bank.keep("pm beside nvml, gpm", *beside_sources())
+        bank.keep("pm beside nvml, gpm", *beside_sources(setting))
     release()
     with bank.row("A/B"):
         in_turn(setting, bank, until_s=until_s)
     release()
     with bank.row("pm beside torch.profiler"):
-        bank.keep("pm beside torch.profiler", *beside_profiler())
+        bank.keep("pm beside torch.profiler", *beside_profiler(setting))
 
 
-def copies_alone(bank: Bank) -> None:
+def copies_alone(setting: Setting, bank: Bank) -> None:
     """Copy, then replay a graph of copies, PM sampling being the only source."""
     told: dict[str, tuple[list[Burst], float]] = {}
     work, num_bytes = copying()
-    with Sampler("pm") as sampler:
+    with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
         sampler.of("pm")
         # Anchored only now, and for each row: clocks drift while a sampler starts.
         clock = EventClock()
@@ -110,17 +110,18 @@ def in_turn(setting: Setting, bank: Bank, *, until_s: float) -> None:
                 return
             name = f"A/B {interval_us} µs"
             with bank.row(name):
-                found.append(turn(engine, interval_us, clock))
+                found.append(turn(setting, engine, interval_us, clock))
                 keep_turns(bank, name, found)
 
 
-def turn(engine: Engine, interval_us: int, clock: SmClock) -> Turn:
+def turn(setting: Setting, engine: Engine, interval_us: int, clock: SmClock) -> Turn:
     """Decode four halves: the batch's context grows meanwhile, for both sides alike."""
     off_mhz: list[int] = []
     on_mhz: list[int] = []
     with closing(Decoding(engine, batch=_BATCH, context=_CONTEXT)) as decoding:
         first = timed(decoding, clock, off_mhz)
-        with Sampler("pm", pm_interval_us=interval_us) as sampler:
+        despite = setting.pm_despite
+        with Sampler("pm", pm_interval_us=interval_us, pm_despite=despite) as sampler:
             sampler.of("pm")
             second, third = (timed(decoding, clock, on_mhz) for _ in range(2))
         fourth = timed(decoding, clock, off_mhz)
@@ -213,10 +214,10 @@ class SmClock:
             return []
 
 
-def beside_sources() -> tuple[dict[str, Any], str]:
+def beside_sources(setting: Setting) -> tuple[dict[str, Any], str]:
     """Copy under all sources at once; say how much each told."""
     work, num_bytes = copying()
-    with Sampler("nvml,gpm,pm") as sampler:
+    with Sampler("nvml,gpm,pm", pm_despite=setting.pm_despite) as sampler:
         told = bursts(EventClock(), work, num_bytes)
         time.sleep(1.0)
     numbers = {
@@ -231,17 +232,21 @@ def beside_sources() -> tuple[dict[str, Any], str]:
     )
 
 
-def beside_profiler() -> tuple[dict[str, Any], str]:
+def beside_profiler(setting: Setting) -> tuple[dict[str, Any], str]:
     """Copy with torch.profiler on, begun before PM sampling and after it."""
     work, num_bytes = copying()
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     row: dict[str, Any] = {}
-    with Sampler("pm") as sampler, torch.profiler.profile(activities=kinds) as profiler:
+    despite = setting.pm_despite
+    with (
+        Sampler("pm", pm_despite=despite) as sampler,
+        torch.profiler.profile(activities=kinds) as profiler,
+    ):
         told = bursts(EventClock(), work, num_bytes)
     row["sampler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
-        with Sampler("pm") as sampler:
+        with Sampler("pm", pm_despite=despite) as sampler:
             told = bursts(EventClock(), work, num_bytes)
     row["profiler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
     reasons = [one.reason for one in sampler.samples if one.reason]
@@ -252,7 +257,7 @@ def beside_profiler() -> tuple[dict[str, Any], str]:
     ) + "".join(f"; pm: {reason}" for reason in reasons[:1])
 
 
-def without_root() -> tuple[dict[str, Any], str]:
+def without_root(setting: Setting) -> tuple[dict[str, Any], str]:
     """Sample as a user who may nothing, and say what comes of it.
 
     Raises:
@@ -261,7 +266,7 @@ def without_root() -> tuple[dict[str, Any], str]:
     if os.geteuid() != 0:
         raise Unmet("the other rows ran without root")
     work, _ = copying()
-    with Sampler("pm", user=_NOBODY) as sampler:
+    with Sampler("pm", pm_despite=setting.pm_despite, user=_NOBODY) as sampler:
         work()
         torch.cuda.synchronize()
     reasons = [one.reason for one in sampler.samples if one.reason]

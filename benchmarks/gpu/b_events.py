@@ -41,7 +41,7 @@ def measure(setting: Setting, bank: Bank) -> None:
     release()
     with bank.row("spans"):
         engine = open_engine(setting, num_blocks=blocks_for(max(_BATCHES), _CONTEXT + 2 * _STEPS))
-        spans_against_busy(engine, setting.model, bank)
+        spans_against_busy(setting, engine, bank)
 
 
 def call_costs() -> dict[str, float]:
@@ -115,14 +115,14 @@ def events_in_graphs() -> tuple[dict[str, Any], str]:
     )
 
 
-def spans_against_busy(engine: Engine, model: str, bank: Bank) -> None:
+def spans_against_busy(setting: Setting, engine: Engine, bank: Bank) -> None:
     """Decode under probe and PM sampling; compare sums over the same stretch."""
-    with Sampler("pm") as sampler:
+    with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
         sampler.of("pm")
         for batch in _BATCHES:
             name = f"batch {batch}"
             with bank.row(name):
-                row = spans_of(engine, model, batch, sampler)
+                row = spans_of(engine, setting.model, batch, sampler)
                 bank.keep(
                     name,
                     row,

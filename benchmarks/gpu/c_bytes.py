@@ -62,7 +62,7 @@ def by_counters(setting: Setting, bank: Bank) -> None:
     """Run the phases on one engine under PM sampling; nothing of it is left behind."""
     most = max(blocks_for(batch, context + 2 * _DECODE_STEPS) for batch, context in _DECODES)
     engine = open_engine(setting, num_blocks=most)
-    with Sampler("pm") as sampler:
+    with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
         sampler.of("pm")
         for batch, context in _DECODES:
             name = decode_name(batch, context)

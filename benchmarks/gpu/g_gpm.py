@@ -43,17 +43,17 @@ def measure(setting: Setting, bank: Bank) -> None:
     for sources in TURNS:
         name = " and ".join(sources)
         with bank.row(name):
-            told = under(sources, of_load_s=of_load_s)
+            told = under(setting, sources, of_load_s=of_load_s)
             bank.keep(name, told, *lines_of(name, told))
     if setting.is_cuda:
         with bank.row("sweep"), copying():
             bank.keep("sweep", *sweep(SWEEP_MS))
 
 
-def under(sources: tuple[str, ...], *, of_load_s: float) -> dict[str, Any]:
+def under(setting: Setting, sources: tuple[str, ...], *, of_load_s: float) -> dict[str, Any]:
     """Return what sources that run at once say of each load: load, counter, source."""
     stretches = {}
-    with Sampler(",".join(sources)) as sampler:
+    with Sampler(",".join(sources), pm_despite=setting.pm_despite) as sampler:
         for source in sources:
             sampler.of(source)
         for name, work in loads().items():

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from inferscope.counters.cupti import PROFILERS
+
 TINY = "random:hidden=128,layers=2,heads=4,kv_heads=2,ffn=256,vocab=512"
 """What a dry run serves: it says nothing of anything, but runs the same lines."""
 UNFINISHED = "unfinished"
@@ -127,12 +129,14 @@ class Setting:
         model: whose steps are measured.
         seconds: to take, about.
         is_dry: to try the lines, not the device.
+        pm_despite: programs that could hold the device's counters and, as the user says, do not.
     """
 
     device: str
     model: str
     seconds: float
     is_dry: bool
+    pm_despite: tuple[str, ...] = ()
 
     @property
     def is_cuda(self) -> bool:
@@ -160,10 +164,15 @@ def main(measure: Measure, about: str) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="to take, about")
     parser.add_argument("--dry-run", action="store_true", help="a tiny model, for two seconds")
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument(
+        "--pm-despite", action="append", choices=PROFILERS, default=[], metavar="NAME",
+        help="a program that could hold the device's counters and does not; once per program",
+    )  # fmt: skip
     options = parser.parse_args()
-    setting = Setting(options.device, options.model, options.seconds, is_dry=False)
+    despite = tuple(options.pm_despite)
+    setting = Setting(options.device, options.model, options.seconds, False, despite)
     if options.dry_run:
-        setting = Setting(options.device, TINY, min(options.seconds, 2.0), is_dry=True)
+        setting = Setting(options.device, TINY, min(options.seconds, 2.0), True, despite)
     signal.signal(signal.SIGTERM, _leave)
     result = run(measure, setting, Bank(options.out))
     if result["reason"]:

@@ -51,6 +51,8 @@ PARTS = {
 _DRY_LIMIT_S = 100
 _DONE = ("measured", "dry", "unmet", "failed")
 """What a part that came to its end says of itself."""
+PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
+"""What `inferscope sampler --pm-despite` knows, which is not to be imported from here."""
 _ENDING = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 2.0))
 """How a part is ended, and for how long that is waited for, in seconds."""
 
@@ -65,6 +67,11 @@ def main() -> int:
     parser.add_argument("--model", default="random:llama-8b")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument(
+        "--pm-despite", action="append", choices=PROFILERS, default=[], metavar="NAME",
+        help="a program that holds no counters now, though PM sampling is refused because it could "
+        f"({', '.join(PROFILERS)}); once per program",
+    )  # fmt: skip
     options = parser.parse_args()
     names = options.parts.split(",")
     unknown = set(names) - PARTS.keys()
@@ -90,6 +97,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
         sys.executable, str(HERE / part.program), "--out", str(left), "--model", options.model,
         "--seconds", str(part.seconds), "--device", "cpu" if options.dry_run else options.device,
     ]  # fmt: skip
+    for despite in options.pm_despite:
+        command += ["--pm-despite", despite]
     if options.dry_run:
         command.append("--dry-run")
     paths = [str(ROOT), str(ROOT / "exporters"), str(HERE), str(HERE.parent)]

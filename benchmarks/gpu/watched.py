@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,16 +68,25 @@ class Sampler:
             there any more.
     """
 
-    def __init__(self, counters: str, *, pm_interval_us: int = 500, user: int | None = None):
+    def __init__(
+        self,
+        counters: str,
+        *,
+        pm_interval_us: int = 500,
+        pm_despite: Sequence[str] = (),
+        user: int | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             counters: the sources.
             pm_interval_us: the windows of PM sampling.
+            pm_despite: programs beside which it samples all the same (`Setting`).
             user: to run as, for root; None: as this process does.
         """
         self._counters = counters
         self._interval = f"{pm_interval_us}us"
+        self._despite = [word for name in pm_despite for word in ("--pm-despite", name)]
         self._user = user
         self._folder = tempfile.TemporaryDirectory()
         self.samples: list[CounterSample] = []
@@ -89,7 +99,7 @@ class Sampler:
         rings = folder / "rings"
         words = [
             "sampler", "--counters", self._counters, "--pm-interval", self._interval,
-            "--dir", str(rings),
+            "--dir", str(rings), *self._despite,
         ]  # fmt: skip
         begin = ["-m", "inferscope"]
         if self._user is not None:

@@ -202,7 +202,7 @@ def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
     ):  # fmt: skip
         monkeypatch.setattr(part, name, stand_in)
     bank = kit.part.Bank()
-    part.copies_alone(bank)
+    part.copies_alone(kit.part.Setting("cuda:0", "m", 1.0, is_dry=False), bank)
     assert ran[:5] == ["sampler", "anchor", "copies", "anchor", "replays"]
     assert [bank.rows[name]["anchor_error_us"] for name in ("copies", "graph replays")] == [2, 4]
 
@@ -411,7 +411,7 @@ class Constant:
 
     WINDOW_BYTES = 1e6
 
-    def __init__(self, counters: str) -> None:
+    def __init__(self, counters: str, *, pm_despite: tuple[str, ...] = ()) -> None:
         self._began_ns = time.monotonic_ns() - 2_000 * MS
         self.refresh()
 
@@ -600,13 +600,16 @@ def test_a_sampler_is_read_while_it_runs_and_its_cost_leaves_out_how_it_began(
 ) -> None:
     if user is not None and os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    with kit.watched.Sampler("gpm,pm", user=user) as sampler:
+    despite = ("nv-hostengine", "ncu")
+    with kit.watched.Sampler("gpm,pm", user=user, pm_despite=despite) as sampler:
         pid, began_ns = sampler._process.pid, time.monotonic_ns()
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         to_begin_ns = kit.process_clock.process_cpu_ns(pid)
         reasons = {one.source for one in sampler.samples if one.reason}
         sampler.refresh()
         owner = Path(f"/proc/{pid}").stat().st_uid
     assert reasons == {"gpm", "pm"}
+    assert words[-5:-1] == ["--pm-despite", "nv-hostengine", "--pm-despite", "ncu"]
     assert owner == (os.geteuid() if user is None else user)
     assert 0 <= sampler.cpu_share * (time.monotonic_ns() - began_ns) < to_begin_ns
     with pytest.raises(kit.part.Unmet, match="pm: "):
