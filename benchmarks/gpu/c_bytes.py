@@ -3,7 +3,9 @@
 Decode and prefill phases run by themselves: bytes per step by the model and by the counters. Then
 they alternate; the counters' windows are joined to 100 ms ones, as GPM has them, and the regression
 that `collect` uses must find what the short windows say. Last, with the device's memory free again,
-Nsight Compute counts one step of either phase.
+Nsight Compute counts one step of either phase, of a model of the same widths with few layers: a
+whole step's kernels take it too long. PM sampling sees the phases of that model just before, so
+that what is compared is of one shape.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 from load import Decoding, Phase, blocks_for, open_engine, prefill
 from nsight import count_step
-from one_step import DECODE_BATCH, DECODE_CONTEXT, PREFILL_TOKENS
+from one_step import DECODE_BATCH, DECODE_CONTEXT, FEW_LAYERS, PREFILL_TOKENS, few_layers
 from part import Bank, Setting, Unmet, main, release, shown
 from watched import Sampler, Traffic
 
@@ -28,6 +30,8 @@ LONG_NS = 100_000_000
 _DECODES = ((1, 512), (DECODE_BATCH, DECODE_CONTEXT), (64, 512), (16, 4096))
 _PREFILLS = (256, PREFILL_TOKENS)
 _DECODE_STEPS, _PREFILL_PROMPTS = 40, 10
+_FEW_STEPS, _FEW_PROMPTS = 160, 40
+"""Of few layers: short steps, and as many windows of PM sampling."""
 _LEAST_TURNS, _MOST_TURNS, _TURNS_S = 11, 60, 8.0
 """Enough for 50 windows, with some to spare."""
 _NCU_S = 40.0
@@ -40,21 +44,28 @@ def measure(setting: Setting, bank: Bank) -> None:
     setting.need_gpu()
     with bank.row("pm"):
         by_counters(setting, bank)
-    release()  # Nsight Compute runs a process of its own, with weights of its own
+    release()
+    few, of = replace(setting, model=few_layers(setting.model)), ""
+    if few.model != setting.model:
+        of = f"{FEW_LAYERS} layers, "
+        with bank.row("pm of few layers"):
+            of_few_layers(few, bank, of=of)
+        release()
+    # Nsight Compute runs a process of its own, with weights of its own.
     for phase, of_pm in (
         ("decode", decode_name(DECODE_BATCH, DECODE_CONTEXT)),
         ("prefill", prefill_name(PREFILL_TOKENS)),
     ):
         name = f"ncu {phase}"
         with bank.row(name):
-            counted, modelled = count_step(setting.model, phase, limit_s=_NCU_S)
+            counted, modelled = count_step(few.model, phase, limit_s=_NCU_S)
             row = against(
                 phase,
                 counted_bytes=counted.read_bytes + counted.write_bytes,
                 modelled=modelled,
-                pm_over_model=bank.rows.get(of_pm, {}).get("pm_over_model"),
+                pm_over_model=bank.rows.get(of + of_pm, {}).get("pm_over_model"),
             )
-            row |= {"num_kernels": counted.num_kernels, **counted._asdict()}
+            row |= {"model": few.model, "num_kernels": counted.num_kernels, **counted._asdict()}
             bank.keep(name, row, line_of(name, row))
 
 
@@ -65,23 +76,70 @@ def by_counters(setting: Setting, bank: Bank) -> None:
     with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
         sampler.of("pm")
         for batch, context in _DECODES:
-            name = decode_name(batch, context)
-            with bank.row(name):
-                with closing(Decoding(engine, batch=batch, context=context)) as decoding:
-                    decoding.run(4)
-                    phase = decoding.run(_DECODE_STEPS)
-                keep_phase(bank, name, phase, sampler)
+            decode_row(bank, decode_name(batch, context), engine, sampler, batch, context)
         for num_tokens in _PREFILLS:
-            name = prefill_name(num_tokens)
-            with bank.row(name):
-                prefill(engine, num_tokens=num_tokens, num_prompts=2)
-                phase = prefill(engine, num_tokens=num_tokens, num_prompts=_PREFILL_PROMPTS)
-                keep_phase(bank, name, phase, sampler)
+            prefill_row(bank, prefill_name(num_tokens), engine, sampler, num_tokens)
         with bank.row("100 ms regression"):
             in_turn = alternate(engine)
             sampler.refresh()
             found = regress(in_turn, Traffic(sampler.of("pm")))
             bank.keep("100 ms regression", found, *regression_lines(found))
+
+
+def of_few_layers(setting: Setting, bank: Bank, *, of: str) -> None:
+    """Run the phases that Nsight Compute counts a step of, on the model that it sees.
+
+    Args:
+        setting: with that model.
+        bank: of the part.
+        of: what the rows' names begin with.
+    """
+    most = blocks_for(DECODE_BATCH, DECODE_CONTEXT + 2 * _FEW_STEPS)
+    engine = open_engine(setting, num_blocks=max(most, blocks_for(1, PREFILL_TOKENS)))
+    with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
+        sampler.of("pm")
+        decode_row(
+            bank, of + decode_name(DECODE_BATCH, DECODE_CONTEXT), engine, sampler,
+            DECODE_BATCH, DECODE_CONTEXT, num_steps=_FEW_STEPS,
+        )  # fmt: skip
+        prefill_row(
+            bank, of + prefill_name(PREFILL_TOKENS), engine, sampler, PREFILL_TOKENS,
+            num_prompts=_FEW_PROMPTS,
+        )  # fmt: skip
+
+
+def decode_row(
+    bank: Bank,
+    name: str,
+    engine: Engine,
+    sampler: Sampler,
+    batch: int,
+    context: int,
+    *,
+    num_steps: int = _DECODE_STEPS,
+) -> None:
+    """Keep a decode phase by itself."""
+    with bank.row(name):
+        with closing(Decoding(engine, batch=batch, context=context)) as decoding:
+            decoding.run(4)
+            phase = decoding.run(num_steps)
+        keep_phase(bank, name, phase, sampler)
+
+
+def prefill_row(
+    bank: Bank,
+    name: str,
+    engine: Engine,
+    sampler: Sampler,
+    num_tokens: int,
+    *,
+    num_prompts: int = _PREFILL_PROMPTS,
+) -> None:
+    """Keep a prefill phase by itself."""
+    with bank.row(name):
+        prefill(engine, num_tokens=num_tokens, num_prompts=2)
+        phase = prefill(engine, num_tokens=num_tokens, num_prompts=num_prompts)
+        keep_phase(bank, name, phase, sampler)
 
 
 def decode_name(batch: int, context: int) -> str:
@@ -208,12 +266,13 @@ def against(
     Args:
         phase: decode or prefill.
         counted_bytes: by Nsight Compute.
-        modelled: of the same step: bytes, gather_bytes.
-        pm_over_model: of the steps that PM sampling saw.
+        modelled: of the same step: num_layers, bytes, gather_bytes.
+        pm_over_model: of the steps that PM sampling saw, of the same model.
     """
     model_over_ncu = modelled["bytes"] / counted_bytes
     pm_over_ncu = None if pm_over_model is None else pm_over_model * model_over_ncu
     return {
+        "num_layers": modelled["num_layers"],
         "ncu_bytes": counted_bytes,
         "model_bytes": modelled["bytes"],
         "gather_bytes": modelled["gather_bytes"],
@@ -231,7 +290,8 @@ def line_of(name: str, row: dict[str, Any]) -> str:
     verdicts = {True: "within", False: "NOT within", None: "not told whether within"}
     phase = name.removeprefix("ncu ")
     return (
-        f"{name:<12} {row['num_kernels']} kernels, {row['ncu_bytes'] / 1e9:.2f} GB; model/ncu "
+        f"{name:<12} {row['num_layers']} layers, {row['num_kernels']} kernels, "
+        f"{row['ncu_bytes'] / 1e9:.2f} GB; model/ncu "
         f"{row['model_over_ncu']:.3f} ({verdicts[row['is_model_within']]} {BOUNDS[phase]:.0%}; "
         f"with gathers {row['model_and_gather_over_ncu']:.3f}), PM/ncu "
         f"{shown(row['pm_over_ncu'], '.3f')} ({verdicts[row['is_pm_within']]} "

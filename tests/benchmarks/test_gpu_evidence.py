@@ -307,16 +307,19 @@ def test_a_step_is_counted_beside_what_the_model_says_of_it(
     kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = table((READ, "byte", "900"), (WRITE, "byte", "100"))
+    modelled = {"num_layers": 4, "bytes": 960, "gather_bytes": 40}
     pretend(
         monkeypatch,
         tmp_path,
         f"{sys.executable}\nimport sys, pathlib, json\n"
         "assert '--cache-control' in sys.argv and '--clock-control' in sys.argv\n"
-        f"pathlib.Path(sys.argv[-1]).write_text(json.dumps({{'bytes': 960, 'gather_bytes': 40}}))\n"
+        f"pathlib.Path(sys.argv[-1]).write_text(json.dumps({modelled}))\n"
         f"print({text!r})\n",
     )
-    counted, modelled = kit.nsight.count_step("random:tiny", "decode", limit_s=60)
-    assert counted == (1, 900.0, 100.0)
+    assert kit.nsight.count_step("random:tiny", "decode", limit_s=60) == (
+        (1, 900.0, 100.0),
+        modelled,
+    )
     row = kit.bytes.against("decode", counted_bytes=1000.0, modelled=modelled, pm_over_model=1.05)
     assert row["model_over_ncu"] == pytest.approx(0.96)
     assert row["model_and_gather_over_ncu"] == pytest.approx(1.0)
@@ -329,6 +332,7 @@ def test_a_step_is_counted_beside_what_the_model_says_of_it(
     assert without["is_model_within"] is False
     assert without["pm_over_ncu"] is without["is_pm_within"] is None
     line = kit.bytes.line_of("ncu decode", without | {"num_kernels": 1})
+    assert "4 layers, 1 kernels" in line
     assert "PM/ncu - (not told whether within 3%)" in line
 
 
@@ -455,17 +459,54 @@ def watch(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> list[weakref.ref
     return models
 
 
-def test_weights_are_gone_before_nsight_compute_brings_its_own(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = kit.bytes
-    models = watch(monkeypatch, part)
+def shrink(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> None:
+    """Give part (c) work for a CPU and a sampler that needs no GPU."""
     monkeypatch.setattr(part, "Sampler", Constant)
     for name, value in (
         ("_DECODES", ((1, 32), (4, 32), (70, 32))), ("_PREFILLS", (64,)), ("DECODE_BATCH", 4),
         ("DECODE_CONTEXT", 32), ("PREFILL_TOKENS", 64), ("_TURNS_S", 0.0),
     ):  # fmt: skip
         monkeypatch.setattr(part, name, value)
+
+
+def test_nsight_compute_sees_few_layers_and_is_held_against_what_pm_saw_of_them(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, counted = kit.bytes, list[str]()
+
+    def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Any, dict[str, Any]]:
+        counted.append(model)
+        modelled = {"num_layers": 4, "bytes": 960, "gather_bytes": 40}
+        return kit.nsight.Counted(7, 900.0, 300.0), modelled
+
+    shrink(monkeypatch, part)
+    monkeypatch.setattr(part, "count_step", count_step)
+    monkeypatch.setattr(kit.part.Setting, "need_gpu", lambda setting: None)
+    bank = kit.part.Bank()
+    whole = kit.part.TINY.replace("layers=2", "layers=9")
+    part.measure(kit.part.Setting("cpu", whole, 1.0, is_dry=True), bank)
+    assert counted == [f"{whole},layers=4"] * 2
+    for phase, name in (("decode", "decode 4 x 32"), ("prefill", "prefill 64")):
+        row, of_pm = bank.rows[f"ncu {phase}"], bank.rows[f"4 layers, {name}"]
+        assert of_pm["model_bytes"] < bank.rows[name]["model_bytes"]
+        assert row["pm_over_ncu"] == pytest.approx(of_pm["pm_over_model"] * 0.8)
+        assert (row["num_layers"], row["model"]) == (4, f"{whole},layers=4")
+
+
+def test_a_model_that_has_few_layers_or_is_a_folder_is_counted_whole(kit: Kit) -> None:
+    few_layers = importlib.import_module("one_step").few_layers
+    assert few_layers("random:llama-8b") == "random:llama-8b,layers=4"
+    assert few_layers("random:llama-8b,layers=12") == "random:llama-8b,layers=12,layers=4"
+    for whole in ("builtin", "/models/llama", "random:llama-8b,layers=3"):
+        assert few_layers(whole) == whole
+
+
+def test_weights_are_gone_before_nsight_compute_brings_its_own(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = kit.bytes
+    models = watch(monkeypatch, part)
+    shrink(monkeypatch, part)
     bank = kit.part.Bank()
     setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
     with bank.row("pm"):
