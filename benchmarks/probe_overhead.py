@@ -183,7 +183,7 @@ def main() -> int:
         engine = load_engine(
             options.model,
             EngineOptions(
-                max_running=most, token_budget=max(64, 4 * most), num_blocks=most * 16,
+                max_running=most, token_budget=max(64, 4 * most), num_blocks=most * 18,
                 dtype=options.dtype, prefix_cache=False,
             ),
         )  # fmt: skip

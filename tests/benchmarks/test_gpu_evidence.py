@@ -18,6 +18,7 @@ import pynvml
 import pytest
 import torch
 
+from inferscope.probe import EngineInfo, Probe
 from inferscope.records import CounterSample
 from tests.counters.recorded_nvml import H200, RecordedLibrary, Recording
 
@@ -408,6 +409,29 @@ def test_gathers_are_modelled_as_the_engine_makes_them(
         decoding.close()
     copied[0] = 0
     assert kit.load.prefill(engine, num_tokens=48, num_prompts=2).gather_bytes == copied[0] == 0
+
+
+def test_the_probes_calls_are_timed_with_all_of_the_batch_decoding(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    part = importlib.import_module("probe_overhead")
+    setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
+    engine = kit.load.open_engine(setting, num_blocks=1)
+    num_left = list[int]()
+    close = part.Decoding.close
+
+    def closed(decoding: Any) -> None:
+        num_left.append(len(engine.scheduler.running))
+        close(decoding)
+
+    monkeypatch.setattr(part.Decoding, "close", closed)
+    probe = Probe.open(EngineInfo(0, "bench"))
+    try:
+        part.calls_ns(engine, probe, 2)
+    finally:
+        probe.close()
+    assert num_left == [2]
 
 
 class Constant:
