@@ -47,8 +47,8 @@ _ALLOW_COUNTERS = (
     "or once: sudo inferscope sampler --counters pm"
 )
 _ASK_AS_ADMIN = (
-    "with CAP_SYS_ADMIN it is: sudo inferscope sampler --counters pm; in a container, as its root: "
-    "docker run --cap-add SYS_ADMIN"
+    "with CAP_PERFMON or CAP_SYS_ADMIN it is: sudo inferscope sampler --counters pm; in a "
+    "container, as its root: docker run --cap-add PERFMON"
 )
 _CUDA_13_DRIVER = 580
 """The first release of the driver that brings CUDA 13."""

@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     owner = owner_of(folder) if options.owner is None else options.owner
     if os.geteuid() == 0:
         preload(settings, clock=SystemClock())
-    given_up = become(owner, keeps_admin="pm" in settings.sources)
+    given_up = become(owner, keeps_counters="pm" in settings.sources)
     if given_up:
         _say(given_up)
     os.environ["INFERSCOPE_DIR"] = str(folder)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscope.counters import cupti_layout as layout
+from inferscope.counters.privilege import may_use_counters
 from inferscope.counters.processes import named
 from inferscope.counters.source import Unavailable
 
@@ -33,8 +34,9 @@ _METRICS_LIBRARY = "libnvperf_host.so"
 PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
 """Programs that hold devices' counters, or may; DCGM's do so only while it profiles."""
 NOT_PERMITTED = (
-    "performance counters are for root alone here. Run `inferscope sampler --counters pm` as root, "
-    "or let everybody use them: NVreg_RestrictProfilingToAdminUsers=0 for the nvidia kernel module."
+    "performance counters are for root and CAP_PERFMON alone here. Run `inferscope sampler "
+    "--counters pm` as root, or let everybody use them: NVreg_RestrictProfilingToAdminUsers=0 for "
+    "the nvidia kernel module."
 )
 _IN_WORDS = {
     layout.ERROR_INSUFFICIENT_PRIVILEGES: NOT_PERMITTED,
@@ -48,7 +50,6 @@ _IN_WORDS = {
     layout.ERROR_NOT_SUPPORTED: "this device cannot be sampled; that begins with Turing.",
 }
 _PARAMS = Path("/proc/driver/nvidia/params")
-_CAP_SYS_ADMIN = 1 << 21
 _HELD = (
     layout.ERROR_INVALID_OPERATION,
     layout.ERROR_HARDWARE,
@@ -155,7 +156,7 @@ def may_profile(params: Path = _PARAMS) -> bool | None:
     Args:
         params: the kernel module's settings, which containers and WSL may hide.
     """
-    if _is_admin():
+    if may_use_counters():
         return True
     try:
         told = params.read_text(encoding="ascii", errors="replace")
@@ -164,16 +165,6 @@ def may_profile(params: Path = _PARAMS) -> bool | None:
     words = [line.replace(" ", "").partition(":") for line in told.splitlines()]
     restricted = next((word for name, _, word in words if name == "RmProfilingAdminOnly"), "")
     return restricted == "0" if restricted else None
-
-
-def _is_admin() -> bool:
-    """Tell whether this process has CAP_SYS_ADMIN."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return os.geteuid() == 0
-    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), ": 0")
-    return bool(int(effective.split(":")[1], 16) & _CAP_SYS_ADMIN)
 
 
 def _load(path: str | None) -> tuple[str, ctypes.CDLL]:

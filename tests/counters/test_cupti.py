@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.counters import cupti, cupti_pm
+from inferscope.counters import cupti, cupti_pm, privilege
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.claims import NoClaims
 from inferscope.counters.cupti import Cupti, CuptiError, in_words, may_profile
@@ -129,7 +129,7 @@ from inferscope.counters.privilege import become
 from inferscope.counters.sampler import Settings, preload
 from inferscope.probe.clock import SystemClock
 preload(Settings(Path(sys.argv[1]), sources=("pm",)), clock=SystemClock())
-become(65534, keeps_admin=True)
+become(65534, keeps_counters=True)
 print(len(choose_metrics(Cupti(), "GH100", None).by_word))
 print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnvperf_host" in line})
 """
@@ -200,18 +200,23 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_may_profile_is_known_from_the_driver_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_allowed: bool | None
 ) -> None:
-    monkeypatch.setattr(cupti, "_CAP_SYS_ADMIN", 0)  # as a user who is not root
+    monkeypatch.setattr(cupti, "may_use_counters", lambda: False)  # a user who is not root
     (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\n{line}\n")
     assert may_profile(tmp_path / "params") is is_allowed
     assert may_profile(tmp_path / "none") is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may profile without being told so")
-def test_root_may_profile_whatever_the_driver_says(tmp_path: Path) -> None:
-    if may_profile(tmp_path / "none") is None:
-        pytest.skip("root without CAP_SYS_ADMIN, as containers have it")
+@pytest.mark.parametrize("effective", [1 << 21, 1 << 38, 1 << 21 | 1 << 38])
+def test_either_capability_permits_it_whatever_the_driver_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effective: int
+) -> None:
+    status = tmp_path / "status"
+    monkeypatch.setattr(privilege, "_STATUS", status)
     (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
+    status.write_text(f"Name:\tpython\nCapPrm:\tffffffffff\nCapEff:\t{effective:016x}\n")
     assert may_profile(tmp_path / "params") is True
+    status.write_text(f"CapEff:\t{~effective & ~(1 << 21 | 1 << 38) & (1 << 41) - 1:016x}\n")
+    assert may_profile(tmp_path / "params") is False
 
 
 def pm(said: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:

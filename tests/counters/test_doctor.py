@@ -97,7 +97,7 @@ def test_a_missing_libcupti_comes_with_the_package_that_fits_the_driver(
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
     ("is_allowed", "is_fine", "said"),
-    [(True, True, "allowed"), (False, False, "root alone"), (None, False, "not known here")],
+    [(True, True, "allowed"), (False, False, "CAP_PERFMON alone"), (None, False, "not known here")],
 )
 def test_the_right_to_profile_is_claimed_only_where_it_is_known(
     monkeypatch: pytest.MonkeyPatch, is_allowed: bool | None, is_fine: bool, said: str

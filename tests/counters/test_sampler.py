@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -23,7 +24,7 @@ from tests.probe.fakes import of
 DROP = """
 import os, sys
 from inferscope.counters.privilege import become
-print(become(int(sys.argv[1]), keeps_admin=sys.argv[2] == "admin"))
+print(become(int(sys.argv[1]), keeps_counters=sys.argv[2] == "counters"))
 status = open("/proc/self/status").read().splitlines()
 wanted = ("CapEff:", "CapPrm:", "NoNewPrivs:")
 print(os.getuid(), os.geteuid(), os.getgroups(), *(line.split()[1] for line in status
@@ -137,18 +138,47 @@ def test_an_engine_that_does_not_run_is_not_sampled_for(tmp_path: Path) -> None:
     assert "no engine nobody runs" in done.stderr
 
 
+PERFMON, SYS_ADMIN = "cap_perfmon", "cap_sys_admin"
+BIT = {SYS_ADMIN: 1 << 21, PERFMON: 1 << 38}
+
+
 @is_root
-@pytest.mark.parametrize(("keeps", "mask"), [("admin", 1 << 21), ("nothing", 0)])
-def test_root_becomes_the_rings_owner_and_keeps_one_right_at_most(keeps: str, mask: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DROP, "12345", keeps], capture_output=True, text=True, check=True
-    )
+@pytest.mark.parametrize(
+    ("given", "keeps", "kept"),
+    [
+        ((PERFMON, SYS_ADMIN), "counters", PERFMON),
+        ((SYS_ADMIN,), "counters", SYS_ADMIN),  # as containers have it, and kernels before 5.8
+        ((PERFMON,), "counters", PERFMON),
+        ((), "counters", None),
+        ((PERFMON, SYS_ADMIN), "nothing", None),
+    ],
+)
+def test_root_becomes_the_rings_owner_and_keeps_one_right_at_most(
+    given: tuple[str, ...], keeps: str, kept: str | None
+) -> None:
+    dropped = [name for name in BIT if name not in given]
+    command = [sys.executable, "-c", DROP, "12345", keeps]
+    if dropped:
+        bounds = ",".join(f"-{name.removeprefix('cap_')}" for name in dropped)
+        command = ["setpriv", f"--bounding-set={bounds}", "--", *command]
+    if not can_start_with(given, dropped):
+        pytest.skip("this root cannot have, or give up, these capabilities (setpriv)")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     said, facts = done.stdout.splitlines()
-    assert said.startswith("this is uid 12345 from here on")
+    rights = "without capabilities" if kept is None else f"with {kept.upper()} alone"
+    assert said == f"this is uid 12345 from here on, {rights}"
     uid, euid, groups, permitted, effective, no_new = facts.split()
     assert (uid, euid, groups, no_new) == ("12345", "12345", "[]", "1")
-    assert int(permitted, 16) == int(effective, 16)
-    assert int(effective, 16) in (mask, 0)  # 0 too, where this machine's root has no such right
+    assert int(permitted, 16) == int(effective, 16) == (0 if kept is None else BIT[kept])
+
+
+def can_start_with(given: tuple[str, ...], dropped: list[str]) -> bool:
+    """Return whether a child of this process can have these capabilities and not those."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    bounding = int(status.partition("CapBnd:")[2].split()[0], 16)
+    permitted = int(status.partition("CapPrm:")[2].split()[0], 16)
+    has_all = all(bounding & permitted & BIT[name] for name in given)
+    return has_all and (not dropped or shutil.which("setpriv") is not None)
 
 
 @is_root
@@ -170,6 +200,6 @@ def test_roots_ring_belongs_to_whoever_owns_the_folder(start: Start, tmp_path: P
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can become anybody")
 def test_only_root_can_sample_for_others() -> None:
-    assert become(os.geteuid(), keeps_admin=True) == ""
+    assert become(os.geteuid(), keeps_counters=True) == ""
     with pytest.raises(InferScopeError, match="or as root"):
-        become(os.geteuid() + 1, keeps_admin=False)
+        become(os.geteuid() + 1, keeps_counters=False)
