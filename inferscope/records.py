@@ -143,12 +143,20 @@ COUNTERS: dict[str, str] = {
     "dram_peak_bytes_per_s": "that this share is of",
     "dram_read_bytes": "amount",
     "dram_write_bytes": "amount",
+    "l2_sectors": "amount: sectors of 32 bytes that the L2 cache looked up",
+    "pcie_read_bytes": "amount, as the device counts them",
+    "pcie_write_bytes": "amount, as the device counts them",
+    "nvlink_receive_bytes": "amount",
+    "nvlink_send_bytes": "amount",
     "copy_share": "of the window, with the memory interface busy (NVML's memory utilisation)",
     "energy_uj": "amount",
     "power_w": "of the whole board, as the driver averages it",
     "power_limit_w": "that the driver holds the board to",
     "sm_clock_mhz": "at the end of the window",
     "memory_clock_mhz": "at the end of the window",
+    "gpc_clock_mhz": "mean over the window, of the clock that the SMs run by",
+    "sys_clock_mhz": "mean over the window, of the device's system clock",
+    "dram_clock_mhz": "mean over the window, of the memory's clock",
     "temperature_c": "at the end of the window",
     "throttle_bits": "why clocks are held down: the driver's bits, `THROTTLES`",
     "xid": "the driver's code for an error of the device within the window",
@@ -166,7 +174,12 @@ COUNTERS: dict[str, str] = {
 }
 """What a sample may tell. Shares are 0..1 of the window; amounts add up over windows."""
 
-AMOUNTS = frozenset(("dram_read_bytes", "dram_write_bytes", "energy_uj", "cpu_ns", "num_dropped"))
+AMOUNTS = frozenset(
+    (
+        "dram_read_bytes", "dram_write_bytes", "l2_sectors", "pcie_read_bytes", "pcie_write_bytes",
+        "nvlink_receive_bytes", "nvlink_send_bytes", "energy_uj", "cpu_ns", "num_dropped",
+    )
+)  # fmt: skip
 
 THROTTLES: dict[int, str] = {
     0x1: "idle",

@@ -23,7 +23,7 @@ from pairs import Pair, interval, mean_ratio
 from part import Bank, Setting, Unmet, main, release, shown
 from watched import Sampler, window_lengths_ns
 
-from inferscope.counters.cupti import Cupti
+from inferscope.counters.cupti_search import usable
 from inferscope.counters.nvml_devices import open_nvml
 from inferscope.counters.source import Unavailable
 from inferscope.engine import Engine
@@ -283,7 +283,7 @@ def clock_line() -> tuple[dict[str, Any], str]:
         Unmet: there is no CUPTI, or it tells no time.
     """
     try:
-        library = ctypes.CDLL(Cupti().path)
+        library = ctypes.CDLL(usable().path)
     except Unavailable as reason:
         raise Unmet(str(reason)) from None
     stamp, found = ctypes.c_uint64(), []

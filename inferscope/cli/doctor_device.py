@@ -19,12 +19,13 @@ from inferscope.calibration import Calibration, cpu_name, driver_version
 from inferscope.counters.cupti import (
     LIBRARY_VARIABLE,
     NOT_PERMITTED,
-    Cupti,
+    cuda_release,
     listed,
     may_profile,
     rivals,
 )
 from inferscope.counters.cupti_pm import how_to_pass
+from inferscope.counters.cupti_search import NO_LIBRARY, Trial, candidates, trials
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
 from inferscope.counters.source import Unavailable, has_nvidia
 from inferscope.records import plain_uuid
@@ -49,6 +50,10 @@ _ALLOW_COUNTERS = (
 _ASK_AS_ADMIN = (
     "with CAP_PERFMON or CAP_SYS_ADMIN it is: sudo inferscope sampler --counters pm; in a "
     "container, as its root: docker run --cap-add PERFMON"
+)
+_NO_BYTES = (
+    "PM sampling does not count this chip's bytes of device memory: --counters auto,pm measures "
+    "its SM activity; memory traffic stays modelled"
 )
 _CUDA_13_DRIVER = 580
 """The first release of the driver that brings CUDA 13."""
@@ -166,20 +171,35 @@ def _gpm(nvml: ModuleType, device: Device) -> Finding:
 
 
 def _cupti() -> Finding:
+    """Return which library PM sampling would use, tried in a child, and what it cannot count.
+
+    The finding holds the reason of each library that cannot be used, also where another one can.
+    """
+    tried: list[Trial] = []
     try:
-        cupti = Cupti()
+        tried += trials(candidates())
     except Unavailable as reason:
-        return Finding("CUPTI", False, f"no PM sampling: {reason}", _how_to_get_cupti())
-    # 130001 is CUDA 13.0's; before 12.6 there was another scheme, and no PM sampling.
-    cuda = f"{cupti.version // 10_000}.{cupti.version // 100 % 100}"
-    return Finding("CUPTI", True, f"{cupti.version} (CUDA {cuda}), {cupti.path}")
+        return Finding("CUPTI", False, f"no PM sampling: {reason}")
+    refused = " ".join(trial.reason for trial in tried if trial.reason)
+    if not tried or tried[-1].reason:
+        found = f"no PM sampling: {refused or NO_LIBRARY}"
+        return Finding("CUPTI", False, found, _how_to_get_cupti())
+    used = tried[-1]
+    release = cuda_release(used.version) or "not known"
+    found = f"{used.version} (CUDA {release}), {used.path}"
+    for chip, words in sorted(used.missing.items()):
+        found += f"; {chip}: {'does not count ' + ', '.join(words) if words else 'counts all'}"
+    has_bytes = not any("dram_read_bytes" in words for words in used.missing.values())
+    return Finding(
+        "CUPTI", has_bytes, f"{found}. {refused}".rstrip(". "), "" if has_bytes else _NO_BYTES
+    )
 
 
 def _how_to_get_cupti() -> str:
     """Return how to get the library that goes with the driver, as far as that is known."""
     release = driver_version().partition(".")[0]
     is_13 = release.isdecimal() and int(release) >= _CUDA_13_DRIVER
-    package = "nvidia-cuda-cupti>=13" if is_13 else "nvidia-cuda-cupti-cu12>=12.6"
+    package = "nvidia-cuda-cupti>=13" if is_13 else "nvidia-cuda-cupti-cu12>=12.9"
     number = 13 if is_13 else 12
     return (
         f'pip install "{package}", into the Python that samples; or name the toolkit\'s: '

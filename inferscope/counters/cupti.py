@@ -1,36 +1,33 @@
-"""The CUPTI library by ctypes: found, called, and its errors in words.
+"""The CUPTI library by ctypes: loaded, called, and its errors in words.
 
 By ctypes because its Python binding drives only the version it was made for, and the one that
-counts is the one that PyTorch has loaded.
+counts is the one that the driver here can run.
 """
 
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
-import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from inferscope.counters import cupti_layout as layout
+from inferscope.counters.cuda_driver import load_driver
 from inferscope.counters.privilege import may_use_counters
 from inferscope.counters.processes import named
 from inferscope.counters.source import Unavailable
 
 LIBRARY_VARIABLE = "INFERSCOPE_CUPTI"
 """A path, for a library that is not where they usually are."""
-
-_SONAMES = ("libcupti.so.13", "libcupti.so.12")
-_IN_SITE_PACKAGES = ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib")
-_TOOLKITS = (
-    "/usr/local/cuda*/lib64",
-    "/usr/local/cuda*/lib",
-    "/usr/local/cuda*/extras/CUPTI/lib64",
-)
-_METRICS_LIBRARY = "libnvperf_host.so"
+OLDEST_VERSION = 27
+"""CUDA 12.9's. 12.6 and 12.8 know no bytes of device memory on GH100, and 12.6's structures are
+shorter."""
+_CUDA_BY_VERSION = {24: "12.6", 26: "12.8", 27: "12.9", 28: "12.9"}
+"""From cupti_version.h: until 13.0 versions were numbered one by one."""
+_METRICS_LIBRARIES = ("libnvperf_target.so", "libnvperf_host.so")
 PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
 """Programs that hold devices' counters, or may; DCGM's do so only while it profiles."""
 NOT_PERMITTED = (
@@ -78,26 +75,63 @@ class Cupti:
     """A loaded library.
 
     Attributes:
-        path: as it was found.
-        version: 130001 is that of CUDA 13.0.
+        path: as it was given.
     """
 
-    def __init__(self, path: str | None = None) -> None:
-        """Load the library at a path, or the first that is found.
+    def __init__(self, path: str) -> None:
+        """Load the library, and what it opens late; nothing in it is called.
 
         Raises:
-            Unavailable: there is none, or it has no PM sampling.
+            Unavailable: there is none at this path, or it has no PM sampling.
         """
-        self.path, self._library = _load(path)
-        version = ctypes.c_uint32()
-        if self._library.cuptiGetVersion(ctypes.byref(version)):
-            version.value = 0
-        self.version = version.value
+        with suppress(Unavailable):
+            # First: without a loaded driver, 13.2 calls itself until the stack is used up.
+            load_driver()
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError:
+            raise Unavailable(
+                f"there is no libcupti at {path}: {LIBRARY_VARIABLE} names the wrong file, or one "
+                "that this user may not read."
+            ) from None
+        self.path = path
+        for name in _METRICS_LIBRARIES:
+            # CUPTI opens them by their bare names, when it first needs them: the linker does not
+            # look into site-packages, or it finds those of another CUDA.
+            with suppress(OSError):
+                ctypes.CDLL(os.path.join(os.path.dirname(path), name))
         if not hasattr(self._library, "cuptiPmSamplingEnable"):
-            raise Unavailable(f"{self.path} has no PM sampling: that begins with CUDA 12.6.")
+            raise Unavailable(too_old(path, "before 12.6"))
         self.HostInitialize = layout.host_initialize(
             has_single_pass_sets=hasattr(self._library, "cuptiProfilerHostGetSinglePassSets")
         )
+
+    @cached_property
+    def version(self) -> int:
+        """Return CUPTI's version, 0 if it is not told: 28 is CUDA 12.9's, 130001 CUDA 13.0's.
+
+        Only where there is a driver: without one, some releases crash in any call.
+        """
+        version = ctypes.c_uint32()
+        if self._library.cuptiGetVersion(ctypes.byref(version)):
+            return 0
+        return version.value
+
+    def begin(self) -> None:
+        """Initialise the profiler; the driver must be initialised before.
+
+        Raises:
+            Unavailable: this release is too old.
+            CuptiError: it does not initialise here.
+        """
+        if self.version < OLDEST_VERSION:
+            raise Unavailable(too_old(self.path, cuda_release(self.version) or "unknown"))
+        self.call("cuptiProfilerInitialize", layout.Initialize())
+
+    def end(self) -> None:
+        """De-initialise the profiler; once for each `begin`."""
+        with suppress(CuptiError):
+            self.call("cuptiProfilerDeInitialize", layout.DeInitialize())
 
     def call(self, function: str, params: layout.Params, *, allowed: Container[int] = ()) -> int:
         """Call a function; return its code, success or an allowed one.
@@ -116,6 +150,21 @@ class Cupti:
         name = ctypes.c_char_p()
         self._library.cuptiGetResultString(code, ctypes.byref(name))
         return (name.value or b"an error without a name").decode("ascii", "replace")
+
+
+def cuda_release(version: int) -> str:
+    """Return the CUDA release that a CUPTI version belongs to, empty for one that is not listed."""
+    if version >= 130_000:
+        return f"{version // 10_000}.{version // 100 % 100}"
+    return _CUDA_BY_VERSION.get(version, "")
+
+
+def too_old(path: str, release: str) -> str:
+    """Return why a library of a release before 12.9 is not used, and what to do."""
+    return (
+        f"{path} is of CUDA {release}, and PM sampling needs CUPTI of 12.9 or later: "
+        'pip install "nvidia-cuda-cupti-cu12>=12.9", into the Python that samples.'
+    )
 
 
 def in_words(error: CuptiError) -> str:
@@ -165,40 +214,3 @@ def may_profile(params: Path = _PARAMS) -> bool | None:
     words = [line.replace(" ", "").partition(":") for line in told.splitlines()]
     restricted = next((word for name, _, word in words if name == "RmProfilingAdminOnly"), "")
     return restricted == "0" if restricted else None
-
-
-def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
-    path = path or os.environ.get(LIBRARY_VARIABLE)
-    for candidate in [path] if path else _candidates():
-        with suppress(OSError):
-            library = ctypes.CDLL(candidate)
-            _load_beside(candidate)
-            return candidate, library
-    where = f"at {path}" if path else "here"
-    raise Unavailable(
-        f"there is no libcupti {where}. It comes with PyTorch for CUDA and with the CUDA toolkit; "
-        f"{LIBRARY_VARIABLE} names one."
-    )
-
-
-def _load_beside(path: str) -> None:
-    """Load what goes with a library, from its own folder.
-
-    CUPTI opens it by its bare name, when the first host object is made: the linker does not look
-    into site-packages, or it finds that of another CUDA.
-    """
-    folder = os.path.dirname(path)
-    if folder:
-        with suppress(OSError):
-            ctypes.CDLL(os.path.join(folder, _METRICS_LIBRARY))
-
-
-def _candidates() -> Iterator[str]:
-    """Yield libraries: first the one that is loaded already, for its name alone gives that."""
-    yield from _SONAMES
-    folders = [Path(root, place) for root in sys.path if root for place in _IN_SITE_PACKAGES]
-    folders += [Path(found) for pattern in _TOOLKITS for found in sorted(glob.glob(pattern))]
-    for folder in folders:
-        for soname in _SONAMES:
-            if os.path.exists(folder / soname):  # never raises, also where root alone may look
-                yield str(folder / soname)

@@ -81,24 +81,6 @@ class GetChipName(Params):
     _fields_ = [*_HEAD, ("deviceIndex", c_size_t), ("pChipName", c_char_p)]
 
 
-class DeviceSupported(Params):
-    """cuptiProfilerDeviceSupported."""
-
-    C_NAME = "CUpti_Profiler_DeviceSupported_Params"
-    _fields_ = [
-        *_HEAD,
-        ("cuDevice", c_int),
-        ("isSupported", c_int),
-        ("architecture", c_int),
-        ("sli", c_int),
-        ("vGpu", c_int),
-        ("confidentialCompute", c_int),
-        ("cmp", c_int),
-        ("wsl", c_int),
-        ("api", c_int),
-    ]
-
-
 class HostInitialize48(Params):
     """cuptiProfilerHostInitialize of CUDA 12.6 to 13.1."""
 

@@ -8,13 +8,12 @@ distance between the two clocks when they were decoded, and the fold places them
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
 
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.both_clocks import read_both
 from inferscope.counters.claims import SessionClaims
+from inferscope.counters.cuda_driver import CudaDevices
 from inferscope.counters.cupti import (
     NOT_PERMITTED,
     Cupti,
@@ -24,49 +23,11 @@ from inferscope.counters.cupti import (
     may_profile,
     rivals,
 )
-from inferscope.counters.cupti_session import Session
+from inferscope.counters.cupti_search import usable
+from inferscope.counters.cupti_session import Decoded, Session
 from inferscope.counters.source import Claimer, Say, Unavailable, facts, silence
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
-
-_LIBCUDA = "libcuda.so.1"
-
-
-class CudaDevices:
-    """The devices as CUDA numbers them, by uuid."""
-
-    def __init__(self) -> None:
-        """Load the driver; no context is made on any device.
-
-        Raises:
-            Unavailable: there is none.
-        """
-        try:
-            self._library = ctypes.CDLL(_LIBCUDA)
-        except OSError:
-            raise Unavailable("no NVIDIA driver is here (libcuda.so.1).") from None
-        code = self._library.cuInit(0)
-        if code:
-            raise Unavailable(f"CUDA does not begin: error {code} of cuInit.")
-
-    def uuids(self) -> list[str]:
-        """Return each device's uuid, as NVML writes it."""
-        number = ctypes.c_int()
-        self._library.cuDeviceGetCount(ctypes.byref(number))
-        found = []
-        for ordinal in range(number.value):
-            device, raw = ctypes.c_int(), (ctypes.c_uint8 * 16)()
-            self._library.cuDeviceGet(ctypes.byref(device), ordinal)
-            self._library.cuDeviceGetUuid(ctypes.byref(raw), device)
-            found.append(uuid_text(bytes(raw)))
-        return found
-
-
-def uuid_text(raw: bytes) -> str:
-    """Return 16 bytes as NVML writes them."""
-    digits = raw.hex()
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return f"GPU-{'-'.join(parts)}"
 
 
 class CuptiPmSource:
@@ -89,7 +50,7 @@ class CuptiPmSource:
         interval_ns: int,
         wanted: Sequence[str] = (),
         despite: Container[str] = (),
-        load: Callable[[], Cupti] = Cupti,
+        load: Callable[[], Cupti] = usable,
         list_devices: Callable[[], list[str]] = lambda: CudaDevices().uuids(),
     ) -> None:
         """Prepare.
@@ -102,7 +63,7 @@ class CuptiPmSource:
             interval_ns: the windows' length.
             wanted: devices, by CUDA's number or uuid; none means all.
             despite: programs of PROFILERS that hold no counters, on the user's word.
-            load: loads the library.
+            load: returns the library, loaded.
             list_devices: returns the devices' uuids, in CUDA's order.
         """
         self.period_ns = period_ns
@@ -118,6 +79,7 @@ class CuptiPmSource:
         self._cupti: Cupti | None = None
         self._sessions: list[Session] = []
         self._has_overflowed = False
+        self._has_lost_times = False
 
     def open(self, now_ns: int) -> list[CounterSample]:
         """Begin a session on each device that nobody else profiles.
@@ -133,10 +95,10 @@ class CuptiPmSource:
             )
         if may_profile() is False:  # where that is not known, the library will tell
             raise Unavailable(NOT_PERMITTED)
-        uuids = self._list_devices()  # before CUPTI: it asks the driver
+        uuids = self._list_devices()  # initialises the driver, which CUPTI needs first
         cupti = self._load()
         try:
-            cupti.call("cuptiProfilerInitialize", layout.Initialize())
+            cupti.begin()
         except CuptiError as error:
             raise Unavailable(in_words(error)) from None
         self._cupti = cupti
@@ -169,20 +131,37 @@ class CuptiPmSource:
         told = []
         for session in self._sessions:
             try:
-                windows, has_overflowed = session.decode()
+                decoded = session.decode()
             except CuptiError as error:
                 raise Unavailable(_broke_off(session.uuid, error)) from None
-            if has_overflowed and not self._has_overflowed:
-                self._has_overflowed = True
-                self._say(
-                    f"{self.name}: the device's buffer overflowed and windows were lost. "
-                    f"Use a longer --pm-interval than {self._interval_ns // 1000}us."
+            self._say_losses(decoded)
+            if decoded.num_unstamped and not decoded.windows.rows:
+                raise Unavailable(
+                    f"{decoded.num_unstamped} windows of {session.uuid} came without times, and "
+                    "none with them; they are lost, and sampling it begins anew."
                 )
             now = read_both(self._clock)
-            found = session.sample(windows, now.real_ns - now.host_ns, source=self.name)
+            found = session.sample(decoded.windows, now.real_ns - now.host_ns, source=self.name)
             if found is not None:
                 told.append(found)
         return told
+
+    def _say_losses(self, decoded: Decoded) -> None:
+        """Print why windows were lost, each cause once."""
+        interval_us = self._interval_ns // 1000
+        if decoded.has_overflowed and not self._has_overflowed:
+            self._has_overflowed = True
+            self._say(
+                f"{self.name}: the device's buffer overflowed and windows were lost. "
+                f"Use a longer --pm-interval than {interval_us}us."
+            )
+        if decoded.num_unstamped and not self._has_lost_times:
+            self._has_lost_times = True
+            self._say(
+                f"{self.name}: {decoded.num_unstamped} windows came without times and count as "
+                "lost: the sampler did not decode for more than 2 s. Give it processor time, or a "
+                f"longer --pm-interval than {interval_us}us."
+            )
 
     def close(self) -> None:
         """End all sessions, and the profiler after them; once."""
@@ -191,8 +170,7 @@ class CuptiPmSource:
         for session in sessions:
             session.close()
         if cupti is not None:
-            with suppress(CuptiError):
-                cupti.call("cuptiProfilerDeInitialize", layout.DeInitialize())
+            cupti.end()
         self._session_claims.close()
 
 

@@ -27,12 +27,28 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
     "busy_share": (f"gr__cycles_active{_PERCENT}",),
     "dram_share": (f"dram__throughput{_PERCENT}",),
     "tensor_share": (f"sm__pipe_tensor_cycles_active{_PERCENT}",),
+    "gpc_clock_mhz": ("gpc__cycles_elapsed.avg.per_second",),
+    "sys_clock_mhz": ("sys__cycles_elapsed.avg.per_second",),
+    "dram_clock_mhz": ("dram__cycles_elapsed.avg.per_second",),
+    "pcie_read_bytes": ("pcie__read_bytes.sum",),
+    "pcie_write_bytes": ("pcie__write_bytes.sum",),
+    "nvlink_receive_bytes": ("nvlrx__bytes.sum",),
+    "nvlink_send_bytes": ("nvltx__bytes.sum",),
+    "l2_sectors": ("lts__t_sectors.sum",),
 }
-"""By word, the metric's names, the second of Blackwell's GB20x. Those that matter least are last:
-they go first where a chip cannot count all in one pass."""
+"""The metric's names by key of COUNTERS, the second of Blackwell's GB20x. The most important are
+first: where a chip cannot count all in one pass, a later one is left out."""
+IN_WINDOWS = (
+    "dram_read_bytes", "dram_write_bytes", "sm_active_share", "busy_share", "dram_share",
+    "tensor_share",
+)  # fmt: skip
+"""Values that are kept for each window, to be joined to steps; the others are kept for the whole of
+a decode: as columns they would more than double what the sampler writes."""
 
 _HARDWARE_BUFFER_BYTES = 64 << 20
-_MOST_SAMPLES = 4096
+_IMAGE_NS = 2_000_000_000
+"""Length of the stretch whose windows the image holds: those beyond it come without times."""
+_LEAST_SAMPLES = 64
 _MOST_DECODES = 16
 _SYSCLK_PER_NS = 1.0
 """About, of a clock that varies: windows tell their own length."""
@@ -52,6 +68,16 @@ class Windows(NamedTuple):
     starts_ns: list[int]
     ends_ns: list[int]
     rows: list[tuple[float, ...]]
+
+
+class Decoded(NamedTuple):
+    """The result of one decode."""
+
+    windows: Windows
+    has_overflowed: bool
+    """The device's buffer was full, and windows were overwritten."""
+    num_unstamped: int
+    """Windows that came without times, since the image was full before them."""
 
 
 class Session:
@@ -76,6 +102,10 @@ class Session:
         self._is_first = True
         self._last_end_ns: int | None = None
         self._offset_ns: int | None = None
+        self._num_unstamped = 0
+        """Windows without times that no sample has counted as lost."""
+        self._num_in_gap = 0
+        """Windows counted as lost that are part of the gap before the next window."""
         try:
             self._begin(ordinal)
         except (CuptiError, Unavailable):
@@ -84,23 +114,24 @@ class Session:
 
     def facts(self) -> dict[str, str]:
         """Return what there is to say of the session."""
-        missing = _CANDIDATES.keys() - self._metrics.by_word.keys()
+        lacking = missing(self._metrics)
         told = {
             "chip": self._chip,
             "interval_ns": str(self._interval_ns),
             "cupti": f"{self._cupti.version} {self._cupti.path}",
+            "counted": " ".join(sorted(self._metrics.by_word)),
         }
-        if missing:
-            told["missing"] = " ".join(sorted(missing))
+        if lacking:
+            told["missing"] = " ".join(lacking)
         return told
 
-    def decode(self) -> tuple[Windows, bool]:
-        """Return the windows that the device has filled, and whether it has lost any.
+    def decode(self) -> Decoded:
+        """Return the windows that the device has filled, and what it has lost.
 
         Raises:
             CuptiError: the session is broken.
         """
-        windows, has_overflowed = Windows([], [], []), False
+        windows, has_overflowed, num_unstamped = Windows([], [], []), False, 0
         for _ in range(_MOST_DECODES):
             params = layout.Decode(
                 pPmSamplingObject=self._sampler,
@@ -109,11 +140,12 @@ class Session:
             )
             self._cupti.call("cuptiPmSamplingDecodeData", params)
             has_overflowed |= bool(params.overflow)
-            self._take(windows)
+            num_unstamped += self._take(windows)
             ctypes.memmove(self._image, self._blank, len(self._image))
             if params.decodeStopReason != layout.STOPPED_FULL:
                 break
-        return windows, has_overflowed
+        self._num_unstamped += num_unstamped
+        return Decoded(windows, has_overflowed, num_unstamped)
 
     def sample(self, windows: Windows, offset_ns: int, *, source: str) -> CounterSample | None:
         """Return windows as one sample; None for none.
@@ -140,7 +172,11 @@ class Session:
             values,
             starts_ns=array("q", starts_ns).tobytes(),
             ends_ns=array("q", ends_ns).tobytes(),
-            series={word: array("f", column).tobytes() for word, column in columns.items()},
+            series={
+                word: array("f", column).tobytes()
+                for word, column in columns.items()
+                if word in IN_WINDOWS
+            },
             real_offset_ns=offset_ns,
         )
 
@@ -161,9 +197,7 @@ class Session:
 
     def _begin(self, ordinal: int) -> None:
         cupti = self._cupti
-        named = layout.GetChipName(deviceIndex=ordinal)
-        cupti.call("cuptiDeviceGetChipName", named)
-        self._chip = named.pChipName.decode("ascii", "replace")
+        self._chip = chip_name(cupti, ordinal)
         self._availability = _availability(cupti, ordinal)  # the host object goes on reading it
         self._metrics = choose_metrics(cupti, self._chip, self._availability)
         names = _names(self._metrics.by_word.values())
@@ -191,7 +225,7 @@ class Session:
             pPmSamplingObject=self._sampler,
             pMetricNames=names,
             numMetrics=len(names),
-            maxSamples=_MOST_SAMPLES,
+            maxSamples=most_samples(self._interval_ns),
         )
         cupti.call("cuptiPmSamplingGetCounterDataSize", size)
         self._image = ctypes.create_string_buffer(size.counterDataSize)
@@ -221,14 +255,18 @@ class Session:
         )
         cupti.call("cuptiPmSamplingStart", layout.Start(pPmSamplingObject=self._sampler))
 
-    def _take(self, windows: Windows) -> None:
-        """Read the image's windows; the session's very first began before it, and is left out."""
+    def _take(self, windows: Windows) -> int:
+        """Read the image's windows; return how many of them have no times.
+
+        The session's very first window began before it, and is left out.
+        """
         cupti, at, evaluate = self._cupti, self._at, self._evaluate
         scales = [_scale(word) for word in self._metrics.by_word]
         filled = layout.DataInfo(
             pCounterDataImage=self._image_at, counterDataImageSize=len(self._image)
         )
         cupti.call("cuptiPmSamplingGetCounterDataInfo", filled)
+        num_unstamped = 0
         for place in range(filled.numCompletedSamples):
             if self._is_first:
                 self._is_first = False
@@ -236,6 +274,7 @@ class Session:
             at.sampleIndex = evaluate.rangeIndex = place
             cupti.call("cuptiPmSamplingCounterDataGetSampleInfo", at)
             if at.endTimestamp <= at.startTimestamp:
+                num_unstamped += not at.startTimestamp
                 continue
             cupti.call("cuptiProfilerHostEvaluateToGpuValues", evaluate)
             windows.starts_ns.append(at.startTimestamp)
@@ -243,20 +282,33 @@ class Session:
             windows.rows.append(
                 tuple(n * scale for n, scale in zip(self._numbers, scales, strict=True))
             )
+        return num_unstamped
 
     def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
-        """Return how many windows would have fitted between those that are there."""
+        """Return how many windows were lost: those without times, and those that gaps would hold.
+
+        A window without times leaves a gap before the next one: it is counted once.
+        """
+        num_unstamped, self._num_unstamped = self._num_unstamped, 0
         before_ns, self._offset_ns = self._offset_ns, offset_ns
         if before_ns is not None and abs(offset_ns - before_ns) > self._interval_ns:
-            self._last_end_ns = None  # the wall clock was set: what looks like a hole may be none
-            return 0
-        num_dropped, last_ns = 0, self._last_end_ns
+            # The wall clock was set: what looks like a gap may be none.
+            self._last_end_ns, self._num_in_gap = None, 0
+            return num_unstamped
+        num_in_gaps, last_ns = 0, self._last_end_ns
         for start_ns, end_ns in zip(starts_ns, ends_ns, strict=True):
             if last_ns is not None and start_ns - last_ns > self._interval_ns // 2:
-                num_dropped += round((start_ns - last_ns) / self._interval_ns)
+                num_in_gaps += round((start_ns - last_ns) / self._interval_ns)
             last_ns = end_ns
         self._last_end_ns = last_ns
-        return num_dropped
+        num_in_gaps = max(0, num_in_gaps - self._num_in_gap)
+        self._num_in_gap = max(0, num_unstamped - num_in_gaps)
+        return max(num_in_gaps, num_unstamped)
+
+
+def most_samples(interval_ns: int) -> int:
+    """Return how many windows the image holds: those of two seconds."""
+    return max(_LEAST_SAMPLES, -(-_IMAGE_NS // interval_ns))
 
 
 def whole(
@@ -299,22 +351,37 @@ def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
         Unavailable: it is none.
         CuptiError: the library does not know the chip.
     """
-    by_word = {word: candidates[0] for word, candidates in _CANDIDATES.items()}
-    if _config(cupti, chip, availability, list(by_word.values())) is None:
-        by_word = {
-            word: name
-            for word, candidates in _CANDIDATES.items()
-            for name in candidates
-            if _config(cupti, chip, availability, [name]) is not None
-        }
-    while by_word:
-        found = _config(cupti, chip, availability, list(by_word.values()))
-        if found is not None:
-            config, num_passes = found
-            if num_passes == 1:
-                return Metrics(by_word, config)
-        by_word.popitem()
-    raise Unavailable(f"CUPTI knows no metric of {chip} that PM sampling could count.")
+    at_once = {word: candidates[0] for word, candidates in _CANDIDATES.items()}
+    found = _config(cupti, chip, availability, list(at_once.values()))
+    if found is not None and found[1] == 1:
+        return Metrics(at_once, found[0])
+    metrics = Metrics({}, None)
+    for word, candidates in _CANDIDATES.items():
+        for name in candidates:
+            found = _config(cupti, chip, availability, [*metrics.by_word.values(), name])
+            if found is not None and found[1] == 1:
+                metrics = Metrics({**metrics.by_word, word: name}, found[0])
+                break
+    if not metrics.by_word:
+        raise Unavailable(f"CUPTI knows no metric of {chip} that PM sampling could count.")
+    return metrics
+
+
+def missing(metrics: Metrics) -> list[str]:
+    """Return the keys of COUNTERS that a chip does not count in one pass."""
+    return sorted(_CANDIDATES.keys() - metrics.by_word.keys())
+
+
+def chip_name(cupti: Cupti, ordinal: int) -> str:
+    """Return a device's chip, as CUPTI calls it.
+
+    Raises:
+        CuptiError: there is no such device.
+    """
+    named = layout.GetChipName(deviceIndex=ordinal)
+    cupti.call("cuptiDeviceGetChipName", named)
+    chip: str = named.pChipName.decode("ascii", "replace")
+    return chip
 
 
 def _config(cupti: Cupti, chip: str, availability: Any, names: list[str]) -> tuple[Any, int] | None:
@@ -368,4 +435,7 @@ def _address(buffer: Any) -> int:
 
 
 def _scale(word: str) -> float:
+    """Return the factor from the metric's unit to ours."""
+    if word.endswith("_mhz"):
+        return 1e-6
     return 1.0 if word in AMOUNTS else 0.01

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from inferscope.counters.claims import Claims, NoClaims
-from inferscope.counters.cupti import Cupti, CuptiError
 from inferscope.counters.cupti_pm import CuptiPmSource
-from inferscope.counters.cupti_session import close_host, open_host
+from inferscope.counters.cupti_search import usable
 from inferscope.counters.dcgm import DEFAULT_URL, DcgmSource
 from inferscope.counters.gpm import GpmSource
 from inferscope.counters.host import HostSource
@@ -36,8 +35,6 @@ from inferscope.ring.discovery import find_engines, make_private
 
 TURN_S = 0.1
 _LAST_TURN_S = 1.0
-_ANY_CHIP = "GH100"
-"""That every CUPTI with PM sampling knows; no device is needed to begin with it."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +114,10 @@ def preload(settings: Settings, *, clock: Clock) -> None:
     for source in make_sources(settings, NoClaims(), clock=clock, say=_to_nobody):
         with suppress(Unavailable):
             if source.name == CuptiPmSource.name:
-                _preload_cupti()
+                usable()  # stays loaded, with what it opens late; nothing in it is called
             else:
                 source.open(clock.monotonic_ns())
         source.close()
-
-
-def _preload_cupti() -> None:
-    """Load CUPTI and what it opens late; both stay, and are found again by their names alone.
-
-    Raises:
-        Unavailable: there is none.
-    """
-    cupti = Cupti()
-    with suppress(CuptiError):  # which sampling will meet again, and tell
-        close_host(cupti, open_host(cupti, _ANY_CHIP, None))
 
 
 def _to_nobody(line: str) -> None:

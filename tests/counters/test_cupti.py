@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ctypes
-import glob
 import json
 import os
 import shutil
@@ -14,11 +13,20 @@ import pytest
 from inferscope.counters import cupti, cupti_pm, privilege
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.claims import NoClaims
-from inferscope.counters.cupti import Cupti, CuptiError, in_words, may_profile
-from inferscope.counters.cupti_pm import CuptiPmSource, uuid_text
-from inferscope.counters.cupti_session import choose_metrics, whole
+from inferscope.counters.cuda_driver import uuid_text
+from inferscope.counters.cupti import (
+    OLDEST_VERSION,
+    Cupti,
+    CuptiError,
+    cuda_release,
+    in_words,
+    may_profile,
+)
+from inferscope.counters.cupti_pm import CuptiPmSource
+from inferscope.counters.cupti_session import choose_metrics, missing, whole
 from inferscope.counters.source import Unavailable
 from inferscope.records import COUNTERS
+from tests.counters.cupti_releases import RELEASES, library_of
 from tests.probe.fakes import FakeClock
 
 TOLD = json.loads((Path(__file__).parent / "recordings" / "cupti_13.0.json").read_text())["structs"]
@@ -28,14 +36,17 @@ KINDS = {
     if isinstance(kind, type) and issubclass(kind, layout.Params) and kind is not layout.Params
     if kind is not layout.HostInitialize56
 }
-_FOUND = [
-    path
-    for pattern in ("/usr/local/cuda*/lib64", "/usr/local/cuda*/lib")
-    for path in glob.glob(f"{pattern}/libcupti.so.1[2-9]")
+OFFLINE = range(OLDEST_VERSION, 130_200)
+"""Versions whose host functions work without a driver."""
+_LIBRARIES = [
+    str(release.library)
+    for release in reversed(RELEASES)
+    if release.version in OFFLINE and release.library is not None
 ]
-LIBRARY = os.environ.get("INFERSCOPE_CUPTI") or next(iter(_FOUND), "")
-needs_library = pytest.mark.skipif(not LIBRARY, reason="there is no libcupti (INFERSCOPE_CUPTI)")
-HEADERS = next(iter(glob.glob("/usr/local/cuda*/include/cupti_pmsampling.h")), "")
+LIBRARY = os.environ.get("INFERSCOPE_CUPTI") or next(iter(_LIBRARIES), "")
+needs_library = pytest.mark.skipif(
+    not LIBRARY, reason="there is no libcupti (INFERSCOPE_CUPTI, INFERSCOPE_CUPTI_WHEELS)"
+)
 CHIPS = ("GA100", "GA102", "AD102", "GH100", "GB100", "GB202")
 
 
@@ -58,7 +69,6 @@ def names(kind: type[layout.Params]) -> list[tuple[str, object]]:
 def test_sizes_end_with_the_last_field_and_not_with_the_padding() -> None:
     assert layout.struct_size(layout.Decode) == 45
     assert ctypes.sizeof(layout.Decode) == 48
-    assert layout.struct_size(layout.DeviceSupported) == 52
 
 
 def test_the_one_structure_that_grew_is_chosen_by_what_the_library_has() -> None:
@@ -69,48 +79,70 @@ def test_the_one_structure_that_grew_is_chosen_by_what_the_library_has() -> None
         assert getattr(old, field).offset == getattr(new, field).offset
 
 
-@pytest.mark.skipif(
-    not HEADERS or not shutil.which("c++"), reason="no CUPTI headers or C++ compiler"
-)
-def test_sizes_are_those_of_the_headers_installed_here(tmp_path: Path) -> None:
-    source = tmp_path / "sizes.cpp"
-    folder = Path(HEADERS).parent
-    wanted = sorted(KINDS)
-    lines = [f'printf("%zu\\n", (size_t){name}_STRUCT_SIZE);' for name in wanted]
-    source.write_text(
-        "#include <stdio.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdbool.h>\n"
-        "#include <cupti_target.h>\n#include <cupti_profiler_target.h>\n"
-        "#include <cupti_profiler_host.h>\n#include <cupti_pmsampling.h>\n"
-        f"int main(void) {{ {' '.join(lines)} return 0; }}\n"
-    )
-    program = tmp_path / "sizes"
-    built = subprocess.run(
-        ["c++", "-I", str(folder), "-o", str(program), str(source)],
-        capture_output=True,
-        check=False,
-    )
-    if built.returncode:
-        pytest.skip("the CUPTI headers here do not compile by themselves")
-    said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
-    assert [int(line) for line in said.split()] == [
-        layout.struct_size(KINDS[name]) for name in wanted
-    ]
+JOINED = {
+    "busy_share", "sm_active_share", "tensor_share",
+    "dram_share", "dram_read_bytes", "dram_write_bytes",
+}  # fmt: skip
+ABSENT = {
+    "AD102": {"nvlink_receive_bytes", "nvlink_send_bytes"},
+    "GB100": {"pcie_read_bytes", "pcie_write_bytes"},
+    "GB202": {"nvlink_receive_bytes", "nvlink_send_bytes"},
+}
+"""Words for which a chip has no metric."""
 
 
 @needs_library
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_chip_counts_our_metrics_in_one_pass(chip: str) -> None:
     metrics = choose_metrics(Cupti(LIBRARY), chip, None)
-    assert set(metrics.by_word) == {
-        "busy_share", "sm_active_share", "tensor_share",
-        "dram_share", "dram_read_bytes", "dram_write_bytes",
-    }  # fmt: skip
-    assert set(metrics.by_word) <= COUNTERS.keys()
+    assert set(missing(metrics)) == ABSENT.get(chip, set())
+    assert metrics.by_word.keys() >= JOINED
+    assert metrics.by_word.keys() <= COUNTERS.keys()
     is_new = chip.startswith("GB20")
     assert metrics.by_word["dram_read_bytes"] == (
         "dram__bytes_op_read.sum" if is_new else "dram__bytes_read.sum"
     )
     assert len(metrics.config) > 100
+
+
+ASK = """
+import sys
+from inferscope.counters.cupti import Cupti
+from inferscope.counters.cupti_session import choose_metrics, missing
+from inferscope.counters.source import Unavailable
+cupti = Cupti(sys.argv[1])
+print(*missing(choose_metrics(cupti, "GH100", None)))
+try:
+    cupti.begin()
+except Unavailable as reason:
+    print(reason)
+"""
+
+
+def asked(version: int) -> list[str]:
+    """Return what a release says of GH100, in a process of its own.
+
+    In one that has another release loaded, the libraries of that one would answer.
+    """
+    library = library_of(version)
+    if library is None:
+        pytest.skip(f"no libcupti of version {version} (INFERSCOPE_CUPTI_WHEELS)")
+    command = [sys.executable, "-c", ASK, str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("version", [27, 28, 130_001])
+def test_the_oldest_releases_count_all_on_gh100_in_one_pass(version: int) -> None:
+    assert asked(version)[:1] == [""]
+
+
+@pytest.mark.parametrize("version", [24, 26])
+def test_a_release_that_knows_no_bytes_is_refused_with_what_to_install(version: int) -> None:
+    lacking, reason = asked(version)
+    assert {"dram_read_bytes", "dram_write_bytes"} <= set(lacking.split())
+    assert f"is of CUDA {cuda_release(version)}, and PM sampling needs CUPTI of 12.9" in reason
+    assert 'pip install "nvidia-cuda-cupti-cu12>=12.9"' in reason
 
 
 @needs_library
@@ -120,18 +152,27 @@ def test_a_chip_that_needs_two_passes_gives_up_what_matters_least() -> None:
     assert "tensor_share" not in metrics.by_word
 
 
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [(24, "12.6"), (26, "12.8"), (27, "12.9"), (28, "12.9"), (130_001, "13.0"), (130_202, "13.2")],
+)
+def test_a_version_is_named_by_its_cuda_release(version: int, release: str) -> None:
+    assert cuda_release(version) == release
+    assert cuda_release(25) == cuda_release(0) == ""
+
+
 BECOME = """
 import sys
 from pathlib import Path
-from inferscope.counters.cupti import Cupti
+from inferscope.counters.cupti_search import usable
 from inferscope.counters.cupti_session import choose_metrics
 from inferscope.counters.privilege import become
 from inferscope.counters.sampler import Settings, preload
 from inferscope.probe.clock import SystemClock
 preload(Settings(Path(sys.argv[1]), sources=("pm",)), clock=SystemClock())
 become(65534, keeps_counters=True)
-print(len(choose_metrics(Cupti(), "GH100", None).by_word))
-print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnvperf_host" in line})
+print(len(choose_metrics(usable(), "GH100", None).by_word))
+print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libnvperf" in line}))
 """
 
 
@@ -139,7 +180,8 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnvperf_host"
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_what_root_alone_may_read_is_all_loaded_before_root_is_given_up(tmp_path: Path) -> None:
     mine = Path(shutil.copy(LIBRARY, tmp_path))
-    shutil.copy(Path(LIBRARY).parent / "libnvperf_host.so", tmp_path)
+    for name in ("libnvperf_host.so", "libnvperf_target.so"):
+        shutil.copy(Path(LIBRARY).parent / name, tmp_path)
     assert tmp_path.stat().st_mode & 0o077 == 0
     done = subprocess.run(
         [sys.executable, "-c", BECOME, str(tmp_path / "rings")],
@@ -150,8 +192,9 @@ def test_what_root_alone_may_read_is_all_loaded_before_root_is_given_up(tmp_path
     )
     assert done.returncode == 0, done.stderr
     num_metrics, loaded = done.stdout.splitlines()
-    assert num_metrics == "6"
-    assert loaded == str(tmp_path / "libnvperf_host.so")
+    assert num_metrics == "14"
+    names = ("libnvperf_host.so", "libnvperf_target.so")
+    assert loaded.split() == [str(tmp_path / name) for name in names]
 
 
 @needs_library

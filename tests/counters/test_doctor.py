@@ -11,6 +11,7 @@ import pytest
 from inferscope.cli import doctor_device as module
 from inferscope.cli.doctor_device import Finding, devices
 from inferscope.counters.cupti import LIBRARY_VARIABLE
+from inferscope.counters.cupti_search import Trial, refused
 from tests.counters.conftest import Play
 from tests.counters.recorded_nvml import H200, Recording
 from tests.test_calibration import HERE
@@ -81,17 +82,58 @@ def test_a_binding_older_than_gpm_is_told_apart_from_a_device_without_it(
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
     ("driver", "package"),
-    [("580.95.05", '"nvidia-cuda-cupti>=13"'), ("560.35", '"nvidia-cuda-cupti-cu12>=12.6"')],
+    [("580.95.05", '"nvidia-cuda-cupti>=13"'), ("560.35", '"nvidia-cuda-cupti-cu12>=12.9"')],
 )
 def test_a_missing_libcupti_comes_with_the_package_that_fits_the_driver(
     monkeypatch: pytest.MonkeyPatch, driver: str, package: str
 ) -> None:
-    monkeypatch.setenv(LIBRARY_VARIABLE, "/nowhere/libcupti.so")
+    monkeypatch.setattr(module, "candidates", list)
     monkeypatch.setattr(module, "driver_version", lambda: driver)
     row = found()["CUPTI"]
     assert not row.is_fine
     assert f"pip install {package}" in row.fix
     assert f"{LIBRARY_VARIABLE}=/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.1" in row.fix
+
+
+BYTES = ["dram_read_bytes", "dram_write_bytes"]
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize(
+    ("version", "missing", "is_fine", "said"),
+    [
+        (28, {"GH100": []}, True, "28 (CUDA 12.9), /lib/libcupti.so.12; GH100: counts all"),
+        (130_001, {"GB100": ["pcie_read_bytes"]}, True, "130001 (CUDA 13.0)"),
+        (130_202, {"GB20B": BYTES}, False, "GB20B: does not count dram_read_bytes, dram_write"),
+    ],
+)
+def test_the_library_row_has_its_cuda_release_and_what_a_chip_cannot_count(
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    missing: dict[str, list[str]],
+    is_fine: bool,
+    said: str,
+) -> None:
+    first = refused("/lib/libcupti.so.13", "/lib/libcupti.so.13: it does not initialise.")
+    used = Trial("/lib/libcupti.so.12", "", version, missing)
+    monkeypatch.setattr(module, "trials", lambda paths: [first, used])
+    row = found()["CUPTI"]
+    assert row.is_fine is is_fine
+    assert said in row.found
+    assert first.reason.rstrip(".") in row.found
+    assert bool(row.fix) is not is_fine
+
+
+@pytest.mark.usefixtures("_driver")
+def test_libraries_that_cannot_be_used_come_with_the_package_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = refused("/lib/libcupti.so.12", "/lib/libcupti.so.12 is of CUDA 12.8.")
+    monkeypatch.setattr(module, "trials", lambda paths: [old])
+    row = found()["CUPTI"]
+    assert not row.is_fine
+    assert row.found == f"no PM sampling: {old.reason}"
+    assert "pip install" in row.fix
 
 
 @pytest.mark.usefixtures("_driver")

@@ -31,13 +31,19 @@ INTERVAL = 500_000
 PERIOD = 100_000_000
 UUID = f"GPU-{uuid.uuid4()}"
 """That no other run of these tests has a session on."""
+OTHERS = {
+    "gpc_clock_mhz": 1.98e9, "sys_clock_mhz": 1.6e9, "dram_clock_mhz": 3.2e9,
+    "pcie_read_bytes": 512.0, "pcie_write_bytes": 1024.0,
+    "nvlink_receive_bytes": 16.0, "nvlink_send_bytes": 32.0, "l2_sectors": 9e4,
+}  # fmt: skip
+"""What CUPTI says of words that no step is joined to: in its units, per window."""
 WALL_NS = 5
 """That FakeClock's wall clock is ahead by."""
 
 
 @dataclass
 class ToyCupti:
-    """Stands where a loaded library does; a window is a start, an end and six values.
+    """Stands where a loaded library does; a window is a start, an end and its metrics' values.
 
     Attributes:
         windows: that the device has filled and nobody has decoded.
@@ -62,6 +68,12 @@ class ToyCupti:
         if answer is not None:
             answer(params)
         return 0
+
+    def begin(self) -> None:
+        self.call("cuptiProfilerInitialize", layout.Initialize())
+
+    def end(self) -> None:
+        self.call("cuptiProfilerDeInitialize", layout.DeInitialize())
 
     def cuptiDeviceGetChipName(self, params: Any) -> None:
         params.pChipName = b"GH100"
@@ -130,7 +142,7 @@ class Stage:
         """Have the device fill windows by the wall clock; return when the last ended, by ours."""
         for i in range(num):
             start_ns = from_ns + WALL_NS + i * INTERVAL
-            values = (read_bytes, 5e5, sm, 99.0, 80.0, 10.0)
+            values = (read_bytes, 5e5, sm, 99.0, 80.0, 10.0, *OTHERS.values())
             self.toy.windows.append((start_ns, start_ns + INTERVAL, values))
         return from_ns + num * INTERVAL
 
@@ -160,7 +172,10 @@ def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
     assert len(starts) == 200  # the first began before the session
     assert starts[0] == one.start_ns == first_ns + INTERVAL
     assert ends[-1] == one.end_ns == first_ns + 201 * INTERVAL
-    assert set(one.series) == set(one.values) - {"num_dropped"}
+    assert set(one.series) == set(one.values) - {"num_dropped"} - OTHERS.keys()
+    for word, told in OTHERS.items():
+        expected = told / 1e6 if word.endswith("_mhz") else 200 * told
+        assert one.values[word] == pytest.approx(expected)
     assert one.values.keys() <= COUNTERS.keys()
     assert one.values["dram_read_bytes"] == 200 * 1e6
     assert one.values["dram_write_bytes"] == 200 * 5e5
@@ -191,6 +206,33 @@ def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
     assert two.values["num_dropped"] == 3
     assert len(stage.said) == 1
     assert "longer --pm-interval than 500us" in stage.said[0]
+
+
+def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
+    first_ns = stage.clock.now_ns
+    end_ns = stage.fill(11, from_ns=first_ns)
+    stage.toy.windows += [(0, 0, (0.0,) * 14)] * 5
+    (one,) = stage.read()
+    assert one.values["num_dropped"] == 5
+    assert "5 windows came without times and count as lost" in stage.said[0]
+    stage.fill(10, from_ns=end_ns + 7 * INTERVAL)  # the gap that those five are in, and two more
+    (two,) = stage.read()
+    assert two.values["num_dropped"] == 2
+    stage.fill(10, from_ns=end_ns + 17 * INTERVAL)
+    (three,) = stage.read()
+    assert three.values["num_dropped"] == 0
+    assert len(stage.said) == 1
+
+
+def test_a_session_that_gives_no_times_any_more_is_begun_anew(stage: Stage) -> None:
+    stage.fill(10, from_ns=stage.clock.now_ns)
+    stage.read()
+    stage.toy.windows += [(0, 0, (0.0,) * 14)] * 5
+    with pytest.raises(Unavailable, match=f"5 windows of {UUID} came without times.*begins anew"):
+        stage.read()
+    stage.source.close()
+    (opened,) = stage.source.open(stage.clock.now_ns)
+    assert opened.facts
 
 
 def test_a_second_source_leaves_a_device_s_session_alone_until_the_first_has_ended(

@@ -1,0 +1,157 @@
+"""The search for a CUPTI that works here: each candidate is tried in a process of its own.
+
+    candidates ─► try in a child: load, version, initialise, metrics ─► the first that works ─► load
+
+A candidate that cannot be used (too old, newer than the driver, one that crashes) must not be
+loaded into the sampler: CUPTI opens libraries by their bare names, and those of the first release
+would serve the second one. So this is decided in child processes, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from inferscope.counters.cuda_driver import CudaDevices, load_driver
+from inferscope.counters.cupti import LIBRARY_VARIABLE, Cupti, CuptiError, in_words
+from inferscope.counters.cupti_session import chip_name, choose_metrics, missing
+from inferscope.counters.source import Unavailable
+
+_SONAMES = ("libcupti.so.13", "libcupti.so.12")
+_IN_SITE_PACKAGES = ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib")
+_TOOLKITS = (
+    "/usr/local/cuda*/lib64",
+    "/usr/local/cuda*/lib",
+    "/usr/local/cuda*/extras/CUPTI/lib64",
+    "/opt/cuda/lib64",
+    "/opt/cuda/extras/CUPTI/lib64",
+    "/usr/lib/*-linux-gnu",
+    "/usr/lib64",
+)
+_TRIAL_S = 60.0
+NO_LIBRARY = (
+    "there is no libcupti here. It comes with PyTorch for CUDA and with the CUDA toolkit; "
+    f"{LIBRARY_VARIABLE} names one."
+)
+
+
+class Trial(NamedTuple):
+    """The result of trying one library.
+
+    Attributes:
+        path: the library's.
+        reason: why it cannot be used, empty for one that can.
+        version: CUPTI's own.
+        missing: by chip of the devices here, the keys of COUNTERS that it does not count.
+    """
+
+    path: str
+    reason: str
+    version: int
+    missing: dict[str, list[str]]
+
+
+def refused(path: str, reason: str) -> Trial:
+    """Return the trial of a library that cannot be used."""
+    return Trial(path, reason, 0, {})
+
+
+def candidates() -> list[str]:
+    """Return the paths of libraries, those of CUDA 13 first; of one that is named only that."""
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        return [named]
+    folders = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    folders += [Path(root, place) for root in sys.path if root for place in _IN_SITE_PACKAGES]
+    folders += [Path(found) for pattern in _TOOLKITS for found in sorted(glob.glob(pattern))]
+    found: dict[str, str] = {}
+    for soname in _SONAMES:
+        for folder in folders:
+            path = str(folder / soname)
+            if os.path.exists(path):  # never raises, also where only root may look
+                found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
+
+
+def usable() -> Cupti:
+    """Return the first library that works here, loaded.
+
+    Raises:
+        Unavailable: there is none, with the reasons.
+    """
+    return _usable(tuple(candidates()))
+
+
+def trials(paths: Iterable[str]) -> Iterator[Trial]:
+    """Yield a trial of each library, up to the first one that works.
+
+    Raises:
+        Unavailable: there is no driver to try them with.
+    """
+    for path in paths:
+        load_driver()
+        trial = try_library(path)
+        yield trial
+        if not trial.reason:
+            return
+
+
+def try_library(path: str) -> Trial:
+    """Try a library in a child process, which a crash may end."""
+    command = [sys.executable, "-m", "inferscope.counters.cupti_search", path]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return refused(path, f"{path} could not be tried: {error}.")
+    try:
+        return msgspec.json.decode(done.stdout, type=Trial)
+    except msgspec.MsgspecError:
+        how = f"by signal {-done.returncode}" if done.returncode < 0 else f"({done.returncode})"
+        return refused(path, f"{path} ended the process that tried it, {how}.")
+
+
+@functools.cache
+def _usable(paths: tuple[str, ...]) -> Cupti:
+    if len(paths) == 1:
+        return Cupti(paths[0])  # nothing else could be used: its own errors tell what is wrong
+    reasons = []
+    for trial in trials(paths):
+        if not trial.reason:
+            return Cupti(trial.path)
+        reasons.append(trial.reason)
+    raise Unavailable(" ".join(dict.fromkeys(reasons)) or NO_LIBRARY)
+
+
+def _tried(path: str) -> Trial:
+    """Try a library in this process."""
+    try:
+        ordinals = range(len(CudaDevices().uuids()))
+        cupti = Cupti(path)
+        cupti.begin()
+    except Unavailable as reason:
+        return refused(path, str(reason))
+    except CuptiError as error:
+        return refused(path, f"{path}: {in_words(error)}")
+    lacking = dict[str, list[str]]()
+    reasons = list[str]()
+    for ordinal in ordinals:
+        try:
+            chip = chip_name(cupti, ordinal)
+            lacking[chip] = missing(choose_metrics(cupti, chip, None))
+        except (CuptiError, Unavailable) as error:  # noqa: PERF203 - few devices
+            reasons.append(f"{path}: {error}")
+    cupti.end()
+    refusal = "" if lacking else " ".join(dict.fromkeys(reasons))
+    return Trial(path, refusal, cupti.version, lacking)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(_tried(sys.argv[1])))
