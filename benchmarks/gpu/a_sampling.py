@@ -1,29 +1,36 @@
 """(a) Do the sampler's sources work here, at which rate, and what do they cost the engine?
 
-PM sampling first runs alone: copies and replays of a CUDA graph, both of known size, must show
-their bytes, and begin and end where events say. Then come the rows of a few seconds each, and only
-then decoding without it, with it, with it and without it again, at windows of 500, 1000 and 100 µs:
-the part's limit cuts off what is last. At the end is torch's profiler, which may break the rest.
+First come the facts of the machine and what `doctor` says. PM sampling then runs alone: copies and
+replays of a CUDA graph, both of known size, must show their bytes, and kernels must begin and end
+where events and the host's clock say. Next is decoding without it, with it, with it and without it
+again, at windows of 500, 1000 and 100 µs, with the device's clocks; then PM beside GPM and NVML,
+and what CUPTI itself answers to a user without rights and to one with CAP_PERFMON alone. At the end
+is torch's profiler, which may break the rest: the part's limit cuts off what is last.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
+import platform
 import statistics
+import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from bursts import Burst, EventClock, bursts, copying, judged, median, replaying
+from edges import held, spin
 from load import Decoding, blocks_for, open_engine
 from pairs import Pair, interval, mean_ratio
-from part import Bank, Setting, Unmet, main, release, shown
+from part import Bank, Setting, Unmet, is_gvisor, main, need_counters, release, shown
 from watched import Sampler, window_lengths_ns
 
-from inferscope.counters.cupti_search import usable
+from inferscope.calibration import driver_version
+from inferscope.counters.cupti import listed, may_profile, rivals
 from inferscope.counters.nvml_devices import open_nvml
 from inferscope.counters.source import Unavailable
 from inferscope.engine import Engine
@@ -32,31 +39,71 @@ from inferscope.records import CounterSample
 
 INTERVALS_US = (500, 1000, 100)
 """The sampler's own first."""
+PM_CLOCKS = ("gpc_clock_mhz", "sys_clock_mhz", "dram_clock_mhz")
 MOST_ROUNDS = 4
 _BATCH, _CONTEXT = 16, 512
 _STEPS, _WARM_STEPS, _STEPS_PER_STRETCH = 40, 8, 4
 _NOBODY = 65534
+_CLOCK_US = 100
+"""Windows by which edges are looked for."""
+_DOCTOR_S, _RIGHTS_S = 60.0, 45.0
 
 
 def measure(setting: Setting, bank: Bank) -> None:
-    """Sample copies, alone and beside others, then decoding with and without."""
-    setting.need_gpu()
+    """Keep the facts, then sample known work, alone and beside others, and decoding with it."""
     until_s = time.monotonic() + setting.seconds
+    with bank.row("facts"):
+        bank.keep("facts", *facts_of_machine())
+    setting.need_gpu()
     with bank.row("pm alone"):
         copies_alone(setting, bank)
     release()
-    with bank.row("clock"):  # before the profiler, which has CUPTI tell another clock
-        bank.keep("clock", *clock_line())
-    with bank.row("pm without root"):
-        bank.keep("pm without root", *without_root(setting))
-    with bank.row("pm beside nvml, gpm"):
-        bank.keep("pm beside nvml, gpm", *beside_sources(setting))
-    release()
+    with bank.row("clock"):
+        bank.keep("clock", *clock_line(setting))
     with bank.row("A/B"):
         in_turn(setting, bank, until_s=until_s)
     release()
+    with bank.row("pm beside nvml, gpm"):
+        bank.keep("pm beside nvml, gpm", *beside_sources(setting))
+    release()
+    for name, rights in (("pm without root", "none"), ("pm with CAP_PERFMON", "perfmon")):
+        with bank.row(name):
+            bank.keep(name, *with_rights(setting, name, rights))
     with bank.row("pm beside torch.profiler"):
         bank.keep("pm beside torch.profiler", *beside_profiler(setting))
+
+
+def facts_of_machine() -> tuple[dict[str, Any], str]:
+    """Return the machine, its kernel and drivers, and all that `doctor` finds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "inferscope", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=_DOCTOR_S,
+        check=True,
+    )
+    findings = json.loads(done.stdout)
+    row = {
+        "uname_r": platform.release(),
+        "is_gvisor": is_gvisor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": driver_version(),
+        "devices": [
+            torch.cuda.get_device_name(at)
+            for at in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        ],
+        "uid": os.geteuid(),
+        "may_profile": may_profile(),
+        "doctor": findings,
+    }
+    missing = ", ".join(each["name"] for each in findings if not each["is_fine"])
+    return row, (
+        f"facts: kernel {row['uname_r']}{' (gVisor)' if row['is_gvisor'] else ''}, driver "
+        f"{row['driver'] or '-'}, torch {row['torch']}, "
+        f"{', '.join(row['devices']) or 'no device'}; doctor marks: {missing or 'nothing'}"
+    )
 
 
 def copies_alone(setting: Setting, bank: Bank) -> None:
@@ -92,6 +139,8 @@ class Turn(NamedTuple):
     pairs: list[Pair]
     on_mhz: list[int]
     off_mhz: list[int]
+    pm_mhz: dict[str, list[float]]
+    """The device's clocks by PM sampling itself, by word."""
     lengths_ns: list[int]
     num_dropped: float
     cpu_share: float | None
@@ -130,6 +179,7 @@ def turn(setting: Setting, engine: Engine, interval_us: int, clock: SmClock) -> 
         mirrored(first, second, third, fourth),
         on_mhz,
         off_mhz,
+        {word: [one.values[word] for one in samples if word in one.values] for word in PM_CLOCKS},
         window_lengths_ns(samples),
         sum(one.values.get("num_dropped", 0.0) for one in samples),
         sampler.cpu_share,
@@ -167,6 +217,9 @@ def keep_turns(bank: Bank, name: str, turns: list[Turn]) -> None:
         "overhead_by_turn": [mean_ratio(each.pairs) - 1 for each in turns],
         "clock_on_mhz": median([mhz for each in turns for mhz in each.on_mhz]),
         "clock_off_mhz": median([mhz for each in turns for mhz in each.off_mhz]),
+        "pm_clocks_mhz": {
+            word: median([mhz for each in turns for mhz in each.pm_mhz[word]]) for word in PM_CLOCKS
+        },
         "cpu_share": median([each.cpu_share for each in turns if each.cpu_share is not None]),
         "said": [line for each in turns for line in each.said],
     }
@@ -175,7 +228,8 @@ def keep_turns(bank: Bank, name: str, turns: list[Turn]) -> None:
         row,
         f"{name}: windows {shown(row['window_us'], '.0f')} µs, {row['num_dropped']:.0f} lost, step "
         f"{overhead[0]:+.2%} [{overhead[1]:+.2%} {overhead[2]:+.2%}], SM clock "
-        f"{shown(row['clock_on_mhz'], '.0f')} with, {shown(row['clock_off_mhz'], '.0f')} without, "
+        f"{shown(row['clock_on_mhz'], '.0f')} with, {shown(row['clock_off_mhz'], '.0f')} without "
+        f"(GPC by PM {shown(row['pm_clocks_mhz']['gpc_clock_mhz'], '.0f')}), "
         f"sampler {shown(row['cpu_share'], '.1%')} of a core",
     )
 
@@ -257,46 +311,65 @@ def beside_profiler(setting: Setting) -> tuple[dict[str, Any], str]:
     ) + "".join(f"; pm: {reason}" for reason in reasons[:1])
 
 
-def without_root(setting: Setting) -> tuple[dict[str, Any], str]:
-    """Sample as a user who may nothing, and say what comes of it.
+def with_rights(setting: Setting, name: str, rights: str) -> tuple[dict[str, Any], str]:
+    """Ask CUPTI itself, as another user, for every step of PM sampling.
+
+    Args:
+        setting: of the part.
+        name: the row's.
+        rights: none or perfmon.
 
     Raises:
-        Unmet: this is not root, so everything above was without.
+        Unmet: this process is not root, or the counters may be held.
     """
     if os.geteuid() != 0:
-        raise Unmet("the other rows ran without root")
-    work, _ = copying()
-    with Sampler("pm", pm_despite=setting.pm_despite, user=_NOBODY) as sampler:
-        work()
-        torch.cuda.synchronize()
-    reasons = [one.reason for one in sampler.samples if one.reason]
-    row = {"num_samples": len(pm_of(sampler)), "reasons": reasons, "said": sampler.lines}
-    return row, f"pm without root: {row['num_samples']} samples" + "".join(
-        f"; {reason}" for reason in reasons[:1]
+        raise Unmet("only root can become another user")
+    need_counters()
+    held_by = rivals(setting.pm_despite)
+    if held_by:
+        raise Unmet(f"{listed(held_by)} may hold the counters")
+    row = asked(_NOBODY, rights)
+    refused = [f"{step}: {said}" for step, said in row["steps"].items() if said != "ok"]
+    return row, (
+        f"{name} ({row['rights']}): {row['num_windows']} windows"
+        + "".join(f"; refused at {line}" for line in refused)
     )
 
 
-def clock_line() -> tuple[dict[str, Any], str]:
-    """Hold CUPTI's clock against the wall clock.
+def asked(uid: int, rights: str) -> dict[str, Any]:
+    """Return what a process of its own is answered, with few rights.
 
     Raises:
-        Unmet: there is no CUPTI, or it tells no time.
+        RuntimeError: it did not come to its end.
     """
-    try:
-        library = ctypes.CDLL(usable().path)
-    except Unavailable as reason:
-        raise Unmet(str(reason)) from None
-    stamp, found = ctypes.c_uint64(), []
-    for _ in range(50):
-        before_ns = time.time_ns()
-        code = library.cuptiGetTimestamp(ctypes.byref(stamp))
-        after_ns = time.time_ns()
-        if code:
-            raise Unmet(f"cuptiGetTimestamp: error {code}")
-        found.append((after_ns - before_ns, stamp.value - (before_ns + after_ns) // 2))
-    bracket_ns, off_ns = min(found)
-    row = {"bracket_ns": bracket_ns, "off_ns": off_ns, "is_inside": 2 * abs(off_ns) <= bracket_ns}
-    return row, f"CUPTI's clock: {off_ns} ns off the wall clock (looked at within {bracket_ns} ns)"
+    program = str(Path(__file__).with_name("rights.py"))
+    done = subprocess.run(
+        [sys.executable, program, str(uid), rights],
+        capture_output=True,
+        text=True,
+        timeout=_RIGHTS_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"rights.py ended with {done.returncode}: {done.stderr[-300:]}")
+    row: dict[str, Any] = json.loads(done.stdout)
+    return row
+
+
+def clock_line(setting: Setting) -> tuple[dict[str, Any], str]:
+    """Compare the stamps of PM sampling with the edges of kernels, by events and by the host."""
+    with Sampler("pm", pm_interval_us=_CLOCK_US, pm_despite=setting.pm_despite) as sampler:
+        sampler.of("pm")
+        clock = EventClock()
+        kernels_ = spin(clock)
+    row = held(kernels_, sampler.of("pm")) | {"anchor_error_us": clock.error_ns / 1e3}
+    verdicts = {True: "inside", False: "NOT inside", None: "not seen inside"}
+    return row, (
+        f"clock: {row['num_seen']} of {row['num_kernels']} kernels seen, they begin "
+        f"{shown(row['start_off_us'], '+.0f')} µs and end {shown(row['end_off_us'], '+.0f')} µs "
+        f"off the events (median, ± {row['anchor_error_us']:.0f} µs), "
+        f"{verdicts[row['is_inside']]} the host's brackets"
+    )
 
 
 def pm_of(sampler: Sampler) -> list[CounterSample]:

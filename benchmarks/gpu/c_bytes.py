@@ -1,11 +1,11 @@
 """(c) Model bytes against PM sampling and Nsight Compute, and what 100 ms windows make of them.
 
-Decode and prefill phases run by themselves: bytes per step by the model and by the counters. Then
-they alternate; the counters' windows are joined to 100 ms ones, as GPM has them, and the regression
-that `collect` uses must find what the short windows say. Last, with the device's memory free again,
-Nsight Compute counts one step of either phase, of a model of the same widths with few layers: a
-whole step's kernels take it too long. PM sampling sees the phases of that model just before, so
-that what is compared is of one shape.
+Decode and prefill phases run by themselves: bytes per step by the model and by the counters. Then,
+with the device's memory free again, Nsight Compute counts one step of either phase, of a model of
+the same widths with few layers: a whole step's kernels take it too long. PM sampling sees the
+phases of that model just before, so that what is compared is of one shape. Last, the phases
+alternate; the counters' windows are joined to 100 ms ones, as GPM has them, and the regression that
+`collect` uses must find what the short windows say.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _DECODE_STEPS, _PREFILL_PROMPTS = 40, 10
 _FEW_STEPS, _FEW_PROMPTS = 160, 40
 """Of few layers: short steps, and as many windows of PM sampling."""
 _LEAST_TURNS, _MOST_TURNS, _TURNS_S = 11, 60, 8.0
+_STEPS_PER_TURN = 17
+_TURN_STEPS = _MOST_TURNS * _STEPS_PER_TURN
 """Enough for 50 windows, with some to spare."""
 _NCU_S = 40.0
 BOUNDS = {"decode": 0.05, "prefill": 0.20, "pm": 0.03}
@@ -40,7 +42,7 @@ BOUNDS = {"decode": 0.05, "prefill": 0.20, "pm": 0.03}
 
 
 def measure(setting: Setting, bank: Bank) -> None:
-    """Run the phases alone, then in turn, then under Nsight Compute."""
+    """Run the phases alone, then under Nsight Compute, then in turn."""
     setting.need_gpu()
     with bank.row("pm"):
         by_counters(setting, bank)
@@ -67,6 +69,19 @@ def measure(setting: Setting, bank: Bank) -> None:
             )
             row |= {"model": few.model, "num_kernels": counted.num_kernels, **counted._asdict()}
             bank.keep(name, row, line_of(name, row))
+    with bank.row("100 ms regression"):
+        by_regression(setting, bank)
+
+
+def by_regression(setting: Setting, bank: Bank) -> None:
+    """Alternate the phases on an engine, and keep what the 100 ms regression makes of them."""
+    engine = open_engine(setting, num_blocks=blocks_for(DECODE_BATCH, DECODE_CONTEXT + _TURN_STEPS))
+    with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
+        sampler.of("pm")
+        in_turn = alternate(engine)
+        sampler.refresh()
+        found = regress(in_turn, Traffic(sampler.of("pm")))
+        bank.keep("100 ms regression", found, *regression_lines(found))
 
 
 def by_counters(setting: Setting, bank: Bank) -> None:
@@ -79,11 +94,6 @@ def by_counters(setting: Setting, bank: Bank) -> None:
             decode_row(bank, decode_name(batch, context), engine, sampler, batch, context)
         for num_tokens in _PREFILLS:
             prefill_row(bank, prefill_name(num_tokens), engine, sampler, num_tokens)
-        with bank.row("100 ms regression"):
-            in_turn = alternate(engine)
-            sampler.refresh()
-            found = regress(in_turn, Traffic(sampler.of("pm")))
-            bank.keep("100 ms regression", found, *regression_lines(found))
 
 
 def of_few_layers(setting: Setting, bank: Bank, *, of: str) -> None:
@@ -188,7 +198,7 @@ def alternate(engine: Engine) -> list[tuple[str, Phase]]:
             if at >= _LEAST_TURNS and time.monotonic() > until_s:
                 break
             found += [
-                ("decode", decoding.run(17)),
+                ("decode", decoding.run(_STEPS_PER_TURN)),
                 ("prefill", prefill(beside, num_tokens=PREFILL_TOKENS, num_prompts=3)),
             ]
     return found

@@ -11,6 +11,7 @@ import gc
 import json
 import math
 import os
+import platform
 import signal
 import sys
 import time
@@ -32,6 +33,9 @@ UNFINISHED = "unfinished"
 _WHOLE = ""
 """The row that is the part itself."""
 _LONGEST_REASON = 400
+_KERNEL = Path("/proc/version")
+_GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+"""What gVisor's kernel says of its build, whatever its release."""
 
 
 class Unmet(Exception):
@@ -86,7 +90,7 @@ class Bank:
         Args:
             done: the status of a part of which nothing broke.
         """
-        status, reason = done, ""
+        status, reason = done, self._unmet.get(_WHOLE, "")
         if self._broken:
             status = "failed"
             reason = "; ".join(_named(name, told["reason"]) for name, told in self._broken.items())
@@ -151,6 +155,24 @@ class Setting:
         """
         if not (self.is_cuda and torch.cuda.is_available()):
             raise Unmet("needs an NVIDIA GPU")
+
+
+def is_gvisor(version: Path = _KERNEL) -> bool:
+    """Return whether the kernel is gVisor's: it always says the same of itself."""
+    try:
+        return _GVISOR in version.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def need_counters() -> None:
+    """Leave a row that needs the device's performance counters where the kernel hides them.
+
+    Raises:
+        Unmet: this is gVisor.
+    """
+    if is_gvisor():
+        raise Unmet(f"gVisor (uname -r {platform.release()}) hides the device's counters")
 
 
 Measure = Callable[[Setting, Bank], None]

@@ -1,4 +1,4 @@
-"""The GPU evidence kit: what only a GPU can answer, in one command of under nine minutes.
+"""The GPU evidence kit: what only a GPU can answer, in one command of under ten minutes.
 
 Every part is a process of its own with a time limit, so that one that fails or hangs loses nothing
 of the others, nor the rows that it had before. No network, no installation: what is needed is in
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -40,14 +41,16 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "a": Part("a_sampling.py", 65, 106),
+    "a": Part("a_sampling.py", 65, 120),
     "b": Part("b_events.py", 20, 48),
-    "c": Part("c_bytes.py", 40, 128),
-    "d": Part("d_probe.py", 40, 60),
-    "e": Part("e_engine.py", 25, 54),
-    "f": Part("f_ablation.py", 36, 54),
-    "g": Part("g_gpm.py", 18, 40),
+    "c": Part("c_bytes.py", 40, 136),
+    "d": Part("d_probe.py", 40, 58),
+    "e": Part("e_engine.py", 25, 46),
+    "f": Part("f_ablation.py", 36, 48),
+    "g": Part("g_gpm.py", 18, 36),
 }
+WARM = Part("warm.py", 20, 45)
+"""Before the parts: it reads what they will load."""
 _DRY_LIMIT_S = 100
 _DONE = ("measured", "dry", "unmet", "failed")
 """What a part that came to its end says of itself."""
@@ -79,10 +82,13 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(sorted(unknown))}: give some of a to g")
     options.out.mkdir(parents=True, exist_ok=True)
     results, table = dict[str, dict[str, Any]](), ""
+    print(f"== {WARM.program}, kernel {platform.release()}", flush=True)
+    warmed = warm()
+    print(f"   {warmed['ended']}, {warmed['took_s']:.0f} s", flush=True)
     for name in names:
         print(f"== ({name}) {PARTS[name].program}", flush=True)
         results[name] = run(name, options)
-        table = write(options.out, results)
+        table = write(options.out, results, warmed)
         print(f"   {results[name]['status']}, {results[name].get('took_s', 0):.0f} s", flush=True)
     print(f"\n{table}", end="")
     return int(any(result["status"] == "failed" for result in results.values()))
@@ -101,10 +107,21 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
         command += ["--pm-despite", despite]
     if options.dry_run:
         command.append("--dry-run")
+    limit_s = _DRY_LIMIT_S if options.dry_run else part.limit_s
+    return outcome(left, *ran(command, limit_s))
+
+
+def warm() -> dict[str, Any]:
+    """Read what the parts will load; return how that ended and how long it took."""
+    ended, took_s = ran([sys.executable, str(HERE / WARM.program)], WARM.limit_s)
+    return {"ended": ended, "took_s": round(took_s, 1)}
+
+
+def ran(command: list[str], limit_s: float) -> tuple[str, float]:
+    """Run a program to its end or its limit; return how it ended, and the seconds it took."""
     paths = [str(ROOT), str(ROOT / "exporters"), str(HERE), str(HERE.parent)]
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(paths + ([inherited] if inherited else []))
-    limit_s = _DRY_LIMIT_S if options.dry_run else part.limit_s
     began_s = time.monotonic()
     process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True
@@ -117,7 +134,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     finally:
         end(process)
     ended = f"not done in {limit_s} s" if is_late else f"ended with {process.returncode}"
-    return outcome(left, ended, time.monotonic() - began_s)
+    return ended, time.monotonic() - began_s
 
 
 def outcome(left: Path, ended: str, took_s: float) -> dict[str, Any]:
@@ -157,13 +174,19 @@ def reached(group: int, number: int) -> bool:
     return True
 
 
-def write(folder: Path, results: dict[str, dict[str, Any]]) -> str:
+def write(folder: Path, results: dict[str, dict[str, Any]], warmed: dict[str, Any]) -> str:
     """Write what there is so far: a kit that is ended early leaves the parts before.
 
     Returns:
         the table.
     """
-    content = {"real_s": int(time.time()), "python": sys.version.split()[0], "parts": results}
+    content = {
+        "real_s": int(time.time()),
+        "python": sys.version.split()[0],
+        "uname_r": platform.release(),
+        "warm": warmed,
+        "parts": results,
+    }
     text = json.dumps(content, indent=1) + "\n"
     (folder / "evidence.json").write_text(text, encoding="utf-8")
     table = "\n".join(table_of(results)) + "\n"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from part import Unmet
+from part import Unmet, need_counters
 from process_clock import process_cpu_ns
 
 from inferscope.records import COLUMNS, CounterSample, Record, decode
@@ -83,7 +83,12 @@ class Sampler:
             pm_interval_us: the windows of PM sampling.
             pm_despite: programs beside which it samples all the same (`Setting`).
             user: to run as, for root; None: as this process does.
+
+        Raises:
+            Unmet: PM sampling is one of them, and the kernel hides the counters.
         """
+        if "pm" in counters.split(","):
+            need_counters()
         self._counters = counters
         self._interval = f"{pm_interval_us}us"
         self._despite = [word for name in pm_despite for word in ("--pm-despite", name)]

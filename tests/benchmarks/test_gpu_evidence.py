@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import random
+import shutil
+import subprocess
 import sys
 import time
 import weakref
@@ -35,6 +37,7 @@ class Kit(NamedTuple):
     load: ModuleType
     nsight: ModuleType
     bursts: ModuleType
+    edges: ModuleType
     sampling: ModuleType
     bytes: ModuleType
     ablation: ModuleType
@@ -47,8 +50,8 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Kit:
     monkeypatch.syspath_prepend("benchmarks")
     monkeypatch.syspath_prepend("benchmarks/gpu")
     names = (
-        "part", "watched", "load", "nsight", "bursts", "a_sampling", "c_bytes", "f_ablation",
-        "g_gpm", "process_clock",
+        "part", "watched", "load", "nsight", "bursts", "edges", "a_sampling", "c_bytes",
+        "f_ablation", "g_gpm", "process_clock",
     )  # fmt: skip
     return Kit(*map(importlib.import_module, names))
 
@@ -154,12 +157,15 @@ def test_off_on_on_off_hides_what_grows_evenly_and_shows_what_sampling_costs(kit
     assert middle == pytest.approx(0.02, abs=1e-3)
 
 
-def test_the_rows_that_the_limit_may_cut_off_are_the_dear_and_the_dangerous(
+def test_rows_come_in_the_order_of_what_must_be_known_first(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, ran = kit.sampling, list[str]()
-    for name in ("clock_line", "without_root", "beside_sources", "beside_profiler"):
+    for name in ("facts_of_machine", "clock_line", "beside_sources", "beside_profiler"):
         monkeypatch.setattr(part, name, lambda *given, name=name: ran.append(name) or ({}, name))
+    monkeypatch.setattr(
+        part, "with_rights", lambda setting, name, rights: ran.append(rights) or ({}, name)
+    )
     monkeypatch.setattr(part, "copies_alone", lambda *given: ran.append("copies_alone"))
     monkeypatch.setattr(part, "in_turn", lambda *given, until_s: ran.append("in_turn"))
     monkeypatch.setattr(kit.part.Setting, "need_gpu", lambda setting: None)
@@ -167,9 +173,105 @@ def test_the_rows_that_the_limit_may_cut_off_are_the_dear_and_the_dangerous(
     part.measure(kit.part.Setting("cuda:0", "m", 1.0, is_dry=False), bank)
     assert bank.finish("measured")["status"] == "measured"
     assert ran == [
-        "copies_alone", "clock_line", "without_root", "beside_sources", "in_turn",
-        "beside_profiler",
+        "facts_of_machine", "copies_alone", "clock_line", "in_turn", "beside_sources", "none",
+        "perfmon", "beside_profiler",
     ]  # fmt: skip
+
+
+def test_the_machine_and_what_doctor_finds_are_known_without_a_gpu(kit: Kit) -> None:
+    row, line = kit.sampling.facts_of_machine()
+    assert row["uname_r"] == os.uname().release
+    assert row["uname_r"] in line
+    assert {"machine", "GPU", "ring folder"} <= {each["name"] for each in row["doctor"]}
+    json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_gvisor"),
+    [
+        ("Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n", True),
+        ("Linux version 6.8.0-49-generic (gcc 13.2.0) #49 SMP\n", False),
+    ],
+)
+def test_rows_of_counters_are_unmet_under_gvisor(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_gvisor: bool
+) -> None:
+    (tmp_path / "version").write_text(version)
+    assert kit.part.is_gvisor(tmp_path / "version") is is_gvisor
+    assert kit.part.is_gvisor(tmp_path / "none") is False
+    monkeypatch.setattr(kit.part, "is_gvisor", lambda: True)
+    with pytest.raises(kit.part.Unmet, match=r"gVisor .* hides the device's counters"):
+        kit.watched.Sampler("gpm,pm")
+
+
+def spun(kit: Kit, *, off_ns: float = 0.0, num: int = 4) -> tuple[list[Any], list[CounterSample]]:
+    """Return kernels of 20 ms, and windows of 100 µs in which they are `off_ns` late."""
+    kernels, busy = [], list[tuple[float, float]]()
+    for at in range(num):
+        start_ns = (100 + 150 * at) * MS + 37_000 * at
+        end_ns = start_ns + 20 * MS
+        kernels.append(
+            kit.edges.Kernel(start_ns - 60_000, float(start_ns), float(end_ns), end_ns + 40_000)
+        )
+        busy.append((start_ns + off_ns, end_ns + off_ns))
+    length = MS // 10
+    starts = list(range(0, 800 * MS, length))
+    shares = [
+        sum(max(0.0, min(at + length, last) - max(at, first)) for first, last in busy) / length
+        for at in starts
+    ]
+    one = CounterSample(
+        starts[-1] + length, "GPU-1", 0, starts[-1] + length, "pm", {"busy_share": 0.1},
+        starts_ns=array("q", starts).tobytes(),
+        ends_ns=array("q", [at + length for at in starts]).tobytes(),
+        series={"busy_share": array("f", shares).tobytes()},
+    )  # fmt: skip
+    return kernels, [one]
+
+
+def test_stamps_are_held_against_the_edges_of_kernels_and_the_host_s_brackets(kit: Kit) -> None:
+    row = kit.edges.held(*spun(kit))
+    assert (row["num_kernels"], row["num_seen"], row["window_us"]) == (4, 4, 100.0)
+    assert row["start_off_us"] == pytest.approx(0.0, abs=0.1)
+    assert row["end_off_us"] == pytest.approx(0.0, abs=0.1)
+    assert row["is_inside"] is True
+    row = kit.edges.held(*spun(kit, off_ns=80_000))
+    assert row["start_off_us"] == pytest.approx(80.0, abs=0.1)
+    assert row["start_off_range_us"] == pytest.approx([80.0, 80.0], abs=0.1)
+    assert row["is_inside"] is True  # within a window of the brackets
+    assert kit.edges.held(*spun(kit, off_ns=900_000))["is_inside"] is False
+    assert kit.edges.held(*spun(kit, off_ns=-900_000))["is_inside"] is False
+    kernels, _ = spun(kit)
+    row = kit.edges.held(kernels, [])
+    assert row["num_seen"] == 0
+    assert row["is_inside"] is row["start_off_us"] is row["window_us"] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is answered where there is no GPU")
+@pytest.mark.parametrize("rights", ["none", "perfmon"])
+def test_cupti_is_asked_step_by_step_until_a_step_is_refused(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rights: str
+) -> None:
+    toy = tmp_path / "libcupti.so"
+    source = "int cuptiPmSamplingEnable(void *params) { return 1; }"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(toy)]
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setenv("INFERSCOPE_CUPTI", str(toy))
+    row = kit.sampling.asked(65534, rights)
+    assert row["steps"]["library"] == "ok"
+    assert row["num_windows"] == 0
+    if row["steps"]["rights"] == "ok":
+        kept = "with CAP_PERFMON alone" if rights == "perfmon" else "without capabilities"
+        assert row["rights"] == f"this is uid 65534 from here on, {kept}"
+        assert "no NVIDIA driver" in row["steps"]["driver"]
+        assert "initialise" not in row["steps"]
+    else:
+        assert "no CAP_PERFMON" in row["steps"]["rights"]
+    monkeypatch.setenv("INFERSCOPE_CUPTI", str(tmp_path / "absent"))
+    assert "no libcupti at" in kit.sampling.asked(65534, rights)["steps"]["library"]
 
 
 def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
@@ -488,7 +590,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> None:
     monkeypatch.setattr(part, "Sampler", Constant)
     for name, value in (
         ("_DECODES", ((1, 32), (4, 32), (70, 32))), ("_PREFILLS", (64,)), ("DECODE_BATCH", 4),
-        ("DECODE_CONTEXT", 32), ("PREFILL_TOKENS", 64), ("_TURNS_S", 0.0),
+        ("DECODE_CONTEXT", 32), ("PREFILL_TOKENS", 64), ("_TURNS_S", 0.0), ("_LEAST_TURNS", 2),
     ):  # fmt: skip
         monkeypatch.setattr(part, name, value)
 
@@ -537,6 +639,8 @@ def test_weights_are_gone_before_nsight_compute_brings_its_own(
         part.by_counters(setting, bank)
     kit.part.release()
     assert [model() for model in models] == [None]
+    with bank.row("100 ms regression"):
+        part.by_regression(setting, bank)
     assert list(bank.rows) == ["decode 1 x 32", "decode 4 x 32", "prefill 64"]
     row = bank.rows["decode 4 x 32"]
     assert row["pm_bytes"] == pytest.approx(

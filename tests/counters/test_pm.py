@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from inferscope.collector.counter_windows import as_told
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.claims import NoClaims
 from inferscope.counters.cupti import CuptiError
 from inferscope.counters.cupti_pm import CuptiPmSource
+from inferscope.counters.cupti_session import IN_WINDOWS
 from inferscope.counters.source import Unavailable
 from inferscope.records import COLUMNS, COUNTERS, Clock, CounterSample, decode, encode
 from tests.counters.toy_source import make_tape
@@ -184,6 +187,22 @@ def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
     column = np.frombuffer(one.series["busy_share"], COLUMNS["series"])
     assert column == pytest.approx(0.99)
     assert len(encode(one)) < 200 * 50
+
+
+def test_a_reader_joins_what_it_knows_and_leaves_the_rest(stage: Stage) -> None:
+    stage.fill(11, from_ns=stage.clock.now_ns)
+    (one,) = stage.read()
+    window = as_told(one)
+    assert window is not None
+    assert window.values.keys() == set(IN_WINDOWS)
+    newer = msgspec.structs.replace(
+        one,
+        values={**one.values, "of_a_newer_sampler": 1.0},
+        series={**one.series, "of_a_newer_sampler": one.series["busy_share"]},
+    )
+    again = as_told(decode(CounterSample.CODE, encode(newer)))  # type: ignore[arg-type]
+    assert again is not None
+    assert again.values["dram_read_bytes"].tolist() == [1e6] * 10
 
 
 def test_an_image_that_is_full_is_decoded_again_at_once(stage: Stage) -> None:
