@@ -106,9 +106,22 @@ def trials(paths: Iterable[str]) -> Iterator[Trial]:
 
 def try_library(path: str) -> Trial:
     """Try a library in a child process, which a crash may end."""
+    if os.sep in path:
+        path = os.path.abspath(path)
     command = [sys.executable, "-m", "inferscope.counters.cupti_search", path]
+    # The child imports what this process would: `-m` puts the current folder first, and for root
+    # that may be anybody's.
+    imported_from = os.pathsep.join(os.path.abspath(part) for part in sys.path if part)
+    environment = {**os.environ, "PYTHONPATH": imported_from}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd="/",
+            env=environment,
+            capture_output=True,
+            timeout=_TRIAL_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return refused(path, f"{path} could not be tried: {error}.")
     try:

@@ -67,7 +67,8 @@ class Windows(NamedTuple):
 
     starts_ns: list[int]
     ends_ns: list[int]
-    rows: list[tuple[float, ...]]
+    rows: list[list[float]]
+    """In CUPTI's units."""
 
 
 class Decoded(NamedTuple):
@@ -159,8 +160,12 @@ class Session:
             return None
         starts_ns = [start_ns - offset_ns for start_ns in windows.starts_ns]
         ends_ns = [end_ns - offset_ns for end_ns in windows.ends_ns]
-        words = list(self._metrics.by_word)
-        columns = dict(zip(words, zip(*windows.rows, strict=True), strict=True))
+        columns = {
+            word: _scaled(word, column)
+            for word, column in zip(
+                self._metrics.by_word, zip(*windows.rows, strict=True), strict=True
+            )
+        }
         values = whole(columns, starts_ns, ends_ns)
         values["num_dropped"] = float(self._dropped(starts_ns, ends_ns, offset_ns))
         return CounterSample(
@@ -261,7 +266,6 @@ class Session:
         The session's very first window began before it, and is left out.
         """
         cupti, at, evaluate = self._cupti, self._at, self._evaluate
-        scales = [_scale(word) for word in self._metrics.by_word]
         filled = layout.DataInfo(
             pCounterDataImage=self._image_at, counterDataImageSize=len(self._image)
         )
@@ -279,9 +283,7 @@ class Session:
             cupti.call("cuptiProfilerHostEvaluateToGpuValues", evaluate)
             windows.starts_ns.append(at.startTimestamp)
             windows.ends_ns.append(at.endTimestamp)
-            windows.rows.append(
-                tuple(n * scale for n, scale in zip(self._numbers, scales, strict=True))
-            )
+            windows.rows.append(self._numbers[:])
         return num_unstamped
 
     def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
@@ -434,8 +436,9 @@ def _address(buffer: Any) -> int:
     return ctypes.addressof(buffer)
 
 
-def _scale(word: str) -> float:
-    """Return the factor from the metric's unit to ours."""
-    if word.endswith("_mhz"):
-        return 1e-6
-    return 1.0 if word in AMOUNTS else 0.01
+def _scaled(word: str, column: tuple[float, ...]) -> tuple[float, ...]:
+    """Return a metric's values in our unit: amounts as they are, percent as a share, Hz as MHz."""
+    if word in AMOUNTS:
+        return column
+    divisor = 1e6 if word.endswith("_mhz") else 100.0
+    return tuple(number / divisor for number in column)

@@ -150,6 +150,9 @@ def sample(
     Raises:
         RingUnavailable: no ring can be made.
     """
+    if CuptiPmSource.name in settings.sources:
+        with suppress(Unavailable):
+            usable()  # trying libraries may take longer than a turn, so it is done before them
     home = settings.folder / SAMPLER_ROLE
     make_private(settings.folder)
     make_private(home)

@@ -95,6 +95,18 @@ def test_where_none_works_each_reason_is_given(build: Build) -> None:
 
 
 @needs_compiler
+def test_modules_in_the_current_folder_are_not_imported_by_the_child(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = build(IN_13)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "msgspec.py").write_text("raise SystemExit('of the current folder')")
+    monkeypatch.chdir(tmp_path / "here")
+    trial = try_library(os.path.relpath(path))
+    assert trial == (path, "", 130_001, {})
+
+
+@needs_compiler
 def test_one_that_is_found_twice_is_tried_once_and_one_that_is_named_is_the_only_one(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
