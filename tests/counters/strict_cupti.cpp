@@ -5,7 +5,8 @@
 //   config image that stays as it was; counter data that is blank before each decode; metrics
 //   that are evaluated in the order in which they were configured.
 //
-// A window is as long as it was configured. Its values are those of `value_of`. As reported of the
+// The device's clock stands still but for `strict_advance`, so that tests do not depend on how fast
+// they run. A window is as long as it was configured. Its values are those of `value_of`. As reported of the
 // real one: windows that are decoded after the image was full have zero stamps.
 
 #include <cstdarg>
@@ -39,10 +40,10 @@ struct Host { std::vector<std::string> metrics; bool has_availability; };
 
 struct State {
     std::string fault;
-    uint64_t ahead_ns = 0, interval_ns = 0, decoded_ns = 0;
+    uint64_t now_ns = 0, interval_ns = 0, decoded_ns = 0;
     uint32_t most_samples = 0;
     int num_initialized = 0;
-    bool is_enabled = false, is_configured = false, is_started = false;
+    bool was_full = false, is_enabled = false, is_configured = false, is_started = false;
     const uint8_t* config = nullptr;
     size_t config_size = 0, num_metrics = 0;
     std::set<Host*> hosts;
@@ -74,10 +75,10 @@ CUptiResult fault(const char* form, ...) {
     CHECK(type);         \
     REQUIRE(state.hosts.count((Host*)p->pHostObject))
 
-uint64_t now_ns() {
+uint64_t real_ns() {
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1000000000ull + now.tv_nsec + state.ahead_ns;
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
 Window* windows(const void* image) { return (Window*)((uint8_t*)image + sizeof(Image)); }
@@ -93,9 +94,13 @@ double value_of(const char* metric) {
 
 extern "C" {
 
-void strict_reset() { for (Host* host : state.hosts) delete host; state = State(); }
+void strict_reset() {
+    for (Host* host : state.hosts) delete host;
+    state = State();
+    state.now_ns = real_ns();
+}
 const char* strict_fault() { return state.fault.c_str(); }
-void strict_advance(uint64_t ns) { state.ahead_ns += ns; }
+void strict_advance(uint64_t ns) { state.now_ns += ns; }
 uint32_t strict_most_samples() { return state.most_samples; }
 int strict_num_open() {
     return state.num_initialized + state.is_enabled + state.is_started + (int)state.hosts.size();
@@ -261,7 +266,7 @@ CUptiResult cuptiPmSamplingStart(CUpti_PmSampling_Start_Params* p) {
     CHECK_SAMPLER(CUpti_PmSampling_Start_Params);
     REQUIRE(state.is_configured && !state.is_started);
     state.is_started = true;
-    state.decoded_ns = now_ns();
+    state.decoded_ns = state.now_ns;
     return CUPTI_SUCCESS;
 }
 
@@ -273,7 +278,6 @@ CUptiResult cuptiPmSamplingStop(CUpti_PmSampling_Stop_Params* p) {
 }
 
 CUptiResult cuptiPmSamplingDecodeData(CUpti_PmSampling_DecodeData_Params* p) {
-    static bool was_full = false;
     CHECK_SAMPLER(CUpti_PmSampling_DecodeData_Params);
     REQUIRE(state.is_started);
     for (size_t i = 0; i < state.config_size; i++) REQUIRE(state.config[i] == kConfigByte);
@@ -281,19 +285,18 @@ CUptiResult cuptiPmSamplingDecodeData(CUpti_PmSampling_DecodeData_Params* p) {
     REQUIRE(p->counterDataImageSize == sizeof(Image) + sizeof(Window) * (size_t)state.most_samples);
     REQUIRE(image->magic == kMagic);
     REQUIRE(image->num == 0);
-    const uint64_t now = now_ns();
     p->overflow = 0;
     p->decodeStopReason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS;
-    while (state.decoded_ns + state.interval_ns <= now) {
+    while (state.decoded_ns + state.interval_ns <= state.now_ns) {
         if (image->num == state.most_samples) {
             p->decodeStopReason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
             break;
         }
         const uint64_t start = state.decoded_ns;
         state.decoded_ns += state.interval_ns;
-        windows(image)[image->num++] = was_full ? Window{0, 0} : Window{start, state.decoded_ns};
+        windows(image)[image->num++] = state.was_full ? Window{0, 0} : Window{start, state.decoded_ns};
     }
-    was_full = p->decodeStopReason == CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
+    state.was_full = p->decodeStopReason == CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
     return CUPTI_SUCCESS;
 }
 
