@@ -43,7 +43,7 @@ def describe(model: Any, rank: int, *, processor: Any = None) -> tuple[EngineInf
         options_hash=hashlib.sha256(repr(config).encode()).hexdigest()[:16],
         num_threads=0 if is_cuda else torch.get_num_threads(),
     )
-    return info, EventTimer(TorchEvents()) if is_cuda else HostTimer()
+    return info, EventTimer(TorchEvents(device)) if is_cuda else HostTimer()
 
 
 def asked_of(config: Any, *, is_stream: bool | None = None) -> dict[str, str]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from inferscope.adapters.shapes import dtype_bits, shape_of
-from inferscope.probe.timers import EventTimer, HostTimer, StepTimer, TorchEvents
+from inferscope.probe.cuda_events import TorchEvents
+from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
 from inferscope.records import EngineInfo
 
 
@@ -89,7 +90,7 @@ def step_timer(scheduler: Any) -> StepTimer | None:
     if scheduler.device == "cpu":
         return HostTimer()
     if scheduler.device == "cuda":
-        return EventTimer(TorchEvents())
+        return EventTimer(TorchEvents(sys.modules["torch"].cuda.current_device()))
     return None
 
 

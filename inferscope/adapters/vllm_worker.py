@@ -130,7 +130,7 @@ class WorkerHooks:
         if device.type == "cpu":
             return HostTimer()
         if device.type == "cuda":
-            return EventTimer(TorchEvents())
+            return EventTimer(TorchEvents(device))
         self._patches.unsupported(f"timing steps on a device of type {device.type}")
         return None
 

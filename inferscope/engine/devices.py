@@ -7,7 +7,7 @@ import importlib
 import torch
 
 from inferscope.errors import BadInput
-from inferscope.probe.timers import EventTimer, StepTimer, TorchEvents
+from inferscope.probe import EventTimer, StepTimer, TorchEvents
 
 AUTO = "auto"
 
@@ -68,4 +68,4 @@ def highest_clocks_mhz(device: torch.device) -> tuple[int, int] | None:
 
 def step_timer(device: torch.device) -> StepTimer | None:
     """Return what times steps on a device by its own clock; None where the host's clock does."""
-    return EventTimer(TorchEvents()) if device.type == "cuda" else None
+    return EventTimer(TorchEvents(device)) if device.type == "cuda" else None

@@ -1,9 +1,10 @@
 """The probe: the only API between an engine and InferScope."""
 
 from inferscope.probe.clock import Clock, SystemClock
+from inferscope.probe.cuda_events import TorchEvents
 from inferscope.probe.events import NO_REQUEST
 from inferscope.probe.probe import Probe
-from inferscope.probe.timers import EventTimer, HostTimer, StepTimer, TorchEvents
+from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
 from inferscope.records import EngineInfo, Shape
 
 __all__ = [

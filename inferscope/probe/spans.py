@@ -7,6 +7,8 @@ take a missing span for an idle device.
 
 from __future__ import annotations
 
+from threading import get_ident
+
 from inferscope.probe.log import Log
 from inferscope.probe.timers import StepTimer
 from inferscope.records import Clock, StepSpan
@@ -35,6 +37,9 @@ class Spans:
         self._log = log
         self._has_stopped = False
         """A step ended since the last `reap`."""
+        self._is_open = False
+        self._thread = 0
+        """The one that began the last step: it alone may ask the device while a step is open."""
         self._pending_ns = 0
         """As published; asking the timer instead costs 0.05 µs more per step."""
         self._signed: dict[int, tuple[int, tuple[int | None, int]]] = {}
@@ -42,9 +47,11 @@ class Spans:
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin timing a step; positional, for each keyword is to be paid in every step."""
+        self._thread = get_ident()
         if self._has_stopped or self._pending_ns:
             self.reap(now_ns)
         timer = self.timer
+        self._is_open = True
         timer.start(step, now_ns, mode, cold, dummy)
         self._publish_pending(timer.pending_ns)
         self.last_step = step
@@ -52,7 +59,7 @@ class Spans:
     def stop(self, now_ns: int, padded_tokens: int) -> None:
         """End timing the step begun last."""
         self.timer.stop(now_ns, padded_tokens=padded_tokens)
-        self._has_stopped = True
+        self._is_open, self._has_stopped = False, True
 
     def sign(self, step: int, digest: int, tokens: tuple[int | None, int] = _NOT_TOLD) -> None:
         """Remember by which digest the span of a step and its slices recognise each other.
@@ -68,10 +75,19 @@ class Spans:
             del signed[next(iter(signed))]
 
     def reap(self, now_ns: int) -> None:
-        """Write what the timer has completed."""
+        """Write what the timer has completed.
+
+        A thread that does not run the steps leaves the device alone while one is open: the engine
+        may be capturing a graph in it.
+        """
         log, timer = self._log, self.timer
+        if get_ident() == self._thread:
+            spans = timer.reap(now_ns)
+        elif self._is_open:
+            return
+        else:
+            spans = timer.reap_aside(now_ns)
         self._has_stopped = False
-        spans = timer.reap(now_ns)
         anchors = timer.anchors()
         for anchor in anchors:  # first: they place the spans
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -49,7 +50,10 @@ class StepTimer(Protocol):
         """End the step begun last."""
 
     def reap(self, now_ns: int) -> Sequence[Span]:
-        """Return the spans that are complete, in step order."""
+        """Return the spans that are complete, in step order; on the thread that runs the steps."""
+
+    def reap_aside(self, now_ns: int) -> Sequence[Span]:
+        """Return them on another thread, where that is safe; only while no step is open."""
 
     def anchors(self) -> Sequence[Anchor]:
         """Return the clock anchors that completed since the last call."""
@@ -63,7 +67,7 @@ class StepTimer(Protocol):
 
     @property
     def dropped(self) -> int:
-        """Return how many steps lost their span: the pool was exhausted, or an event failed."""
+        """Return how many steps lost their span: the pool was exhausted, or the device failed."""
 
 
 class HostTimer:
@@ -105,6 +109,10 @@ class HostTimer:
         done, self._done = self._done, []
         return done
 
+    def reap_aside(self, now_ns: int) -> Sequence[Span]:
+        """Return the same: any thread may read the host's clock."""
+        return self.reap(now_ns)
+
     def anchors(self) -> Sequence[Anchor]:
         """Return nothing: there is one clock."""
         return ()
@@ -119,14 +127,14 @@ class HostTimer:
 class EventSource(Protocol):
     """The calls of a device's timing events; `TorchEvents` is the real one.
 
-    Any of them may raise RuntimeError, as CUDA does: it costs what the event was for.
+    Any of them may raise anything: the timer discards its state and starts again.
     """
 
     def new(self) -> Any:
         """Make an event that records time."""
 
     def record(self, event: Any) -> None:
-        """Put the event on the current stream."""
+        """Put the event on the current stream of the timed device."""
 
     def record_aside(self, event: Any) -> None:
         """Put the event on a stream of our own, where nothing else is waited for."""
@@ -137,45 +145,24 @@ class EventSource(Protocol):
     def elapsed_ms(self, start: Any, end: Any) -> float:
         """Return the time between two passed events; float32 on CUDA."""
 
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread records a graph: then no event may be queried."""
 
-class TorchEvents:
-    """CUDA events by way of torch, which the observed process has loaded already."""
+    def aside(self) -> AbstractContextManager[bool]:
+        """Prepare a thread that is not the engine's; yield whether it may query events.
 
-    def __init__(self) -> None:
-        import torch
+        It may not where a query would invalidate a graph capture of another thread.
+        """
 
-        self._event: Any = torch.cuda.Event
-        self._new_stream: Any = torch.cuda.Stream
-        self._aside: Any = None
-
-    def new(self) -> Any:
-        """Make a timing event."""
-        return self._event(enable_timing=True)
-
-    def record(self, event: Any) -> None:
-        """Record on the current stream."""
-        event.record()
-
-    def record_aside(self, event: Any) -> None:
-        """Record on a side stream, made on first use: on the device that is then the current."""
-        if self._aside is None:
-            self._aside = self._new_stream()
-        event.record(self._aside)
-
-    def is_done(self, event: Any) -> bool:
-        """Query; never synchronises."""
-        return bool(event.query())
-
-    def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Return milliseconds between two passed events."""
-        return float(start.elapsed_time(end))
+    def reset(self) -> None:
+        """Forget the stream of `record_aside`, which may belong to a lost context."""
 
 
 ANCHOR_NS = 2_000_000_000
 """Between anchors. `elapsed_time` is a float32 of milliseconds: at 2 s it still resolves 0.12 µs,
 after an hour 0.25 ms, so offsets are always taken from an anchor a few seconds old."""
 ANCHOR_AGAIN_NS = 100_000_000
-"""After one that failed."""
+"""Between a failure and the next use of the device: steps in between are not timed."""
 _ANCHOR_QUERIES = 32
 """Made at once for a new anchor, some 50 µs: on a stream of its own it lands within a few."""
 
@@ -212,8 +199,13 @@ class _Flight:
 class EventTimer:
     """Times steps by pooled device events, reaped by query.
 
+    An event that fails is hardly ever alone: its context is lost, or a kernel before it faulted.
+    So any failure discards all events, the anchor and its stream; the steps in flight are counted
+    as dropped, and timing starts again `ANCHOR_AGAIN_NS` later. Device offsets go on from the last
+    anchor by the host's clock, so that they never run backwards.
+
     Attributes:
-        dropped: steps without a span, because the pool was exhausted or an event failed.
+        dropped: steps without a span, because the pool was exhausted or the device failed.
     """
 
     def __init__(
@@ -234,19 +226,18 @@ class EventTimer:
         self.dropped = 0
         self._anchor: Any = None
         self._anchor_offset_ns = 0
+        self._anchor_host_ns: int | None = None
         self._anchor_next: tuple[Any, int] | None = None
         self._anchor_due_ns = 0
         self._anchors: list[Anchor] = []
+        self._resumes_ns = 0
+        """Before then the device is left alone: it has just failed."""
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Record the start event; without a free event the step goes untimed, and is counted."""
         if self._open is not None:
             self._give_up(self._open)
-        if self._anchor_next is not None:
-            self._land_anchor()
-        elif now_ns >= self._anchor_due_ns:
-            self._drop_anchor(now_ns)
-        event = self._recorded(self._events.record)
+        event = self._started(now_ns)
         if event is None:
             self.dropped += 1
         else:
@@ -257,16 +248,113 @@ class EventTimer:
         flight = self._open
         if flight is None:
             return
-        event = self._recorded(self._events.record)
+        event = self._recorded(self._events.record, now_ns)
         if event is None:
-            self._give_up(flight)
+            if self._open is not None:  # the pool is exhausted
+                self._give_up(flight)
             return
         self._open = None
         flight.end, flight.launch_end_ns, flight.padded = event, now_ns, padded_tokens
         self._flights.append(flight)
 
     def reap(self, now_ns: int) -> list[Span]:
-        """Collect the flights that have landed, in order; a failing event costs its own step."""
+        """Collect the flights that have landed, in order; on the thread that runs the steps."""
+        if not self._has_to_ask or self._is_capturing():
+            return []
+        return self._collect(now_ns)
+
+    def reap_aside(self, now_ns: int) -> list[Span]:
+        """Collect them from another thread, while no step is open; nothing where it may not ask."""
+        if not self._has_to_ask:
+            return []
+        spans: list[Span] = []
+        with suppress(Exception), self._events.aside() as may_ask:
+            if may_ask:
+                spans = self._collect(now_ns)
+        return spans
+
+    def forget(self) -> None:
+        """Give up the step begun last and all in flight; recording their events anew is allowed."""
+        for flight in self._flights:
+            self._free += (flight.start, flight.end)
+        self._flights.clear()
+        if self._open is not None:
+            self._free.append(self._open.start)
+            self._open = None
+        if self._anchor_next is not None:
+            self._free.append(self._anchor_next[0])
+            self._anchor_next = None
+
+    def anchors(self) -> Sequence[Anchor]:
+        """Return the anchors that landed since the last call."""
+        landed, self._anchors = self._anchors, []
+        return landed
+
+    @property
+    def pending_ns(self) -> int:
+        """Return the launch of the oldest step in flight, 0 for none."""
+        if self._flights:
+            return self._flights[0].start_ns
+        return self._open.start_ns if self._open else 0
+
+    @property
+    def _has_to_ask(self) -> bool:
+        """Return whether an event is in flight; without one no call reaches the device."""
+        return bool(self._flights) or self._anchor_next is not None
+
+    def _is_capturing(self) -> bool:
+        """Return whether the calling thread records a graph, or may."""
+        try:
+            return self._events.is_capturing()
+        except Exception:
+            return True
+
+    def _started(self, now_ns: int) -> Any:
+        """Return the recorded start event of a step; None for a step that cannot be timed."""
+        if now_ns < self._resumes_ns or self._is_capturing():
+            return None
+        if self._anchor_next is not None:
+            self._land_anchor()
+        elif now_ns >= self._anchor_due_ns:
+            self._drop_anchor(now_ns)
+        if now_ns < self._resumes_ns:
+            return None
+        return self._recorded(self._events.record, now_ns)
+
+    def _recorded(self, record: Callable[[Any], None], now_ns: int) -> Any:
+        """Return an event that was just recorded; None where there is none, or it failed."""
+        try:
+            if self._free:
+                event = self._free.pop()
+            elif self._made < self._limit:
+                event = self._events.new()
+                self._made += 1
+            else:
+                return None
+            record(event)
+        except Exception:
+            self._restart(now_ns)
+            return None
+        return event
+
+    def _restart(self, now_ns: int) -> None:
+        """Discard everything that the device gave, and leave it alone for a while."""
+        self.dropped += len(self._flights) + (self._open is not None)
+        self._flights.clear()
+        self._free.clear()
+        self._made = 0
+        self._open = self._anchor = self._anchor_next = None
+        self._anchor_due_ns = self._resumes_ns = now_ns + ANCHOR_AGAIN_NS
+        with suppress(Exception):
+            self._events.reset()
+
+    def _give_up(self, flight: _Flight) -> None:
+        """Leave a step without a span."""
+        self._open = None
+        self._free.append(flight.start)
+        self.dropped += 1
+
+    def _collect(self, now_ns: int) -> list[Span]:
         if self._anchor_next is not None:
             self._land_anchor()
         spans: list[Span] = []
@@ -278,12 +366,9 @@ class EventTimer:
                     break
                 start_ns = self._offset_ns(flight.start)
                 end_ns = start_ns + round(1e6 * self._events.elapsed_ms(flight.start, flight.end))
-            except RuntimeError:
-                # A failed event is thrown away, not pooled: it would fail again.
-                flights.popleft()
-                self._made -= 2
-                self.dropped += 1
-                continue
+            except Exception:
+                self._restart(now_ns)
+                break
             flights.popleft()
             self._free += (flight.start, flight.end)
             spans.append(
@@ -302,53 +387,10 @@ class EventTimer:
             )
         return spans
 
-    def forget(self) -> None:
-        """Give up the step begun last and all in flight; recording their events anew is allowed."""
-        for flight in self._flights:
-            self._free += (flight.start, flight.end)
-        self._flights.clear()
-        if self._open is not None:
-            self._free.append(self._open.start)
-            self._open = None
-
-    def anchors(self) -> Sequence[Anchor]:
-        """Return the anchors that landed since the last call."""
-        landed, self._anchors = self._anchors, []
-        return landed
-
-    @property
-    def pending_ns(self) -> int:
-        """Return the launch of the oldest step in flight, 0 for none."""
-        if self._flights:
-            return self._flights[0].start_ns
-        return self._open.start_ns if self._open else 0
-
-    def _recorded(self, record: Callable[[Any], None]) -> Any:
-        """Return an event that was just recorded; None where there is none, or it failed."""
-        if self._free:
-            event = self._free.pop()
-        elif self._made < self._limit:
-            event = self._events.new()
-            self._made += 1
-        else:
-            return None
-        try:
-            record(event)
-        except RuntimeError:
-            self._made -= 1
-            return None
-        return event
-
-    def _give_up(self, flight: _Flight) -> None:
-        """Leave a step without a span."""
-        self._open = None
-        self._free.append(flight.start)
-        self.dropped += 1
-
     def _drop_anchor(self, now_ns: int) -> None:
         """Record an anchor aside, between two looks at the clock."""
         before_ns = self._now()
-        event = self._recorded(self._events.record_aside)
+        event = self._recorded(self._events.record_aside, now_ns)
         if event is None:
             self._anchor_due_ns = now_ns + ANCHOR_AGAIN_NS
             return
@@ -369,25 +411,26 @@ class EventTimer:
         if self._anchor_next is None:
             return
         event, before_ns = self._anchor_next
+        asked_ns = self._now()
         try:
-            asked_ns = self._now()
             if not self._events.is_done(event):
                 self._anchor_next = (event, asked_ns)
                 return
             after_ns = self._now()
+            error_ns = (after_ns - before_ns + 1) // 2
+            host_ns = before_ns + error_ns
             if self._anchor is not None:
                 elapsed_ms = self._events.elapsed_ms(self._anchor, event)
                 self._anchor_offset_ns += round(1e6 * elapsed_ms)
-        except RuntimeError:
-            self._anchor_next = None
-            self._made -= 1
-            self._anchor_due_ns = before_ns + ANCHOR_AGAIN_NS
+            elif self._anchor_host_ns is not None:  # the first since a restart
+                self._anchor_offset_ns += host_ns - self._anchor_host_ns
+        except Exception:
+            self._restart(asked_ns)
             return
         if self._anchor is not None:
             self._free.append(self._anchor)
-        self._anchor, self._anchor_next = event, None
-        error_ns = (after_ns - before_ns + 1) // 2
-        self._anchors.append(Anchor(before_ns + error_ns, self._anchor_offset_ns, error_ns))
+        self._anchor, self._anchor_next, self._anchor_host_ns = event, None, host_ns
+        self._anchors.append(Anchor(host_ns, self._anchor_offset_ns, error_ns))
 
     def _offset_ns(self, event: Any) -> int:
         """Return an event's offset since the first anchor; before it, negative."""

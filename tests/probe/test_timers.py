@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from inferscope.probe.timers import ANCHOR_AGAIN_NS, ANCHOR_NS, EventTimer, HostTimer
 from tests.probe.fakes import FakeClock
@@ -21,6 +23,7 @@ class FakeDevice:
         self.clock, self.lag_ns, self.drift = clock, lag_ns, drift
         self.aside_lag_ns = 2 * US
         self.num_made = 0
+        self.num_resets = 0
         self.fails: set[str] = set()
         self.failing: set[Event] = set()
 
@@ -45,6 +48,16 @@ class FakeDevice:
         assert end.at_ns is not None
         exact_ms = (end.at_ns - start.at_ns) * (1 + self.drift) / 1e6
         return float(struct.unpack("f", struct.pack("f", exact_ms))[0])
+
+    def is_capturing(self) -> bool:
+        return False
+
+    @contextmanager
+    def aside(self) -> Iterator[bool]:
+        yield True
+
+    def reset(self) -> None:
+        self.num_resets += 1
 
     def _record(self, event: Event, lag_ns: int) -> None:
         if "record" in self.fails:
@@ -107,15 +120,43 @@ def test_the_first_steps_wait_for_the_first_anchor_and_none_is_lost() -> None:
     assert -31 * MS < span.device_start_ns < -29 * MS
 
 
-def test_a_failing_event_costs_its_own_step_and_is_not_used_again() -> None:
+def test_a_failing_event_costs_the_steps_in_flight_and_timing_starts_again() -> None:
     clock, device, timer = made(lag_ns=MS)
     for step in range(3):
         run(clock, timer, step)
     device.failing.add(timer._flights[1].end)
     clock.now_ns += 10 * MS
-    assert [span.step for span in timer.reap(clock.now_ns)] == [0, 2]
-    assert timer.dropped == 1
+    assert [span.step for span in timer.reap(clock.now_ns)] == [0]
+    assert timer.dropped == 2
+    assert timer.pending_ns == 0
+    assert device.num_resets == 1
+    run(clock, timer, 3)  # too soon after the failure
+    assert timer.dropped == 3
+    clock.now_ns += ANCHOR_AGAIN_NS
+    run(clock, timer, 4)
+    clock.now_ns += 10 * MS
+    assert [span.step for span in timer.reap(clock.now_ns)] == [4]
+    assert timer.dropped == 3
     assert not device.failing & set(timer._free)
+
+
+def test_device_offsets_go_on_where_they_were_after_a_restart() -> None:
+    clock, device, timer = made()
+    run(clock, timer, 0)
+    (before,) = timer.anchors()
+    timer.reap(clock.now_ns)
+    device.fails.add("record")
+    clock.now_ns += 1000 * MS
+    run(clock, timer, 1)
+    device.fails.clear()
+    clock.now_ns += ANCHOR_AGAIN_NS
+    started_ns = clock.now_ns
+    run(clock, timer, 2)
+    (span,) = timer.reap(clock.now_ns)
+    (after,) = timer.anchors()
+    assert after.device_ns - before.device_ns == after.host_ns - before.host_ns
+    assert span.device_start_ns is not None
+    assert abs(after.host_ns + span.device_start_ns - after.device_ns - started_ns) < 20 * US
 
 
 def test_events_that_cannot_be_recorded_cost_steps_and_never_raise() -> None:
@@ -191,17 +232,18 @@ def test_an_anchor_that_is_slow_says_how_little_it_knows() -> None:
     assert abs(anchor.host_ns - at_ns) <= anchor.error_ns
 
 
-def test_a_failed_anchor_is_tried_again_soon() -> None:
+def test_after_a_failed_anchor_timing_starts_again_soon() -> None:
     clock, device, timer = made()
     device.fails.add("is_done")
     run(clock, timer, 1)
     assert timer.anchors() == []
+    assert timer.dropped == 1
     device.fails.clear()
     clock.now_ns += ANCHOR_AGAIN_NS
     run(clock, timer, 2)
     assert len(timer.anchors()) == 1
-    assert [span.step for span in timer.reap(clock.now_ns + MS)] == [1, 2]
-    assert timer.dropped == 0
+    assert [span.step for span in timer.reap(clock.now_ns + MS)] == [2]
+    assert timer.dropped == 1
 
 
 def test_anchors_show_a_drifting_clock_and_spans_stay_placed_after_an_hour() -> None:

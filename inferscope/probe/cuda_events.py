@@ -1,0 +1,118 @@
+"""Timing events of one CUDA device, by way of torch, which the observed process has loaded already.
+
+An event query is a call that a graph capture forbids: one of another thread, while a capture in
+CUDA's default mode is under way anywhere in the process, makes that capture fail (PyTorch issue
+104487). A thread in the mode "thread-local" is exempt: captures of other threads are ignored. So
+whoever is not the engine's thread queries in that mode, as PyTorch's NCCL watchdog does, or not at
+all (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html,
+`cuThreadExchangeStreamCaptureMode`). The driver's function is called and not the runtime's: it is
+in one library for all versions of CUDA, and never makes a context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+_THREAD_LOCAL = 1
+"""`CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`."""
+
+Exchange = Callable[[int], int | None]
+"""Set the calling thread's capture mode; return the former one, None where that failed."""
+
+
+class TorchEvents:
+    """Events on the current stream of one device, whichever device is the current one."""
+
+    def __init__(
+        self, device: Any = None, *, cuda: Any = None, exchange: Exchange | None = None
+    ) -> None:
+        """Take the device to time.
+
+        Args:
+            device: a `torch.device` or its index; the current one at the first event, if neither.
+            cuda: the module `torch.cuda`, or what behaves like it.
+            exchange: sets a thread's capture mode.
+        """
+        if cuda is None:
+            from torch import cuda
+        self._cuda = cuda
+        self._exchange = exchange
+        index = device if isinstance(device, int) else getattr(device, "index", None)
+        self._device: int | None = index
+        self._aside: Any = None
+
+    def new(self) -> Any:
+        """Make a timing event."""
+        return self._cuda.Event(enable_timing=True)
+
+    def record(self, event: Any) -> None:
+        """Record on the device's current stream."""
+        event.record(self._cuda.current_stream(self._index()))
+
+    def record_aside(self, event: Any) -> None:
+        """Record on a side stream of the device, made on first use."""
+        if self._aside is None:
+            self._aside = self._cuda.Stream(device=self._index())
+        event.record(self._aside)
+
+    def is_done(self, event: Any) -> bool:
+        """Query; never synchronises."""
+        return bool(event.query())
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Return milliseconds between two passed events."""
+        return float(start.elapsed_time(end))
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread's current stream is being captured."""
+        return bool(self._cuda.is_current_stream_capturing())
+
+    @contextmanager
+    def aside(self) -> Iterator[bool]:
+        """Select the device and ignore other threads' captures; yield whether that succeeded.
+
+        The device first: a query of a thread that has selected none would make a context on the
+        first GPU, some hundreds of megabytes on a device that the model may not even use.
+        """
+        with self._cuda.device(self._index()):
+            exchange = self._exchange or _driver_exchange()
+            former = None if exchange is None else exchange(_THREAD_LOCAL)
+            try:
+                yield former is not None
+            finally:
+                if exchange is not None and former is not None:
+                    exchange(former)
+
+    def reset(self) -> None:
+        """Forget the side stream."""
+        self._aside = None
+
+    def _index(self) -> int:
+        if self._device is None:
+            self._device = int(self._cuda.current_device())
+        return self._device
+
+
+@cache
+def _driver_exchange() -> Exchange | None:
+    """Return the driver's exchange of capture modes; None where there is none (ROCm, old CUDA)."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+    return exchange_by(function)
+
+
+def exchange_by(function: Any) -> Exchange:
+    """Make an exchange of `CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *)`."""
+    function.argtypes, function.restype = [ctypes.POINTER(ctypes.c_int)], ctypes.c_int
+
+    def exchange(mode: int) -> int | None:
+        held = ctypes.c_int(mode)
+        return held.value if function(ctypes.byref(held)) == 0 else None
+
+    return exchange
