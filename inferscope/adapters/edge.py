@@ -111,7 +111,9 @@ class Exchange:
 class _Sending:
     """A send that is awaited, and whether it had to wait.
 
-    Not a coroutine: between it and the event loop stands nothing but `next`.
+    Not a coroutine: between it and the event loop stands nothing but `next`. What an event loop
+    sends or throws into it goes on to the awaited steps, as `yield from` would pass it on: asyncio
+    sends nothing but None, Trio sends values.
     """
 
     __slots__ = ("_steps", "has_waited")
@@ -131,13 +133,22 @@ class _Sending:
         self.has_waited = True
         return awaited
 
+    def send(self, value: Any) -> Any:
+        """Resume the steps with what was awaited."""
+        return self._steps.send(value) if value is not None else next(self)
+
     def throw(self, *error: Any) -> Any:
-        """Let a cancellation in."""
-        return self._steps.throw(*error)
+        """Throw a cancellation into the steps; raise it here if they take none."""
+        throw = getattr(self._steps, "throw", None)
+        if throw is not None:
+            return throw(*error)
+        raise error[1] if len(error) > 1 and error[1] is not None else error[0]
 
     def close(self) -> None:
-        """End it: nobody waits any more."""
-        self._steps.close()
+        """Close the steps, if they can be closed."""
+        close = getattr(self._steps, "close", None)
+        if close is not None:
+            close()
 
 
 class Edge:

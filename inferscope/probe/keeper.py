@@ -3,9 +3,8 @@
 A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for and
 makes pages ready, none of which takes the lock. Only when no step has run for 50 ms, and the lock
 is free, does it take that, to reap (never from a device while a step is open) and to report for an
-engine that is idle. It is the one thing of
-a probe that a fork does not copy, so it is here that a forked child learns that the ring is not its
-own.
+engine that is idle. It is the one thing of a probe that a fork does not copy, so it is here that a
+forked child learns that the ring is not its own.
 """
 
 from __future__ import annotations
