@@ -67,6 +67,7 @@ class Exchange:
         index_by_id: the engine's requests that belong to it.
         waiting: their tokens that are produced and not yet written.
         has_ended: the last byte was told.
+        probe: of the engine that they belong to, the edge's own until they are known.
     """
 
     __slots__ = (
@@ -77,13 +78,17 @@ class Exchange:
         "index_by_id",
         "parts",
         "path",
+        "probe",
         "received_ns",
         "status",
         "trace",
         "waiting",
     )
 
-    def __init__(self, scope: Message, labels: Labels, allowed: AllowedHeaders) -> None:
+    def __init__(
+        self, scope: Message, probe: Probe, labels: Labels, allowed: AllowedHeaders
+    ) -> None:
+        self.probe = probe
         self.received_ns = received_ns(scope)
         self.path: str = scope["path"]
         self.external_id: str | None = None
@@ -182,6 +187,7 @@ class Edge:
         external_id: str | None = None,
         parent: str = "",
         asked: Mapping[str, str] | None = None,
+        probe: Probe | None = None,
     ) -> None:
         """Say that the HTTP request being served is, or is part of, this one of the engine's.
 
@@ -191,11 +197,14 @@ class Edge:
             external_id: what the answer will call it; the client's own `X-Request-Id` is preferred.
             parent: of a request that is one of several answers to the same prompt.
             asked: what was asked of its sampling, by the words of `asked`.
+            probe: of the front end of its engine, where several engines are behind one server.
         """
         exchange = _exchange.get()
         if exchange is None or exchange.has_ended or request_id in self._by_id:
             return
-        index = self._probe.received(
+        if probe is not None and not exchange.index_by_id:
+            exchange.probe = probe
+        index = exchange.probe.received(
             request_id,
             external_id=exchange.external_id or external_id,
             trace=exchange.trace,
@@ -207,7 +216,7 @@ class Edge:
         exchange.index_by_id[request_id] = index
         self._by_id[request_id] = exchange
         if prompt_tokens is not None:
-            self._probe.tokenised(index, prompt_tokens)
+            exchange.probe.tokenised(index, prompt_tokens)
 
     def produced(self, request_id: str, num_tokens: int) -> None:
         """Say that tokens are on their way to the client; without an exchange nothing happens."""
@@ -221,7 +230,7 @@ class Edge:
         """Say that the front end has ended a request that the core still thinks alive."""
         exchange = self._by_id.get(request_id)
         if exchange is not None:
-            self._probe.finished(exchange.index_by_id[request_id], reason)
+            exchange.probe.finished(exchange.index_by_id[request_id], reason)
 
     # --- from the server ----------------------------------------------------------------------
 
@@ -235,7 +244,7 @@ class Edge:
             if not self._stamps_receipts:  # not before the server has chosen its protocol
                 self._stamps_receipts = True
                 patches.run(stamp_receipts, patches)
-            exchange = patches.run(_begin, scope, self.labels, self._allowed)
+            exchange = patches.run(_begin, scope, self._probe, self.labels, self._allowed)
             if exchange is None:
                 return await original(app, scope, receive, send)
             token = _exchange.set(exchange)
@@ -294,8 +303,8 @@ class Edge:
             for index in leaving:
                 if index not in exchange.begun:
                     exchange.begun.add(index)
-                    self._probe.first_byte(index, at_ns=at_ns)
-            self._probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
+                    exchange.probe.first_byte(index, at_ns=at_ns)
+            exchange.probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
         if not message.get("more_body", False):
             self._end(exchange, at_ns)
 
@@ -306,7 +315,7 @@ class Edge:
         exchange.has_ended = True
         for request_id, index in exchange.index_by_id.items():
             del self._by_id[request_id]
-            self._probe.last_byte(index, at_ns=at_ns)
+            exchange.probe.last_byte(index, at_ns=at_ns)
         if not exchange.index_by_id and exchange.status >= _REFUSED:
             self._refused(exchange)
 
@@ -323,11 +332,13 @@ class Edge:
         self._probe.last_byte(index)
 
 
-def _begin(scope: Message, labels: Labels, allowed: AllowedHeaders) -> Exchange | None:
+def _begin(
+    scope: Message, probe: Probe, labels: Labels, allowed: AllowedHeaders
+) -> Exchange | None:
     """Return the exchange of a request that may reach the engine: those are POSTs."""
     if scope["method"] != "POST":
         return None
-    exchange = scope[_MARK] = Exchange(scope, labels, allowed)
+    exchange = scope[_MARK] = Exchange(scope, probe, labels, allowed)
     return exchange
 
 

@@ -62,7 +62,7 @@ class BatchingHooks:
         """Observe a batching loop, unless it is already."""
         if id(processor) not in self._batchers:
             described = functools.partial(describe, model, processor=processor)
-            recorder = self._recorders.take(described)
+            recorder = self._recorders.take(model, described, place=str(model.device))
             if recorder is not None:
                 self._batchers[id(processor)] = Batcher(recorder, processor)
 

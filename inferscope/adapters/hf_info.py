@@ -11,12 +11,11 @@ from inferscope.adapters.shapes import shape_of
 from inferscope.probe import EngineInfo, EventTimer, HostTimer, StepTimer, TorchEvents
 
 
-def describe(model: Any, rank: int, *, processor: Any = None) -> tuple[EngineInfo, StepTimer]:
+def describe(model: Any, *, processor: Any = None) -> tuple[EngineInfo, StepTimer]:
     """Return what the records say of a model, and the timer of its device.
 
     Args:
         model: a `PreTrainedModel`.
-        rank: of the recorder.
         processor: its continuous batching, where it is known.
     """
     torch, transformers = sys.modules["torch"], sys.modules["transformers"]
@@ -35,7 +34,6 @@ def describe(model: Any, rank: int, *, processor: Any = None) -> tuple[EngineInf
         shape=shape_of(config, activation_bits=8 * model.dtype.itemsize),
         device=properties.name if properties is not None else device.type,
         device_uuid=str(getattr(properties, "uuid", "")),
-        ranks=(0, 0, rank, 0),
         max_running=getattr(scheduler, "max_requests_per_batch", 0),
         token_budget=getattr(cache, "max_batch_tokens", 0),
         block_tokens=_block_tokens(cache),

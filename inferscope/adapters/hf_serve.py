@@ -3,6 +3,8 @@
     POST ─► handler ─► generate_streaming │ generate_non_streaming(request_id=…)     `join`
                          └ streamer.put(tokens)                                      `produced`
 
+Each model that is loaded is an engine of its own, so it has a front end's ring of its own too.
+
 The server's own request id (the client's `X-Request-Id`, else one of its own) is the one that
 continuous batching uses. `generate` has no ids: it is told the name of what it will be given.
 """
@@ -82,8 +84,12 @@ class ServedRequests:
             num_tokens = int(ids.shape[-1])
             self._session.expect(ids, request_id, time.monotonic_ns())
         if self._edge is not None:
-            given = asked_of(gen_config, is_stream=is_stream)
-            self._edge.join(request_id, prompt_tokens=num_tokens, asked=given)
+            self._edge.join(
+                request_id,
+                prompt_tokens=num_tokens,
+                asked=asked_of(gen_config, is_stream=is_stream),
+                probe=self._session.front_end(model),
+            )
         return request_id
 
     def _streams(self, joined: str | None, result: Any, *_args: Any, **_kwargs: Any) -> None:

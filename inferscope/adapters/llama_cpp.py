@@ -141,6 +141,8 @@ class Session:
         _, num = self._watched.pop(id(llama), (llama, 1))
         if num > 1:
             self._watched[id(llama)] = (llama, num - 1)
+        elif not self.watches_all:
+            self.recorders.release(llama)
 
     @property
     def is_idle(self) -> bool:
@@ -217,7 +219,7 @@ class Session:
     def _begin(self, llama: Any) -> Run | None:
         if not self.watches_all and id(llama) not in self._watched:
             return None
-        recorder = self.recorders.take(functools.partial(_describe, llama))
+        recorder = self.recorders.take(llama, functools.partial(_describe, llama))
         if recorder is None:
             return None
         wanted, self._on.max_tokens = self._on.max_tokens, 0
@@ -243,8 +245,12 @@ def watch(subject: Any) -> Watch:
         session = _begun()
         session.add(subject)
         session.patches.run(session.install, type(subject))
-        session.patches.run(session.recorders.open_first, functools.partial(_describe, subject))
-        return Watch(session.recorders.path, functools.partial(_unwatch, session, subject))
+        session.patches.run(
+            session.recorders.open_first, subject, functools.partial(_describe, subject)
+        )
+        return Watch(
+            session.recorders.path_of(subject), functools.partial(_unwatch, session, subject)
+        )
 
 
 def _unwatch(session: Session, llama: Any) -> None:
@@ -276,7 +282,7 @@ def _eval_begins(run: Run, llama: Any, tokens: Any) -> None:
     run.eval_begins(int(llama.n_tokens), len(tokens))
 
 
-def _describe(llama: Any, rank: int) -> tuple[EngineInfo, StepTimer]:
+def _describe(llama: Any) -> tuple[EngineInfo, StepTimer]:
     """Say what is known without a doubt; the shape of a quantised file is not."""
     path = str(getattr(llama, "model_path", ""))
     version = getattr(sys.modules.get("llama_cpp"), "__version__", "")
@@ -287,7 +293,6 @@ def _describe(llama: Any, rank: int) -> tuple[EngineInfo, StepTimer]:
         model=path,
         served_name=Path(path).stem,
         device="cpu",
-        ranks=(0, 0, rank, 0),
         max_running=1,
         token_budget=int(getattr(llama, "n_batch", 0)),
     )

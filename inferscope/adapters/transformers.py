@@ -23,6 +23,7 @@ from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorders
 from inferscope.adapters.watch import Watch
 from inferscope.errors import BadInput
+from inferscope.probe import Probe
 
 Function = Callable[..., Any]
 
@@ -44,7 +45,7 @@ class Session:
 
     Attributes:
         watches_all: every model is, not only those of `models`.
-        recorders: one for each thread that generates.
+        recorders: for each model, one per thread that generates.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,8 @@ class Session:
         entry = self._models.pop(id(model), None)
         if entry is not None and entry[1] > 1:
             self._models[id(model)] = (entry[0], entry[1] - 1)
+        elif not self.watches_all:
+            self.recorders.release(model)
 
     @property
     def is_idle(self) -> bool:
@@ -86,6 +89,16 @@ class Session:
         """Name the request that `generate` will be given these ids for."""
         if len(self._expected) < _MOST_EXPECTED:
             self._expected[id(ids)] = (name, arrived_ns)
+
+    def open_first(self, model: Any) -> None:
+        """Open a model's ring, to attach to before the first step."""
+        described = functools.partial(describe, model)
+        self.recorders.open_first(model, described, place=str(model.device))
+
+    def front_end(self, model: Any) -> Probe | None:
+        """Return the probe of the HTTP edge in front of a model; None for the process's own."""
+        described = functools.partial(describe, model)
+        return self.recorders.front_end(model, described, place=str(model.device))
 
     def close(self) -> None:
         """Put everything back, and close the rings."""
@@ -185,15 +198,21 @@ class Session:
         on = self._on
         if on.loop is not None:  # an assistant's, or a loop within a custom one
             outer = on.loop if isinstance(on.loop, MainLoop) else None
-            is_draft = outer is not None and outer.is_assisted
-            return DraftLoop(model, settings, outer) if outer is not None and is_draft else None
+            if outer is None or not outer.is_assisted:
+                return None
+            if model.device != outer.model.device:  # the recorder's timer is the other's
+                self.patches.unsupported("an assistant on another device than its model")
+                return None
+            return DraftLoop(model, settings, outer)
         if model.config.is_encoder_decoder:
             self.patches.unsupported("encoder-decoder models are not recorded")
             return None
         criteria = settings.get("stopping_criteria")
         if criteria is not None:
             self.patches.around(type(criteria), "__call__", after=self._judged)
-        recorder = self.recorders.take(functools.partial(describe, model))
+        recorder = self.recorders.take(
+            model, functools.partial(describe, model), place=str(model.device)
+        )
         if recorder is None:
             return None
         return MainLoop(
@@ -263,18 +282,22 @@ def watch(subject: Any) -> Watch:
         session = _begun()
         session.add(model)
         session.patches.run(session.patch_model, type(model))
-        session.patches.run(session.recorders.open_first, functools.partial(describe, model))
+        session.patches.run(session.open_first, model)
         processor = getattr(subject, "batch_processor", None)
         if processor is not None:
             session.patches.run(session.batching.add, model, processor)
-        return Watch(session.recorders.path, functools.partial(_unwatch, session, model))
+        # Weakly: an observation that is never closed must not keep the model alive.
+        stop = functools.partial(_unwatch, session, weakref.ref(model))
+        return Watch(session.recorders.path_of(model), stop)
 
 
-def _unwatch(session: Session, model: Any) -> None:
+def _unwatch(session: Session, ref: weakref.ref[Any]) -> None:
     """Observe a model once less; the last one puts everything back."""
     global _session
     with _lock:
-        session.remove(model)
+        model = ref()
+        if model is not None:
+            session.remove(model)
         if session.is_idle:
             session.close()
             _session = None

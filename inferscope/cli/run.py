@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import os
 import secrets
 import sys
@@ -170,7 +171,11 @@ def _run_recorded(
 
     folder = ring_directory() / file_name(engine_id)
     source = RingSource(
-        lambda: [*folder.glob("*.ring"), *sampler_rings(folder.parent)],
+        lambda: [
+            *folder.glob("*.ring"),
+            *_further_models(folder),
+            *sampler_rings(folder.parent),
+        ],
         name=engine_id,
         recording=RecordingWriter(file),
     )
@@ -195,6 +200,16 @@ def _run_recorded(
     else:
         _say(f"{file} is empty: no process of the command opened a ring")
     return code
+
+
+def _further_models(home: Path) -> list[Path]:
+    """Return the rings of the second and later models of an engine's process.
+
+    They are engines of their own, `ID-2` and so on, beside the folder `home` of the first.
+    """
+    beside = home.parent.glob(f"{glob.escape(home.name)}-*/*.ring")
+    start = len(home.name) + 1
+    return sorted(path for path in beside if path.parent.name[start:].isdecimal())
 
 
 def _say(line: str) -> None:

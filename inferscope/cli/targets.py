@@ -115,10 +115,14 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
     A server's launcher, and the workers that it starts, are often what one sees in `ps`.
     """
     own = [engine for engine in engines if pid in engine.pids]
-    if own:
-        return own[0]
     now_ns = time.monotonic_ns()
     alive = [engine for engine in engines if engine.is_alive(now_ns)]
+    models = [engine for engine in own if engine in alive]
+    if len(models) > 1:
+        list_engines(models)
+        raise NotFound(f"process {pid} runs {len(models)} models. Name one by its engine id.")
+    if own:
+        return (models or own)[0]
     above, below = set(ancestors(pid)), descendants(pid)
     related = [engine for engine in alive if above & set(engine.pids)]
     related = related or [engine for engine in alive if below & set(engine.pids)]

@@ -104,17 +104,19 @@ class Probe:
         rank: int = 0,
         timer: StepTimer | None = None,
         clock: TimeSource | None = None,
+        engine_id: str | None = None,
     ) -> Probe:
         """Make this process's ring and start observing. Never raises.
 
         Where no ring can be made (no space, no permission, `INFERSCOPE=0`) the probe comes back
-        switched off, after one line in the log.
+        switched off, after one line in the log. `engine_id` is for one of several engines in this
+        process; without it the ring belongs to the process's own.
         """
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
         ring = None
         try:
-            ring = make_ring(role, rank, clock or SystemClock())
+            ring = make_ring(role, rank, clock or SystemClock(), engine_id=engine_id)
             tables = _cost_tables(info, role)
             probe = cls(ring, open_switch(ring), info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from inferscope.adapters.edge import Edge
+from inferscope.probe import Probe
 
 BUSY_S = 0.3
 
@@ -27,6 +28,8 @@ class Front:
     def __init__(self) -> None:
         self.edge: Edge | None = None
         self.num_done = 0
+        self.probes: dict[str, Probe] = {}
+        """Probes of further engines behind this server, by the name in the query."""
         self.linger_s = 0.0
         """For how long the server is busy between the write of a body and its return."""
         self.is_busy, self.may_go_on = threading.Event(), threading.Event()
@@ -69,7 +72,13 @@ class Front:
         if self.edge is not None:
             asked = request.query_params.get("asked")
             given = None if asked is None else {"max_tokens": asked}
-            self.edge.join(request_id, prompt_tokens=5, external_id="ours", asked=given)
+            self.edge.join(
+                request_id,
+                prompt_tokens=5,
+                external_id="ours",
+                asked=given,
+                probe=self.probes.get(request.query_params.get("engine", "")),
+            )
         return request_id
 
     def produced(self, request_id: str, num: int) -> None:

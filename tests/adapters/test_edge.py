@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,30 @@ def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
     assert tokenised.prompt_tokens == 5
     assert before_ns <= received.at_ns <= tokenised.at_ns <= first.at_ns <= last.at_ns <= after_ns
     assert watched.tokens() == [(0, 2)] * 3
+
+
+def test_requests_of_another_engine_are_recorded_in_its_own_ring(watched: Watched) -> None:
+    other = Probe.open(EngineInfo(0, "toy"), role="frontend", engine_id="edge-2")
+    watched.front.probes["second"] = other
+    assert other.path is not None
+    assert other.path.parent.name == "edge-2"
+    threads = [
+        threading.Thread(target=watched.post, args=(f"/stream?n={at}{engine}",))
+        for at, engine in enumerate(["", "&engine=second"] * 3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    watched.wait_until_done(6)
+    other.close()
+    theirs = [record for record in records(other.path) if isinstance(record, RequestEvent)]
+    for events, numbers in ((watched.events(), "024"), (theirs, "135")):
+        names = {event.index: event.request_id for event in events if event.request_id}
+        assert set(names.values()) == {f"engine-{number}" for number in numbers}
+        for index in names:
+            kinds = [EVENTS[event.kind] for event in events if event.index == index]
+            assert kinds == ["received", "tokenised", "first_byte", "last_byte"]
 
 
 def test_headers_that_the_operator_allows_become_attributes(
@@ -238,7 +263,10 @@ def test_what_waits_for_a_client_that_does_not_read_is_noted_when_it_has(watched
     connection = http.client.HTTPConnection(watched.address, timeout=10)
     connection.request("POST", "/flood?n=9", body=b"{}")
     answer = connection.getresponse()
-    time.sleep(0.2)
+    until = time.monotonic() + 30
+    while "first_byte" not in watched.kinds():
+        assert time.monotonic() < until
+        time.sleep(0.002)
     woken_ns = time.monotonic_ns()
     assert len(answer.read()) == 32_000_000
     connection.close()

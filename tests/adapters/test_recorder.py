@@ -15,9 +15,12 @@ from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorders
 from inferscope.probe import EngineInfo, HostTimer
 
-recorders = Recorders(Patches("test"))
-recorders.take(lambda rank: (EngineInfo(0, "test"), HostTimer()))
-recorders.take(lambda rank: (EngineInfo(0, "test"), HostTimer()))
+class Model:
+    pass
+
+recorders, model = Recorders(Patches("test")), Model()
+recorders.take(model, lambda: (EngineInfo(0, "test"), HostTimer()))
+recorders.take(model, lambda: (EngineInfo(0, "test"), HostTimer()))
 """
 
 

@@ -16,6 +16,7 @@ from inferscope.cli import remote
 from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.cli.targets import engine_of, is_remote
 from inferscope.errors import InferScopeError, NotFound
+from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 
 ENGINE = """
@@ -50,6 +51,27 @@ class Tree:
 
     def stop(self) -> None:
         self.launcher.communicate("\n", timeout=60)
+
+
+def test_a_pid_of_several_models_is_no_answer_and_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    monkeypatch.setenv(ENGINE_ID_VARIABLE, "here")
+    first = Probe.open(EngineInfo(0, "test"))
+    assert engine_of(str(os.getpid())).engine_id == "here"
+    second = Probe.open(EngineInfo(0, "test"), engine_id="here-2")
+    try:
+        with pytest.raises(NotFound, match=r"runs 2 models\. Name one by its engine id"):
+            engine_of(str(os.getpid()))
+        assert {line.split()[0] for line in capsys.readouterr().err.splitlines()} == {
+            "here", "here-2",
+        }  # fmt: skip
+        assert engine_of("here-2").engine_id == "here-2"
+    finally:
+        first.close()
+        second.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -288,6 +289,32 @@ def test_a_signal_reaches_the_command_once_and_its_code_comes_back(
         assert "records, 0 lost" in err
         export = run_inferscope("export", str(file), "-o", "-", rings=tmp_path)
         assert '"finish":"stop"' in export.stdout
+
+
+TWO_MODELS = """
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.recorder import Recorders
+from inferscope.probe import EngineInfo, HostTimer
+class Model: pass
+models, recorders = [Model(), Model()], Recorders(Patches("test"))
+for at, model in enumerate(models):
+    info = EngineInfo(0, "test", model=f"model {at}")
+    probe = recorders.take(model, lambda: (info, HostTimer())).probe
+    probe.finished(probe.queued(f"request {at}", prompt_tokens=3), "stop")
+recorders.close()
+"""
+
+
+def test_every_model_of_the_command_is_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "run.isr"
+    done = run("--record", str(file), "--", *script(tmp_path, TWO_MODELS), rings=tmp_path / "rings")
+    assert done.returncode == 0, done.stderr
+    export = run_inferscope("export", str(file), "-o", "-", rings=tmp_path)
+    rows = [json.loads(line) for line in export.stdout.splitlines()]
+    named = {row["request"]: row["engine"] for row in rows if row["kind"] == "request"}
+    first, second = named["request 0"], named["request 1"]
+    assert f"attach {first}" in done.stderr
+    assert second == f"{first}-2"
 
 
 def test_ctrl_c_on_a_terminal_interrupts_the_command_once(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Bench:
         self.probe.stop(step)
 
     def tend(self) -> None:
-        """Have the thread beside the engine look, 100 ms later."""
+        """Run one round of the thread beside the engine, 100 ms later."""
         self.clock.now_ns += 100 * MS
         beside = threading.Thread(target=self.probe._keeper.tend)
         beside.start()
