@@ -20,7 +20,7 @@ from pathlib import Path
 
 from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.run_beside import collecting, run_beside
-from inferscope.cli.run_target import Target, Unobservable, find_target, shim_of
+from inferscope.cli.run_target import Target, Unobservable, find_target, hides_hook, shim_of
 from inferscope.errors import BadInput
 from inferscope.probe.identity import ENGINE_ID_VARIABLE, file_name
 from inferscope.ring.discovery import ring_directory, sampler_rings
@@ -101,11 +101,19 @@ def _prepare(target: Target, words: Sequence[str], environment: dict[str, str]) 
             f"{target.program} is not a Python program, so it cannot be observed",
             "Give the Python command that it starts.",
         )
-    shim = shim_of(target.interpreter, environment)
+    shim = shim_of(target, environment)
     engine = _engine(target, words)
     _check_plug_ins(engine, environment)
     _check_ray(engine, words, environment)
     if engine is None and environment.get("INFERSCOPE_INJECT") != "0":
+        hidden = hides_hook(target.flags)
+        if hidden is not None:
+            flag, what = hidden
+            raise Unobservable(
+                f"with {flag} the command's Python {what}, so the import hook is not loaded",
+                f"{target.without([flag])}, or set INFERSCOPE_INJECT=0 if the program itself calls "
+                "inferscope.observe",
+            )
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([shim, before] if before else [shim])
 
@@ -113,7 +121,9 @@ def _prepare(target: Target, words: Sequence[str], environment: dict[str, str]) 
 def _engine(target: Target, words: Sequence[str]) -> str | None:
     """Return the engine with a plug-in group that a command names."""
     names = [Path(target.program).name]
-    if "-m" in words[1:-1]:
+    if target.program == target.interpreter:
+        names.append((target.module or "").split(".")[0])
+    elif "-m" in words[1:-1]:
         names.append(words[words.index("-m") + 1].split(".")[0])
     return next((name for name in names if name in _WITH_PLUG_IN), None)
 

@@ -2,6 +2,14 @@
 
 A command may be an interpreter, a console script (its first line names one), or anything else. What
 starts a Python of its own choosing later, a shell script say, cannot be asked beforehand.
+
+An interpreter's own options decide what it can import, so it is asked with those that matter:
+
+    -E  ignores PYTHONPATH, by which the import hook comes
+    -S  does not import `site`: no site-packages, no `sitecustomize`
+    -s  leaves out the user's site-packages
+    -P  leaves out the folder of the script
+    -I  -E, -P and -s
 """
 
 from __future__ import annotations
@@ -11,15 +19,19 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from inferscope.errors import BadInput
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?")
-_LONG_SHEBANG = re.compile(r"""^['"]+exec['"]+\s+['"]?([^'"\s]+)""")
+_LONG_SHEBANG = re.compile(r"""^['"]+exec['"]+\s+(.+?)\s+"\$0\"""")
 """How pip and uv name an interpreter whose path is too long, or has blanks, for a first line."""
+_MATTER = "IESsP"
+_WITH_VALUE = "WX"
+_LAST = "cm"
+_ENV_WITH_VALUE = ("-u", "-C", "--unset", "--chdir")
 _HEAD_BYTES = 1024
 _PROBE_S = 60
 _PROBE = """
@@ -33,10 +45,24 @@ print(*shim.__path__)
 
 
 class Target(NamedTuple):
-    """A command, and the interpreter that will run it; None for a program that is not Python."""
+    """A command, and the interpreter that will run it; None for a program that is not Python.
+
+    Attributes:
+        program: its path.
+        interpreter: its path.
+        flags: the interpreter's options that decide what it can import.
+        module: what it runs with -m.
+    """
 
     program: str
     interpreter: str | None
+    flags: tuple[str, ...] = ()
+    module: str | None = None
+
+    def without(self, flags: Iterable[str]) -> str:
+        """Return the advice to leave options out."""
+        where = "" if self.program == self.interpreter else f" in the first line of {self.program}"
+        return f"Leave out {' '.join(flags)}{where}"
 
 
 class Unobservable(BadInput):
@@ -67,19 +93,55 @@ def find_target(words: Sequence[str], environment: Mapping[str, str]) -> Target:
         raise BadInput(f"there is no program {words[0]}. Check the name, or give its path.")
     # Not resolved: a virtual environment's python is a link, and is itself only by its own path.
     if _PYTHON.fullmatch(Path(program).name):
-        return Target(program, program)
-    return Target(program, _named_by(Path(program), search))
+        return Target(program, program, *_options(words[1:]))
+    named = _named_by(Path(program))
+    if not named or not _PYTHON.fullmatch(Path(named[0]).name):
+        return Target(program, None)
+    return Target(program, shutil.which(named[0], path=search), *_options(named[1:]))
 
 
-def shim_of(interpreter: str, environment: Mapping[str, str]) -> str:
-    """Return the shim's folder in an interpreter's own inferscope.
+def hides_hook(flags: Sequence[str]) -> tuple[str, str] | None:
+    """Return the option that keeps the import hook out and what it does; None if none does."""
+    for flag in ("-S", "-I", "-E"):
+        if flag in flags:
+            return flag, "imports no sitecustomize" if flag == "-S" else "ignores PYTHONPATH"
+    return None
+
+
+def shim_of(target: Target, environment: Mapping[str, str]) -> str:
+    """Return the shim's folder in the inferscope that a command's interpreter imports.
 
     Raises:
-        Unobservable: It cannot be imported there.
+        Unobservable: It cannot import one.
     """
+    assert target.interpreter is not None
+    asked = _ask(target.interpreter, target.flags, environment)
+    if asked.returncode == 0:
+        return asked.stdout.strip().splitlines()[-1]
+    why = (asked.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    if target.flags and _ask(target.interpreter, (), environment).returncode == 0:
+        guilty = [
+            flag
+            for flag in target.flags
+            if _ask(target.interpreter, (flag,), environment).returncode
+        ] or list(target.flags)
+        raise Unobservable(
+            f"with {' '.join(guilty)} the command's Python cannot import inferscope ({why})",
+            target.without(guilty),
+        )
+    install = shlex.join([target.interpreter, "-m", "pip", "install", "inferscope"])
+    raise Unobservable(
+        f"the command's Python cannot import inferscope ({why})",
+        f"Install it there with: {install}",
+    )
+
+
+def _ask(
+    interpreter: str, flags: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     try:
-        asked = subprocess.run(
-            [interpreter, "-c", _PROBE],
+        return subprocess.run(
+            [interpreter, *flags, "-c", _PROBE],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -89,31 +151,61 @@ def shim_of(interpreter: str, environment: Mapping[str, str]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(f"{interpreter} does not run: {error}. Check the command.") from error
-    if asked.returncode == 0:
-        return asked.stdout.strip().splitlines()[-1]
-    why = (asked.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    install = shlex.join([interpreter, "-m", "pip", "install", "inferscope"])
-    raise Unobservable(
-        f"the command's Python cannot import inferscope ({why})",
-        f"Install it there with: {install}",
-    )
 
 
-def _named_by(script: Path, search: str | None) -> str | None:
-    """Return the Python that a script's first lines name."""
+def _options(words: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """Return those of an interpreter's options that matter, once each, and its module."""
+    flags: dict[str, None] = {}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        word, at = words[at], at + 1
+        if word.startswith("--"):
+            at += word == "--check-hash-based-pycs"
+            continue
+        for place, letter in enumerate(word[1:], start=2):
+            if letter in _WITH_VALUE + _LAST:
+                value = word[place:] or (words[at] if at < len(words) else "")
+                if letter in _LAST:
+                    return tuple(flags), value if letter == "m" else None
+                at += not word[place:]
+                break
+            if letter in _MATTER:
+                flags[f"-{letter}"] = None
+    return tuple(flags), None
+
+
+def _named_by(script: Path) -> list[str]:
+    """Return the interpreter that a script's first lines name, and its options."""
     try:
         with script.open("rb") as file:
             head = os.fsdecode(file.read(_HEAD_BYTES)).splitlines()
     except OSError:
-        return None
+        return []
     if not head or not head[0].startswith("#!"):
-        return None
+        return []
     words = head[0][2:].split()
     if words and Path(words[0]).name == "env":
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-    elif words and Path(words[0]).name in ("sh", "bash") and len(head) > 1:
+        return _named_by_env(words[1:])
+    if words and Path(words[0]).name in ("sh", "bash") and len(head) > 1:
         named = _LONG_SHEBANG.match(head[1])
-        words = [named[1]] if named else words
-    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
-        return None
-    return shutil.which(words[0], path=search)
+        return _split(named[1]) if named else words
+    return words
+
+
+def _named_by_env(words: Sequence[str]) -> list[str]:
+    """Return the command of `env [OPTION]... [NAME=VALUE]... COMMAND [ARG]...`."""
+    left = list(words)
+    while left and (left[0].startswith("-") or "=" in left[0]):
+        word = left.pop(0)
+        if word in _ENV_WITH_VALUE and left:
+            left.pop(0)
+        elif word.startswith("-S") and len(word) > 2:
+            left.insert(0, word[2:])
+    return left
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # an open quotation
+        return line.split()

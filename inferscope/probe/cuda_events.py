@@ -1,12 +1,12 @@
 """Timing events of one CUDA device, by way of torch, which the observed process has loaded already.
 
 An event query is a call that a graph capture forbids: one of another thread, while a capture in
-CUDA's default mode is under way anywhere in the process, makes that capture fail (PyTorch issue
-104487). A thread in the mode "thread-local" is exempt: captures of other threads are ignored. So a
+CUDA's default mode is under way anywhere in the process, makes that capture fail (PyTorch
+#104487). A thread in the mode "thread-local" is exempt: captures of other threads are ignored. So a
 thread that is not the engine's queries in that mode, as PyTorch's NCCL watchdog does, or not at all
 (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html,
 `cuThreadExchangeStreamCaptureMode`). The driver's function is called and not the runtime's: it is
-in one library for all versions of CUDA, and never makes a context.
+in one library for all versions of CUDA, and the driver makes no context that was not asked for.
 """
 
 from __future__ import annotations
