@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Ask:
     max_tokens: int
     is_stream: bool = True
     give_up_after: int | None = None
+    model: str = str(CHECKPOINT)
     status: int = 0
     sent_ns: int = 0
     ended_ns: int = 0
@@ -66,7 +68,7 @@ class Ask:
     def send(self, port: int) -> None:
         """Ask, and read the answer to its end or until enough is read."""
         body = {
-            "model": str(CHECKPOINT),
+            "model": self.model,
             "messages": [{"role": "user", "content": "one two three " * self.words + self.name}],
             "max_tokens": self.max_tokens,
             "temperature": 0,
@@ -209,3 +211,29 @@ def test_a_served_request_is_told_from_its_first_byte_to_its_last(
     phases = [{share["phase"] for share in step["shares"]} for step in told.steps]
     if options:
         assert {"prefill", "decode"} in phases, "no step was mixed: nothing is tested"
+
+
+@pytest.mark.parametrize("options", [BATCHING, ()], ids=["batching", "generate"])
+def test_each_of_two_served_models_is_an_engine_of_its_own(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    models = [tmp_path / name for name in ("first", "second")]
+    for model in models:
+        shutil.copytree(CHECKPOINT, model)
+    asks = [Ask(f"ask-{at}", 10, 12, model=str(models[at % 2])) for at in range(6)]
+    with serving(tmp_path, *options) as port:
+        for ask in asks:  # the first two load a model each
+            ask.send(port)
+        if not options:
+            ask_all(port, again := [replace(ask, name=f"{ask.name}-again") for ask in asks])
+            asks += again
+        time.sleep(1)
+    assert "inferscope: " not in (tmp_path / "server.log").read_text().replace(
+        "inferscope: this is engine", ""
+    )
+    homes = sorted((tmp_path / "rings").iterdir(), key=lambda home: len(home.name))
+    assert [home.name for home in homes] == [homes[0].name, f"{homes[0].name}-2"]
+    for home, model in zip(homes, models, strict=True):
+        told = Exported(home)
+        rows = hold_to_the_laws(told, [ask for ask in asks if ask.model == str(model)])
+        assert len(rows) == len(asks) // 2
