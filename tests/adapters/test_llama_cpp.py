@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import inferscope
-from inferscope.adapters import llama_cpp
+from inferscope.adapters import llama_cpp, recorder
 from inferscope.records import StepSlices
 from tests.adapters.exported import Exported
 from tests.probe.fakes import of
@@ -105,6 +105,21 @@ def test_completions_stay_and_every_token_is_told(tmp_path: Path) -> None:
     assert [row["output_tokens"] for row in rows] == [9, 9, 6, 2]
     assert [row["finish"] for row in rows] == ["length", "length", "stop", "stop"]
     assert all(told.surplus(name) == 0 for name in told.requests)
+
+
+def test_a_second_llama_is_an_engine_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_engines", recorder.Engines())
+    first, second = Llama(), Llama()
+    second.model_path = "/models/another.gguf"
+    with inferscope.observe(first), inferscope.observe(second):
+        for llama in (first, second, first):
+            llama.create_completion([1, 2, 3], max_tokens=4)
+    assert len(Exported(tmp_path / "here").requests) == 2
+    told = Exported(tmp_path / "here-2")
+    told.check_sums()
+    assert len(told.requests) == 1
 
 
 def test_drafts_are_verified_in_the_step_of_the_token_before(tmp_path: Path) -> None:
