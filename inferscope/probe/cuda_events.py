@@ -60,12 +60,22 @@ class TorchEvents:
         event.record(self._aside)
 
     def is_done(self, event: Any) -> bool:
-        """Query; never synchronises."""
-        return bool(event.query())
+        """Query, on the event's device; never synchronises.
+
+        A query on a device without a context makes one there, of some hundreds of megabytes: a
+        model on `cuda:1` does not make that the current device of its thread.
+        """
+        if self._cuda.current_device() == self._index():
+            return bool(event.query())
+        with self._cuda.device(self._index()):
+            return bool(event.query())
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Return milliseconds between two passed events."""
-        return float(start.elapsed_time(end))
+        """Return milliseconds between two passed events, which it queries as well."""
+        if self._cuda.current_device() == self._index():
+            return float(start.elapsed_time(end))
+        with self._cuda.device(self._index()):
+            return float(start.elapsed_time(end))
 
     def is_capturing(self) -> bool:
         """Return whether the calling thread's current stream is being captured."""
@@ -73,11 +83,7 @@ class TorchEvents:
 
     @contextmanager
     def aside(self) -> Iterator[bool]:
-        """Select the device and ignore other threads' captures; yield whether that succeeded.
-
-        The device first: a query of a thread that has selected none would make a context on the
-        first GPU, some hundreds of megabytes on a device that the model may not even use.
-        """
+        """Ignore other threads' captures on this one; yield whether that succeeded."""
         with self._cuda.device(self._index()):
             exchange = self._exchange or _driver_exchange()
             former = None if exchange is None else exchange(_THREAD_LOCAL)

@@ -50,7 +50,8 @@ class Event:
         cuda.check(stream.context)
         if self.context is not None and self.context is not stream.context:
             raise RuntimeError("Event device does not match recording stream's device.")
-        assert not cuda.is_current_stream_capturing(), "an event of ours within a captured graph"
+        if cuda.is_current_stream_capturing():
+            cuda.misuses.append("an event of ours within a captured graph")
         self.context = stream.context
         self.at_ns = cuda.clock.now_ns + stream.lag_ns
         cuda.recorded.append(stream.device)
@@ -82,6 +83,7 @@ class StrictCuda:
         recorded: the device of each event recorded.
         lag_ns: between a call and the device's reaching it, on compute streams.
         constructor_error: what making an event raises.
+        misuses: what CUDA would let pass and we must not do.
     """
 
     def __init__(self, clock: FakeClock) -> None:
@@ -90,6 +92,7 @@ class StrictCuda:
         self.captures: list[Capture] = []
         self.recorded: list[int] = []
         self.lag_ns = 0
+        self.misuses: list[str] = []
         self.num_made = 0
         self.num_asked = 0
         self.constructor_error: BaseException | None = None

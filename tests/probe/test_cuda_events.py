@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inferscope.probe import EngineInfo, EventTimer, Probe, TorchEvents
 from inferscope.probe.cuda_events import exchange_by
@@ -116,6 +119,7 @@ def test_a_step_within_a_capture_is_counted_and_records_nothing_in_the_graph(
     bench.tend()
     assert bench.steps() == [0, 2]
     assert bench.timer.dropped == 1
+    assert bench.cuda.misuses == []
 
 
 def test_before_the_first_step_nothing_reaches_the_device(tmp_path: Path) -> None:
@@ -134,6 +138,7 @@ def test_a_model_s_steps_are_timed_on_its_device_whichever_is_current(tmp_path: 
     bench.tend()
     assert bench.steps() == [0, 1]
     assert set(bench.cuda.recorded) == {1}
+    assert set(bench.cuda.contexts) == {1}
 
 
 def test_the_thread_beside_makes_no_context_on_another_device(tmp_path: Path) -> None:
@@ -203,6 +208,79 @@ def test_a_device_that_stays_broken_is_asked_ten_times_a_second_at_most(tmp_path
         bench.step(step)
     assert bench.timer.dropped == 200
     assert num_tries <= 11
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.sampled_from([0, 3, 60])),
+        st.tuples(st.sampled_from(["tend", "capture", "within", "lose", "mend"]), st.just(0)),
+        st.tuples(st.just("device"), st.integers(0, 2)),
+        st.tuples(st.just("fail"), st.sampled_from(range(len(CONSTRUCTOR_ERRORS)))),
+        st.tuples(st.just("wait"), st.sampled_from([1, 50, 300, 3000])),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60)
+@given(acts=ACTS, exchanges=st.booleans())
+def test_whatever_happens_to_the_device_no_capture_breaks_and_every_step_is_accounted_for(
+    acts: list[tuple[str, int]], exchanges: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), device=1, exchanges=exchanges)
+        num_steps = 0
+
+        def step() -> None:
+            nonlocal num_steps
+            bench.step(num_steps)
+            num_steps += 1
+
+        for name, value in acts:
+            if name == "step":
+                bench.cuda.lag_ns = value * MS
+                step()
+            elif name == "tend":
+                bench.tend()
+            elif name == "capture":
+                with bench.cuda.capture():
+                    bench.tend()
+                    step()
+                    bench.tend()
+            elif name == "within":
+                with_capture = bench.cuda.capture()
+                bench.probe.start(num_steps)
+                with with_capture:
+                    bench.tend()
+                bench.probe.stop(num_steps)
+                num_steps += 1
+            elif name == "lose" and 1 in bench.cuda.contexts:
+                bench.cuda.lose_context(1)
+            elif name == "device":
+                bench.cuda.set_device(value)
+            elif name == "fail":
+                bench.cuda.constructor_error = CONSTRUCTOR_ERRORS[value]
+            elif name == "mend":
+                bench.cuda.constructor_error = None
+            elif name == "wait":
+                bench.clock.now_ns += value * MS
+        assert bench.probe.on
+        steps = bench.steps()
+        assert steps == sorted(set(steps))
+        assert len(steps) + bench.timer.dropped + len(bench.timer._flights) == num_steps
+        assert set(bench.cuda.recorded) <= {1}
+        assert set(bench.cuda.contexts) <= {1}
+        assert bench.cuda.misuses == []
+        # Timing recovers from all of it.
+        bench.cuda.constructor_error, bench.cuda.lag_ns = None, 0
+        for _ in range(2):
+            bench.clock.now_ns += ANCHOR_AGAIN_NS
+            step()
+        bench.clock.now_ns += ANCHOR_AGAIN_NS
+        step()
+        bench.probe.start(num_steps)
+        assert bench.steps()[-1] == num_steps - 1
+        bench.probe.close()
 
 
 STUB = """
