@@ -248,7 +248,7 @@ class EventTimer:
         flight = self._open
         if flight is None:
             return
-        event = self._recorded(self._events.record, now_ns)
+        event = self._recorded(self._events.record)
         if event is None:
             if self._open is not None:  # the pool is exhausted
                 self._give_up(flight)
@@ -319,9 +319,9 @@ class EventTimer:
             self._drop_anchor(now_ns)
         if now_ns < self._resumes_ns:
             return None
-        return self._recorded(self._events.record, now_ns)
+        return self._recorded(self._events.record)
 
-    def _recorded(self, record: Callable[[Any], None], now_ns: int) -> Any:
+    def _recorded(self, record: Callable[[Any], None]) -> Any:
         """Return an event that was just recorded; None where there is none, or it failed."""
         try:
             if self._free:
@@ -333,18 +333,18 @@ class EventTimer:
                 return None
             record(event)
         except Exception:
-            self._restart(now_ns)
+            self._restart()
             return None
         return event
 
-    def _restart(self, now_ns: int) -> None:
+    def _restart(self) -> None:
         """Discard everything that the device gave, and leave it alone for a while."""
         self.dropped += len(self._flights) + (self._open is not None)
         self._flights.clear()
         self._free.clear()
         self._made = 0
         self._open = self._anchor = self._anchor_next = None
-        self._anchor_due_ns = self._resumes_ns = now_ns + ANCHOR_AGAIN_NS
+        self._anchor_due_ns = self._resumes_ns = self._now() + ANCHOR_AGAIN_NS
         with suppress(Exception):
             self._events.reset()
 
@@ -367,7 +367,7 @@ class EventTimer:
                 start_ns = self._offset_ns(flight.start)
                 end_ns = start_ns + round(1e6 * self._events.elapsed_ms(flight.start, flight.end))
             except Exception:
-                self._restart(now_ns)
+                self._restart()
                 break
             flights.popleft()
             self._free += (flight.start, flight.end)
@@ -390,7 +390,7 @@ class EventTimer:
     def _drop_anchor(self, now_ns: int) -> None:
         """Record an anchor aside, between two looks at the clock."""
         before_ns = self._now()
-        event = self._recorded(self._events.record_aside, now_ns)
+        event = self._recorded(self._events.record_aside)
         if event is None:
             self._anchor_due_ns = now_ns + ANCHOR_AGAIN_NS
             return
@@ -425,7 +425,7 @@ class EventTimer:
             elif self._anchor_host_ns is not None:  # the first since a restart
                 self._anchor_offset_ns += host_ns - self._anchor_host_ns
         except Exception:
-            self._restart(asked_ns)
+            self._restart()
             return
         if self._anchor is not None:
             self._free.append(self._anchor)
