@@ -85,7 +85,7 @@ def test_a_second_model_is_recorded_as_what_it_is(
         assert all(told.surplus(name) == 0 for name in told.requests)
 
 
-def test_models_that_the_run_command_observes_are_told_apart(
+def test_watching_all_records_each_model_as_its_own_engine(
     pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     session = transformers.watch_all()
