@@ -41,9 +41,11 @@ def _load() -> list[timeseries.Panel]:
         ),
         graph(
             "Requests waiting",
-            "In the queue, those that lost their blocks included.",
+            "In the queue, those that lost their blocks included; and those of them that nothing "
+            "scarce keeps from being admitted: above 0 for long, the scheduler is stuck.",
             "short",
             Line(now("inferscope_requests_waiting", by=_ENGINE), "{{engine_id}}"),
+            Line(now("inferscope_requests_admissible", by=_ENGINE), "{{engine_id}} admissible"),
             width=8,
             ways=[_SLOW_OF, _PHASES_OF],
         ),

@@ -26,6 +26,7 @@ class Demand:
     queued_prompt_tokens: int | None
     predicted_queue_seconds: float | None
     headroom_ratio: float | None
+    requests_admissible: int | None
 
 
 def demand_of(view: EngineView, *, lag_ns: int) -> Demand | None:
@@ -38,7 +39,7 @@ def demand_of(view: EngineView, *, lag_ns: int) -> Demand | None:
     is_known = view.is_alive and view.health.probe_state == "on" and view.has_scheduler
     if not is_known or lag_ns > STALE_NS:
         return None
-    return Demand(view.queued_prompt_tokens, _wait_s(view), _headroom(view))
+    return Demand(view.queued_prompt_tokens, _wait_s(view), _headroom(view), view.num_admissible)
 
 
 def _wait_s(view: EngineView) -> float | None:

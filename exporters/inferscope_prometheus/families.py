@@ -81,6 +81,7 @@ def families(
     yield from _histograms(looks)
     replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
+    yield from _admissions(looks)
     yield from _ranks(looks)
     yield from _overdue(looks)
     yield from payers(
@@ -159,6 +160,22 @@ def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric
         ("result",),
         (((*at, result), num) for at, c in replicas for result, num in c.spec_tokens.items()),
     )
+
+
+def _admissions(looks: list[Look]) -> Iterator[Metric]:
+    """Return the admissions of engines whose scheduler is observed."""
+    rows = [
+        (look.whole, float(look.view.num_admissions))
+        for look in looks
+        if look.view.num_admissions is not None
+    ]
+    if rows:
+        yield _counter(
+            "inferscope_admissions",
+            "Requests admitted from the queue, again after each preemption.",
+            (),
+            rows,
+        )
 
 
 def _ranks(looks: list[Look]) -> Iterator[Metric]:

@@ -49,6 +49,7 @@ DEMAND = {
     "queued_prompt_tokens": "Prompt tokens of requests that wait, as far as they are known.",
     "predicted_queue_seconds": "Modelled: how long a request that came now would wait.",
     "headroom_ratio": "The least of what is left: slots, KV blocks, the steps' token budget.",
+    "requests_admissible": "Queued requests that nothing scarce keeps from being admitted.",
 }
 
 STEP_PHASES = ("prefill", "decode", "mixed")

@@ -32,6 +32,8 @@ class Incidents:
         """By engine, up to when it was folded at the last look at which it was there."""
         self._moved_ns: dict[str, int] = {}
         """By engine, when it last made a step, or had nothing to make one for."""
+        self._admitting: dict[str, tuple[int | None, int]] = {}
+        """Engine's admissions, and when they last grew or had no reason to."""
         self._long_step_ns: dict[str, float] = {}
         self._stalled: set[str] = set()
 
@@ -84,23 +86,26 @@ class Incidents:
         new = stalled - self._stalled
         in_sight = {view.engine_id: view for view in snapshot.engines}
         if new and "stall" in self._on:
-            since_ns = min(self._moved_ns[name] for name in new)
+            since_ns = min(min(self._moved_ns[name], self._admitting[name][1]) for name in new)
             self._pins.pin("stall", since_ns, max(in_sight[name].folded_ns for name in new))
         self._stalled = stalled
-        for noted in (self._moved_ns, self._long_step_ns):
+        for noted in (self._moved_ns, self._admitting, self._long_step_ns):
             for name in noted.keys() - in_sight.keys():
                 del noted[name]
 
     def _is_stalled(self, view: EngineView) -> bool:
-        """Tell whether an engine that has requests has made no step for too long."""
+        """Return whether an engine has made no step, or admitted nothing, for too long."""
         name, now_ns = view.engine_id, view.folded_ns
         if view.step.p99_ns is not None:
             self._long_step_ns[name] = view.step.p99_ns
-        is_due = view.is_alive and view.num_running and view.health.probe_state == "on"
-        if not is_due or view.is_paused:
+        is_at_work = view.is_alive and view.health.probe_state == "on" and not view.is_paused
+        if not is_at_work or not view.num_running:
             self._moved_ns[name] = now_ns
-            return False
-        quiet_ns = now_ns - self._moved_ns.setdefault(name, now_ns)
+        admitted, since_ns = self._admitting.get(name, (None, now_ns))
+        if not is_at_work or not view.num_admissible or view.num_admissions != admitted:
+            since_ns = now_ns
+        self._admitting[name] = (view.num_admissions, since_ns)
+        quiet_ns = now_ns - min(self._moved_ns.setdefault(name, now_ns), since_ns)
         return quiet_ns > max(_STALL_NS, _STALL_STEPS * self._long_step_ns.get(name, 0.0))
 
     def asked(self, now_ns: int) -> None:

@@ -511,7 +511,7 @@ class EngineFold:
 
     def _on_plan(self, ring: RingState, plan: StepPlan) -> None:
         self.joins.plan(ring, plan)
-        self.last_plan = plan
+        self.last_plan = ring.plan = plan
         gauges = self.lives.windows.at(plan.t_ns).gauges
         gauges["running"] = plan.running
         gauges["waiting"] = plan.waiting

@@ -87,6 +87,8 @@ class Lives:
         self.finished: deque[FinalRequest] = deque(maxlen=keep.finished)
         self.num_finished = 0
         self.num_preemptions = 0
+        self.num_admissions = 0
+        """Preempted requests are admitted again."""
         self.rates: Rates | None = None
         self.num_ranks = 1
         """That compute a step together, on whatever hosts: each an equal part of its FLOPs."""
@@ -199,6 +201,7 @@ class Lives:
 
     def admitted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It leaves the queue for the first time."""
+        self.num_admissions += 1
         request.admitted_ns = event.at_ns
         request.cached_tokens = event.cached_tokens or 0
         self.table.ledger.admitted(request.slot, event.at_ns)
@@ -218,6 +221,7 @@ class Lives:
 
     def resumed(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It is scheduled again."""
+        self.num_admissions += 1
         if request.preempted_ns and request.preempted_ns[-1][1] is None:
             request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
         self.table.ledger.admitted(request.slot, event.at_ns)

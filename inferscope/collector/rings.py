@@ -16,6 +16,7 @@ from inferscope.records import (
     EngineInfo,
     ProbeHealth,
     RingOpened,
+    StepPlan,
     StepSpan,
 )
 
@@ -48,6 +49,8 @@ class RingState:
         """Its spans are waited for even before the first."""
         self.is_out = False
         """Nobody waits for it any more."""
+        self.plan: StepPlan | None = None
+        """The last plan of its scheduler."""
         self.paused_ns: int | None = None
         """Since when somebody has paused what its process does."""
         self.has_lost_frames = False
@@ -63,6 +66,11 @@ class RingState:
         stage = self.info.ranks[1] if self.info is not None else 0
         opened = self.opened
         return rank_span(span, self.clock, ring=opened.ring, rank=opened.rank, stage=stage)
+
+    @property
+    def is_core(self) -> bool:
+        """Return whether its process has a scheduler."""
+        return not (self.is_front_end or self.is_worker)
 
     @property
     def authority(self) -> int:

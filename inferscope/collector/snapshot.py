@@ -304,6 +304,10 @@ class EngineView:
     """Those beside which another of the same stage is seen."""
     is_paused: bool = False
     """Somebody has paused it: requests wait, and no step is due."""
+    num_admissions: int | None = None
+    """Since the fold began, those after a preemption included; None where no core is observed."""
+    num_admissible: int | None = None
+    """Queued requests that it could admit and does not; None where that is unknown."""
 
     @property
     def has_ended(self) -> bool:

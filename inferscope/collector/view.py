@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from inferscope.attribution import ledger as states
 from inferscope.attribution.culprits import Culprit
 from inferscope.collector import windows
+from inferscope.collector.admissible import num_admissible
 from inferscope.collector.counters_view import counters_view
 from inferscope.collector.devices import with_foreign
 from inferscope.collector.engine import EngineFold
@@ -189,6 +190,16 @@ def _engine(
         ),
         is_paused=engine.paused_ns is not None,
         queued_prompt_tokens=_queued_tokens(alive, states_now),
+        num_admissions=(
+            engine.lives.num_admissions if any(ring.is_core for ring in rings) else None
+        ),
+        num_admissible=num_admissible(
+            zip(alive, states_now, strict=True),
+            rings,
+            role=info.role,
+            max_running=info.max_running,
+            has_admitted=engine.lives.num_admissions > 0,
+        ),
     )
 
 

@@ -4,6 +4,9 @@ A stall is told from a long step by time alone: a step that hangs and one that c
 prompt look alike until one of them ends. So no engine is taken for stalled before fifty seconds,
 ten times the longest step that the histogram's buckets tell. Where ranks work together, one that
 hangs while the others do not is told apart sooner.
+
+A scheduler that admits nothing is another fault: steps may go on, or there may be nothing to make
+one for. `inferscope_requests_admissible` separates it from a queue that has to wait.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from collections.abc import Iterator
 
 from inferscope.slo.rules_words import FIVE_MINUTES_S, HOUR_S, Rule, Scaled, Words, asked, of_model
 
-STALLED, RANK_HUNG, BLIND, BEHIND, KV_FULL, PREEMPTIONS = (
+STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV_FULL, PREEMPTIONS = (
     "InferScopeStalled",
+    "InferScopeNotAdmitting",
     "InferScopeRankHung",
     "InferScopeBlind",
     "InferScopeBehind",
@@ -72,6 +76,7 @@ def health_recordings(time: Scaled) -> Iterator[Rule]:
 def stall_alerts(words: Words) -> Iterator[Rule]:
     """Return those of engines that do not go on, with texts of these words."""
     yield _stalled(words)
+    yield _not_admitting(words)
     yield _rank_hung(words)
 
 
@@ -89,11 +94,11 @@ def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
 
 
 def _stalled(words: Words) -> Rule:
-    stall_s, first_s = (
-        max(span_s, _SCRAPES * words.scrape_s) for span_s in (_STALL_S, _FIRST_STEP_S)
+    stall, first = _stall_spans(words)
+    running = "inferscope_requests_running{model_name=%q}"
+    stalled = _stands_still(
+        words, "inferscope_requests_running", "inferscope_step_duration_seconds_count"
     )
-    stall, running = Scaled(1).span(stall_s), "inferscope_requests_running{model_name=%q}"
-    stalled = f"(\n{_no_step(stall_s, 'and')}\n)\nor\n(\n{_no_step(first_s, 'unless')}\n)"
     return _alert(
         STALLED,
         f"count by (model) ({of_model(_seen(stalled))})",
@@ -101,7 +106,7 @@ def _stalled(words: Words) -> Rule:
         {
             "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
             "description": f"Requests run and no step has ended for {stall}; for "
-            f"{Scaled(1).span(first_s)} where none had ended in the hour before.",
+            f"{first} where none had ended in the hour before.",
             "worst_instance": asked(
                 f"topk(1, sum by (instance, engine_id) ({running}) and on (instance, engine_id) "
                 f"(sum by (instance, engine_id) (increase("
@@ -112,6 +117,33 @@ def _stalled(words: Words) -> Rule:
                 otherwise="unknown",
             ),
             **words.links("stalled", "inferscope-scheduler"),
+        },
+    )
+
+
+def _not_admitting(words: Words) -> Rule:
+    stall, first = _stall_spans(words)
+    admissible, admissions = "inferscope_requests_admissible", "inferscope_admissions_total"
+    stuck = _stands_still(words, admissible, admissions)
+    return _alert(
+        NOT_ADMITTING,
+        f"count by (model) ({of_model(_seen(stuck))})",
+        "page",
+        {
+            "summary": "{{ $labels.model }}: {{ $value }} engines admit none of the requests "
+            "that wait",
+            "description": "Requests wait, slots and KV blocks are free, and none was admitted "
+            f"for {stall}; for {first} where no step had ended in the hour before.",
+            "worst_instance": asked(
+                f"topk(1, sum by (instance, engine_id) ({admissible}{{model_name=%q}}) "
+                f"and on (instance, engine_id) "
+                f"(sum by (instance, engine_id) (increase({admissions}[{stall}])) == 0))",
+                "model",
+                shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
+                "{{ . | value }} requests waiting",
+                otherwise="unknown",
+            ),
+            **words.links("not-admitting", "inferscope-scheduler"),
         },
     )
 
@@ -153,19 +185,33 @@ def _seen(expression: str) -> str:
     )
 
 
-def _no_step(window_s: float, condition: str) -> str:
-    window = Scaled(1).span(window_s)
-    running = "inferscope_requests_running"
-    # Running all the while, and there when the while began: a request that has just come, or an
-    # engine that has, is not waiting for so long. After a pause the while begins anew.
-    return (
-        f"sum by ({_ENGINE}) (min_over_time({running}[{window}])) > 0\n"
-        f"and sum by ({_ENGINE}) ({running} offset {window}) > 0\n"
-        f"and sum by ({_ENGINE}) "
-        f"(increase(inferscope_step_duration_seconds_count[{window}])) == 0\n"
-        f"unless max by ({_ENGINE}) (max_over_time(inferscope_engine_paused[{window}])) > 0\n"
-        f"{condition}\n{_P99}"
-    )
+def _stall_spans(words: Words) -> tuple[str, str]:
+    """Return how long an engine may stand still: one with steps in the last hour, one without."""
+    least_s = _SCRAPES * words.scrape_s
+    stall_s, first_s = (max(span_s, least_s) for span_s in (_STALL_S, _FIRST_STEP_S))
+    return Scaled(1).span(stall_s), Scaled(1).span(first_s)
+
+
+def _stands_still(words: Words, due: str, done: str) -> str:
+    """Select engines where a gauge stays above 0 and a counter does not grow.
+
+    Args:
+        words: give the time between scrapes.
+        due: gauge of requests that something should happen to.
+        done: counter of what should happen.
+    """
+    parts = []
+    for window, condition in zip(_stall_spans(words), ("and", "unless"), strict=True):
+        # Above 0 throughout, and already at the start: a new request, or a new engine, has not
+        # waited for the whole window. The end of a pause starts another window.
+        parts.append(
+            f"(\nsum by ({_ENGINE}) (min_over_time({due}[{window}])) > 0\n"
+            f"and sum by ({_ENGINE}) ({due} offset {window}) > 0\n"
+            f"and sum by ({_ENGINE}) (increase({done}[{window}])) == 0\n"
+            f"unless max by ({_ENGINE}) (max_over_time(inferscope_engine_paused[{window}])) > 0\n"
+            f"{condition}\n{_P99}\n)"
+        )
+    return "\nor\n".join(parts)
 
 
 def _blind(words: Words) -> Rule:

@@ -175,6 +175,51 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
         assert first_ns == began_ns
 
 
+@pytest.mark.parametrize(
+    ("stands_s", "num_admissible", "admits", "state", "num_pins"),
+    [
+        (12, 6, False, "on", 1),
+        (9, 6, False, "on", 0),
+        (60, 0, False, "on", 0),
+        (60, None, False, "on", 0),
+        (60, 6, True, "on", 0),
+        (60, 6, False, "off", 0),
+        (60, 6, False, "paused", 0),
+    ],
+)
+def test_an_engine_that_admits_none_of_its_queue_stalls(
+    tmp_path: Path,
+    stands_s: int,
+    num_admissible: int | None,
+    admits: bool,
+    state: str,
+    num_pins: int,
+) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    engines = Engines(tmp_path, sink=Finals(), clock=time)
+    pins = Noting(tmp_path / "pins", time)
+    incidents = Incidents(pins, on=("stall",), slo=SloSettings())
+    ring.pass_time(2)
+    engines.advance()
+    look = engines.snapshot()
+    (view,) = look.engines
+    is_paused = state == "paused"
+    health = replace(view.health, probe_state="on" if is_paused else state)
+    view = replace(view, health=health, is_paused=is_paused, num_running=0)
+    began_ns = time.now_ns
+    for second in range(stands_s + 1):
+        at_ns = began_ns + second * SECOND_NS
+        num_admissions = 7 + second // 8 if admits else 7
+        now = replace(
+            view, num_admissible=num_admissible, num_admissions=num_admissions, folded_ns=at_ns
+        )
+        incidents.look(replace(look, mono_ns=at_ns, engines=(now,)))
+    engines.close()
+    ring.close()
+    assert pins.told == [("stall", began_ns, began_ns + 11 * SECOND_NS)] * num_pins
+
+
 def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     time = Time()
     ring = Ring(tmp_path, time)

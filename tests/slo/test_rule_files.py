@@ -64,7 +64,7 @@ def test_labels_of_alerts_are_model_slo_and_severity_only(tmp_path: Path) -> Non
 def test_every_runbook_is_some_alerts(tmp_path: Path) -> None:
     text = (written(tmp_path) / "inferscope-rules.yaml").read_text(encoding="utf-8")
     pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
-    assert len(pages) == 9
+    assert len(pages) == 10
     for page in pages:
         assert f"runbook_url: docs/runbooks/{page.name}" in text
         names = re.findall(r"InferScope\w+", page.read_text(encoding="utf-8").splitlines()[0])

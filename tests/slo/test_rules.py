@@ -9,12 +9,13 @@ import pytest
 from inferscope.slo.rules import STALL_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
-FAST, SLOW, TRICKLE, INSTANCE, STALLED, RANK_HUNG, BLIND, BEHIND, KV, PREEMPTIONS = (
+FAST, SLOW, TRICKLE, INSTANCE, STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV, PREEMPTIONS = (
     "InferScopeBudgetBurnsFast",
     "InferScopeBudgetBurnsSlowly",
     "InferScopeBudgetTrickles",
     "InferScopeInstanceBurns",
     "InferScopeStalled",
+    "InferScopeNotAdmitting",
     "InferScopeRankHung",
     "InferScopeBlind",
     "InferScopeBehind",
@@ -279,6 +280,123 @@ def test_an_engine_that_is_paused_is_no_stall_until_it_goes_on(tmp_path: Path) -
     run.fires(61, f"{STALLED}/hung")
     run.fires(194, f"{STALLED}/hung")
     run.fires(197, f"{STALLED}/hung", f"{STALLED}/paused")
+    run.holds(tmp_path)
+
+
+def queue(run: Run, *, running: str, admissible: str, admissions: str, **of: str) -> None:
+    """Add the queue of an engine: requests that run and that could, and admissions."""
+    run.add("inferscope_requests_running", running, **of)
+    run.add("inferscope_requests_waiting", admissible, **of)
+    run.add("inferscope_requests_admissible", admissible, **of)
+    run.add("inferscope_admissions_total", admissions, **of)
+
+
+@pytest.mark.parametrize("running", [0, 3])
+def test_an_engine_that_admits_none_of_its_queue_pages(tmp_path: Path, running: int) -> None:
+    run = Run()
+    run.up(gauge((240, 1)))
+    # For three hours: in the last two of them no step has ended in the hour before.
+    queue(
+        run,
+        running=gauge((30, 1), (210, running)),
+        admissible=gauge((30, 0), (200, 6), (10, 0)),
+        admissions=counter((30, 2.0), (200, 0), (10, 2.0)),
+    )
+    run.steps(counter((30, 20), (200, 20 if running else 0), (10, 20)))
+    run.fires(30.5)
+    for minute in (31.5, 60, 89, 92, 140, 229):
+        run.fires(minute, NOT_ADMITTING)
+    run.says(
+        31.5, NOT_ADMITTING, {"severity": "page", "model": "m"},
+        worst_instance="a at host, 6 requests waiting",
+        summary="m: 1 engines admit none of the requests that wait",
+    )  # fmt: skip
+    since = f"ALERTS_FOR_STATE{{alertname='{NOT_ADMITTING}'}}[200m]"
+    run.ask(229, f"count(max_over_time({since}) == min_over_time({since}))", ({}, 1))
+    run.fires(232)
+    run.holds(tmp_path, kept=("worst_instance", "summary"))
+
+
+def test_a_queue_that_has_to_wait_or_moves_does_not_page(tmp_path: Path) -> None:
+    run, minutes = Run(), 60
+    for name, admissible, admissions in (
+        # Full slots or KV blocks, and a prefill of forty seconds, leave nothing admissible.
+        ("full", gauge((minutes, 0)), counter((10, 2.0), (50, 0))),
+        ("long-prefill", "0x119 0 0 0 0x117", counter((30, 2.0), (1, 0), (29, 2.0))),
+        # The step after that one admits those that have come meanwhile, or the next ones.
+        ("busy", gauge((minutes, 2)), counter((minutes, 0.1))),
+        ("idle", gauge((minutes, 0)), counter((10, 1.0), (50, 0))),
+        # One waits for half a minute, now and then, beside a long decode.
+        ("now-and-then", "1 1 0 0 " * 60, gauge((minutes, 7))),
+        # A decode worker of a disaggregated engine, and an engine of which no core is observed.
+        ("decode-worker", "_x240", counter((10, 1.0), (50, 0))),
+        ("unobserved", "_x240", "_x240"),
+    ):
+        of = {"engine_id": name, "model_name": name}
+        run.up(gauge((minutes, 1)), **of)
+        queue(run, running=gauge((minutes, 1)), admissible=admissible, admissions=admissions, **of)
+        run.add("inferscope_requests_waiting", gauge((minutes, 6)), **of)
+        run.steps(counter((minutes, 20)), **of)
+    run.never_fired(59)
+    run.holds(tmp_path)
+
+
+def test_an_engine_that_has_just_started_has_five_minutes_to_admit(tmp_path: Path) -> None:
+    run = Run()
+    # Its model is loaded, or its first step compiled, while requests wait from the start.
+    for name, minutes in (("loads", 4), ("never", 20)):
+        of = {"engine_id": name, "model_name": name}
+        lead = "_x120 "
+        run.add("inferscope_source_up", gauge((60, 1)), source="probe", **of)
+        queue(
+            run,
+            running=lead + gauge((minutes, 0), (30 - minutes, 1)),
+            admissible=lead + gauge((minutes, 4), (30 - minutes, 0)),
+            admissions=lead + counter((minutes, 0), (30 - minutes, 1)),
+            **of,
+        )
+        run.steps(lead + counter((minutes, 0), (30 - minutes, 20)), **of)
+    run.fires(34.5)
+    run.fires(36, f"{NOT_ADMITTING}/never")
+    run.fires(52)
+    run.holds(tmp_path)
+
+
+def test_a_paused_engine_and_a_scrape_gap_are_no_fault_of_the_scheduler(tmp_path: Path) -> None:
+    run = Run()
+    pieces = {
+        "stuck": ("inferscope_engine_paused", gauge((60, 0))),
+        "paused": ("inferscope_engine_paused", gauge((30, 0), (20, 1), (10, 0))),
+        "off": ("inferscope_source_up", gauge((30, 1), (30, 0))),
+        # The collector is 20 s behind from then on.
+        "behind": ("inferscope_folded_timestamp_seconds", "0+15x119 1780+15x120"),
+    }
+    for name, (metric, values) in pieces.items():
+        of = {"engine_id": name, "model_name": name}
+        run.up(gauge((60, 1)), **of)
+        queue(
+            run,
+            running=gauge((60, 0)),
+            admissible=gauge((30, 0), (30, 6)),
+            admissions=counter((30, 2.0), (30, 0)),
+            **of,
+        )
+        run.steps(counter((30, 20), (30, 0)), **of)
+        source = {"source": "probe"} if metric == "inferscope_source_up" else {}
+        run.add(metric, values, **source, **of)
+    # Two minutes without a scrape: a request waits before them, and another one after.
+    of = {"engine_id": "gap", "model_name": "gap"}
+    run.up(gauge((60, 1)), **of)
+    for metric, before, after in (
+        ("inferscope_requests_admissible", "0x118 1", "1 0x110"),
+        ("inferscope_admissions_total", "0+30x119", "3900+30x111"),
+        ("inferscope_requests_running", "1x119", "1x111"),
+    ):
+        run.add(metric, f"{before} _x8 {after}", **of)
+    run.steps("0+300x119 _x8 38400+300x111", **of)
+    fired = 'count by (model) (count_over_time(ALERTS{alertname="%s", alertstate="firing"}[%s]))'
+    run.ask(50, fired % (NOT_ADMITTING, "50m"), ({"model": "stuck"}, 1))
+    run.ask(59, fired % (NOT_ADMITTING, "59m"), ({"model": "stuck"}, 1), ({"model": "paused"}, 1))
     run.holds(tmp_path)
 
 

@@ -63,6 +63,8 @@ def with_everything(view: EngineView) -> EngineView:
         devices=tuple(replace(device, health=health) for device in view.devices),
         objectives=(Count(_OBJECTIVE, causes={"queue": 0}),),
         ranks=(RankView(0, 0, 0), RankView(0, 1, 0)),
+        num_admissions=0,
+        num_admissible=0,
     )
 
 
