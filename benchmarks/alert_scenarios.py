@@ -10,6 +10,7 @@ says. From the log it is known to the second what was bad when; Prometheus sees 
     kill       an engine dies with requests in flight, and another takes its place
     hang       an engine makes no step, with requests in flight, and goes on
     unseen     the collector is stuck, slow, or away
+    livelock   an engine admits nothing, while what it runs is finished, and goes on
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
 """Seconds since the scenario began, in order."""
-Kind = Literal["quiet", "breach", "overload", "kill", "hang", "unseen"]
-KINDS: tuple[Kind, ...] = ("quiet", "breach", "overload", "kill", "hang", "unseen")
+Kind = Literal["quiet", "breach", "overload", "kill", "hang", "unseen", "livelock"]
+KINDS: tuple[Kind, ...] = ("quiet", "breach", "overload", "kill", "hang", "unseen", "livelock")
 
 HOUR_S = 3600.0
 TTFT_S = 0.5
@@ -53,6 +54,10 @@ class Engine:
     """Of requests; `end_s` belongs to it, so it is in no order of its own."""
     end_s: Times
     hung_s: tuple[float, float] | None = None
+    stuck_s: tuple[float, float] | None = None
+    """Interval in which it admits nothing."""
+    admitted_s: Times | None = None
+    """Admissions of the requests in `start_s`; None where each is admitted as it comes."""
     decided_s: dict[tuple[str, str], Times] = field(default_factory=dict)
     """When requests turned out good or bad, by objective and result."""
 
@@ -73,14 +78,32 @@ class Engine:
         self.decided_s = {of: np.sort(times) for of, times in found.items()}
         self.end_s = np.minimum(end_s, self.dead_s)
 
+    @property
+    def run_s(self) -> Times:
+        """Return when its requests began to run, unless they ended before that."""
+        return self.start_s if self.admitted_s is None else np.minimum(self.admitted_s, self.end_s)
+
+    def num_admitted(self, at_s: Times) -> NDArray[np.int64]:
+        """Return how many requests have been admitted."""
+        return np.searchsorted(np.sort(self.run_s), at_s, side="right")
+
     def num_running(self, at_s: Times) -> NDArray[np.int64]:
-        """Return how many requests are in flight."""
-        began = np.searchsorted(np.sort(self.start_s), at_s, side="right")
-        return began - np.searchsorted(np.sort(self.end_s), at_s, side="right")
+        """Return how many requests are admitted and not over."""
+        ended = np.searchsorted(np.sort(self.end_s), at_s, side="right")
+        return self.num_admitted(at_s) - ended
+
+    def num_admissible(self, at_s: Times) -> NDArray[np.int64]:
+        """Return how many queued requests nothing scarce keeps from being admitted."""
+        if self.stuck_s is None:
+            return np.zeros(len(at_s), dtype=np.int64)
+        from_s, to_s = self.stuck_s
+        arrived = np.searchsorted(self.start_s, at_s, side="right")
+        is_stuck = (at_s >= from_s) & (at_s < to_s)
+        return np.where(is_stuck, arrived - self.num_admitted(at_s), 0)
 
     def num_steps(self, at_s: Times) -> Times:
         """Return how many steps it has made: it makes them while requests are in flight."""
-        edges_s = np.concatenate((self.start_s, self.end_s))
+        edges_s = np.concatenate((self.run_s, self.end_s))
         change = np.concatenate((np.ones(len(self.start_s)), -np.ones(len(self.end_s))))
         order = np.argsort(edges_s, kind="stable")
         edges_s, change = edges_s[order], change[order]
@@ -134,6 +157,7 @@ def scenario(kind: Kind, seed: int) -> Scenario:
         "kill": _kill,
         "hang": _hang,
         "unseen": _unseen,
+        "livelock": _livelock,
     }[kind](draw, seed)
 
 
@@ -180,7 +204,7 @@ def _overload(draw: np.random.Generator, seed: int) -> Scenario:
     for number, (start_s, one_s) in enumerate(zip(engine.start_s, took_s, strict=True)):
         admitted_s[number] = max(start_s, heapq.heappop(free_s))
         heapq.heappush(free_s, admitted_s[number] + one_s)
-    engine.end_s = admitted_s + took_s
+    engine.admitted_s, engine.end_s = admitted_s, admitted_s + took_s
     engine.decide(admitted_s + 0.1)
     words: dict[str, float | str] = {"slots": slots, "usual": usual, "load": times}
     return Scenario("overload", seed, length_s, (engine,), at_s, _seen(length_s), words=words)
@@ -242,6 +266,24 @@ def _unseen(draw: np.random.Generator, seed: int) -> Scenario:
         seen_s = np.where(clock_s < at_s[0], seen_s, np.minimum(seen_s, then_s))
     words: dict[str, float | str] = {"rate_s": rate_s, "how": how}
     return Scenario("unseen", seed, length_s, engines, at_s, seen_s, back_s, words)
+
+
+def _livelock(draw: np.random.Generator, seed: int) -> Scenario:
+    rate_s, num = float(draw.choice(_RATES_S)), int(draw.choice((1, 3)))
+    at_s, length_s = _when(draw, draw.choice((0.25, 0.5, 1.5, 5.0, 15.0)))
+    engines = tuple(_arrivals(draw, rate_s, num, length_s))
+    for engine in engines:
+        first_s = _first_tokens(draw, engine, draw.random(len(engine.start_s)) < 0.001)
+        if engine is engines[0]:
+            engine.stuck_s = at_s
+            is_held = (engine.start_s >= at_s[0]) & (engine.start_s < at_s[1])
+            held_s = np.where(is_held, at_s[1] - engine.start_s, 0.0)
+            engine.admitted_s = engine.start_s + held_s
+            first_s += held_s
+            engine.end_s += held_s
+        engine.decide(first_s)
+    words: dict[str, float | str] = {"rate_s": rate_s, "engines": num}
+    return Scenario("livelock", seed, length_s, engines, at_s, _seen(length_s), words=words)
 
 
 def _when(draw: np.random.Generator, minutes: float) -> tuple[tuple[float, float], float]:

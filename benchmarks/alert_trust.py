@@ -12,6 +12,7 @@ no scrape and no recorded rate has rounded:
     burn     bad requests over 1h and over 5m are 14.4 times those allowed, or over 6h and 30m 6
              times; at least 10 over the long window; at least 0.2 requests/s over the short one
     stall    an engine has requests and has made no step for four scrapes (60 s)
+    livelock an engine has queued requests, nothing is scarce, and it has admitted none for as long
     blind    the collector is more than 60 s behind, or away, for 2 minutes
 
 A page is OWED where that is so with a tenth to spare and for long enough: for a burn the minute of
@@ -103,6 +104,7 @@ def owed(it: Scenario) -> list[Span]:
     more = 1 + SPARE
     spans = _lasting(_burning(it, more), PATIENCE_S + SLACK_S)
     spans += _lasting(_stalled_s(it) >= STALL_S * more, SLACK_S)
+    spans += _lasting(_stuck_s(it) >= STALL_S * more, SLACK_S)
     spans += _lasting(_behind_s(it) > BEHIND_S * more, BLIND_S * more + SLACK_S)
     return _merged(spans, ONE_INCIDENT_S)
 
@@ -113,6 +115,7 @@ def allowed(it: Scenario) -> list[Span]:
     spans = _lasting(_burning(it, less), 0.0)
     # Four scrapes are three times the time between two.
     spans += _lasting(_stalled_s(it) >= STALL_S - SCRAPE_S, 0.0)
+    spans += _lasting(_stuck_s(it) >= STALL_S - SCRAPE_S, 0.0)
     spans += _lasting(_behind_s(it) > BEHIND_S * less, BLIND_S * less)
     return _merged(spans, ONE_INCIDENT_S)
 
@@ -146,15 +149,28 @@ def _num(times: Times, at_s: Times, over_s: float) -> NDArray[np.int64]:
 def _stalled_s(it: Scenario) -> Times:
     """Return for how long an engine has had requests and made no step."""
     at_s = _grid(it)
+    hung = [(engine, engine.hung_s) for engine in it.engines if engine.hung_s is not None]
+    return _longest_s(
+        at_s,
+        [
+            (at_s >= from_s) & (at_s < to_s) & (engine.num_running(at_s) > 0)
+            for engine, (from_s, to_s) in hung
+        ],
+    )
+
+
+def _stuck_s(it: Scenario) -> Times:
+    """Return for how long an engine has admitted none of the requests that it could."""
+    at_s = _grid(it)
+    return _longest_s(at_s, [engine.num_admissible(at_s) > 0 for engine in it.engines])
+
+
+def _longest_s(at_s: Times, flags: Iterable[Flags]) -> Times:
+    """Return for how long any of the flags has been up; each goes up once."""
     longest_s = np.zeros(len(at_s))
-    for engine in it.engines:
-        if engine.hung_s is None:
-            continue
-        from_s, to_s = engine.hung_s
-        is_stuck = (at_s >= from_s) & (at_s < to_s) & (engine.num_running(at_s) > 0)
-        if is_stuck.any():
-            since_s = at_s[is_stuck][0]
-            longest_s = np.maximum(longest_s, np.where(is_stuck, at_s - since_s, 0.0))
+    for is_up in flags:
+        if is_up.any():
+            longest_s = np.maximum(longest_s, np.where(is_up, at_s - at_s[is_up][0], 0.0))
     return longest_s
 
 
@@ -225,8 +241,11 @@ def _of_engine(
     yield named("inferscope_source_up", source="probe"), _told(is_alive * 1, is_there)
     running = engine.num_running(seen_s)
     yield named("inferscope_requests_running"), _told(running, is_there & is_alive)
+    admissible = engine.num_admissible(seen_s)
+    yield named("inferscope_requests_admissible"), _told(admissible, is_there & is_alive)
     yield named("inferscope_folded_timestamp_seconds"), _told(seen_s, is_there)
     counted = {
+        named("inferscope_admissions_total"): engine.num_admitted,
         named("inferscope_step_duration_seconds_count", phase="decode"): engine.num_steps,
     }
     for bound in ("0.025", "+Inf"):

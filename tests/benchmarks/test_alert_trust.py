@@ -79,6 +79,29 @@ def test_a_collector_behind_for_long_owes_a_page_and_for_a_minute_allows_none(
     assert trust.allowed(stuck(1.5)) == []
 
 
+def test_a_scheduler_that_admits_nothing_owes_a_page_and_a_full_engine_does_not(
+    trust: ModuleType, tmp_path: Path
+) -> None:
+    at_s = (1200.0, 1500.0)
+    it = of(trust, (35, 0.05, 0.0), kind="livelock", incident_s=at_s)
+    (engine,) = it.engines
+    is_held = (engine.start_s >= at_s[0]) & (engine.start_s < at_s[1])
+    engine.admitted_s = np.where(is_held, at_s[1], engine.start_s)
+    engine.end_s = np.maximum(engine.end_s, engine.admitted_s + 3.0)
+    # A queue behind full slots: nothing is admissible.
+    assert (trust.owed(it), trust.allowed(it)) == ([], [])
+    engine.stuck_s = at_s
+    ((owed_s, until_s),) = trust.owed(it)
+    assert at_s[0] + 60 < owed_s < at_s[0] + 90
+    assert until_s == at_s[1] - 5
+    debian.program("promtool")
+    trust.write_rules(tmp_path)
+    found = trust.score(it, trust.pages(trust.firing(it, tmp_path)))
+    assert (found.num_owed, found.num_missed, found.num_false, found.num_repeated) == (1, 0, 0, 0)
+    ((_, heard),) = found.pages
+    assert heard == ["InferScopeNotAdmitting"]
+
+
 def test_missed_false_and_repeated_are_counted(trust: ModuleType) -> None:
     it = of(trust, (60, 1.0, 0.0), (30, 0.5, 0.5), (60, 1.0, 0.0))
     ((owed_s, _),) = trust.owed(it)
