@@ -6,7 +6,7 @@ A queue is normal while something is scarce. Nothing is scarce for a queued requ
     requests run        the scheduler has planned a step since the request was queued, passed the
                         request over, and reported that neither slots, blocks nor tokens were short
 
-A step that takes long is no sign: until it ends the scheduler plans nothing. A prefill or decode
+A long step proves nothing: until it ends the scheduler plans none. A prefill or decode
 worker of a disaggregated engine has requests that wait for the other worker, and no record tells
 which, so the number is unknown there.
 """

@@ -122,6 +122,26 @@ def test_a_preempted_request_is_admissible_once_a_plan_has_passed_it_over() -> N
     assert (view.num_admissible, view.num_admissions) == (0, 2)
 
 
+@pytest.mark.parametrize(("preempted_ms", "num"), [(100, 1), (250, 0)])
+def test_a_plan_before_its_preemption_has_not_passed_a_request_over(
+    preempted_ms: float, num: int
+) -> None:
+    script = Script()
+    core = script.ring()
+    running, held = core.queued("running"), core.queued("held")
+    core.admitted(running)
+    core.admitted(held)
+    core.step(0, [(running, 8, 0), (held, 8, 0)], start_ms=2, end_ms=12)
+    script.at(preempted_ms)
+    core.preempted(held)
+    script.at(200)
+    plan(core, 1)
+    script.at(260)
+    core.span(1, 200, 260)
+    core.slices(1, [(running, 1, 8)])
+    assert seen(script).num_admissible == num
+
+
 def test_a_request_that_an_idle_core_does_not_accept_is_admissible() -> None:
     script = livelocked()[0]
     front = script.ring("frontend")

@@ -41,7 +41,7 @@ class Stack:
         return self.prometheus.number(metric)
 
     def serve(self, num: int) -> None:
-        """Have some requests answered, one after another."""
+        """Send requests one after another, and check each answer."""
         for _ in range(num):
             assert self.server.post("/v1/completions", _ANSWER)[0] == 200
 
