@@ -37,12 +37,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        help="the file or folder to write, - for stdout (default: beside FILE, by its name)",
+        help="the file or folder to write, - for stdout (default: stdout, or on a terminal "
+        "FILE with the format's suffix)",
     )
     parser.epilog = """examples:
-  inferscope export demo.isr --format jsonl -o - | head
-  inferscope export demo.isr --format perfetto      then open demo.json in ui.perfetto.dev
-  inferscope export demo.isr --format parquet       then ask demo.parquet/ with DuckDB
+  inferscope export demo.isr --format jsonl > demo.jsonl
+  inferscope export demo.isr --format perfetto -o trace.json    then open it in ui.perfetto.dev
+  inferscope export demo.isr --format parquet -o demo.parquet   then query it with DuckDB
 """
 
 
@@ -50,11 +51,14 @@ def run(options: argparse.Namespace) -> int:
     """Export the file."""
     suffix = _SUFFIXES.get(options.format, f".{options.format}")
     target = Path(options.out) if options.out else options.file.with_suffix(suffix)
-    is_stdout = options.out == "-"
+    # A redirection may name our default file: nothing else may be written then.
+    is_stdout = options.out == "-" or (options.out is None and not sys.stdout.isatty())
     into_folder = load_folder_exporter(options.format)
     if into_folder is not None:
         if is_stdout:
-            raise BadInput(f"{options.format} writes a folder. Name one with --out.")
+            raise BadInput(
+                f"{options.format} writes a folder, not to stdout. Name it with -o PATH."
+            )
         return _say(options.file, _export_folder(options.file, into_folder, target), target)
     make = load_exporter(options.format)
     # The source is opened twice so that a bad one leaves no empty file behind.

@@ -1,0 +1,89 @@
+"""Where an export goes: a file, a folder or standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import inferscope
+from tests.report.test_why import SAMPLE
+
+COMMAND = (sys.executable, "-m", "inferscope", "export")
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SAMPLE, tmp_path / "run.isr"))
+
+
+def test_redirected_to_its_default_name_it_is_whole(recording: Path, tmp_path: Path) -> None:
+    expected = inferscope("export", str(recording), "-o", "-", rings=tmp_path).stdout
+    target = recording.with_suffix(".jsonl")
+    with target.open("wb") as out:
+        done = subprocess.run(
+            [*COMMAND, str(recording), "--format", "jsonl"],
+            stdout=out, stderr=subprocess.PIPE, check=True,
+        )  # fmt: skip
+    assert target.read_text(encoding="utf-8") == expected
+    assert [json.loads(line)["kind"] for line in expected.splitlines()][-1] == "run"
+    assert done.stderr == b""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.isr", "run.jsonl"]
+
+
+def test_a_trace_is_json_on_stdout_too(recording: Path, tmp_path: Path) -> None:
+    done = inferscope("export", str(recording), "--format", "perfetto", rings=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["traceEvents"]
+    assert list(tmp_path.iterdir()) == [recording]
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "-")], ids=["redirected", "dash"])
+def test_a_folder_cannot_go_to_stdout(
+    recording: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = inferscope("export", str(recording), "--format", "parquet", *options, rings=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "-o PATH" in line
+    assert list(tmp_path.iterdir()) == [recording]
+
+
+def test_on_a_terminal_it_is_a_file_beside_the_recording(recording: Path) -> None:
+    ours, its_own = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*COMMAND, str(recording)],
+            stdout=its_own,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        os.close(its_own)
+        target = recording.with_suffix(".jsonl")
+        assert done.stderr == f"wrote {target}\n"
+        assert json.loads(target.read_text(encoding="utf-8").splitlines()[-1])["kind"] == "run"
+        with pytest.raises(OSError, match="Input/output error"):  # nothing came before its end
+            os.read(ours, 1)
+    finally:
+        os.close(ours)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "perfetto"])
+def test_a_reader_that_leaves_ends_it_quietly(recording: Path, form: str) -> None:
+    out, its_own = os.pipe()
+    os.close(out)
+    try:
+        done = subprocess.run(
+            [*COMMAND, str(recording), "--format", form],
+            stdout=its_own, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(its_own)
+    assert (done.returncode, done.stderr) == (0, b"")
