@@ -121,7 +121,9 @@ class Log:
             now_ns, record_bytes=ring.largest_bytes - 64, total_bytes=ring.capacity // 4
         ):
             self._put(ring, live)
-        self._put(ring, Clock(now_ns, self.clock.real_ns()))
+        # Writing the keyframe took time, which is no difference between the two clocks.
+        since_ns = self.clock.monotonic_ns() - now_ns
+        self._put(ring, Clock(now_ns, self.clock.real_ns() - since_ns))
         ring.bytes_since_keyframe = 0
 
     def report(self, now_ns: int, *, complete_through_ns: int, num_dropped: int) -> None:

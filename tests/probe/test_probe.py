@@ -93,6 +93,17 @@ def test_time_never_runs_backwards_in_a_ring(tmp_path: Path) -> None:
     assert [event.at_ns for event in of(RequestEvent, path_of(probe))].count(-5) == 4
 
 
+def test_a_keyframe_that_takes_long_does_not_move_the_wall_clock(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=10_000_000)
+    probe = make_probe(tmp_path, clock)
+    do_step(probe, 1, [probe.queued("r", prompt_tokens=1)])
+    path = path_of(probe)
+    probe.close()
+    found = of(Clock, path)
+    assert found
+    assert {each.real_ns - each.at_ns for each in found} == {5}
+
+
 def test_no_request_is_accepted_everywhere(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock())
     probe.tokenised(NO_REQUEST, 3)
