@@ -11,9 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.children import child
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Run:
 
 
 ROOT = Path(__file__).parents[2]
+_LATEST_S = 90.0
 SHORT = frozenset(
     (
         *("attach", "collect", "doctor", "export", "findings", "load", "off", "on", "replay"),
@@ -101,15 +106,23 @@ class Warm:
                 **{"words": words, "environment": environment, "folder": str(Path.cwd())},
                 **{"out": str(out), "err": str(err)},
             }
-            stdin.write(json.dumps(asked) + "\n")
-            stdin.flush()
-            if not select.select([stdout], [], [], timeout_s)[0]:
-                self.close()
-                raise subprocess.TimeoutExpired(words, timeout_s, err.read_bytes())
-            code = int(stdout.readline())
+            try:
+                stdin.write(json.dumps(asked) + "\n")
+                stdin.flush()
+                if not select.select([stdout], [], [], timeout_s)[0]:
+                    raise subprocess.TimeoutExpired(words, timeout_s, err.read_bytes())
+                code = int(stdout.readline())
+            except BaseException:
+                self.close()  # its answer is not to be read as that of the next command
+                raise
             return subprocess.CompletedProcess(
                 words, code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
             )
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self._process.pid
 
     def close(self) -> None:
         """End it, and what it runs."""
@@ -130,29 +143,17 @@ def _warm() -> Warm:
     return _running
 
 
-class Engine:
-    """A demo's engine, running for as long as a test needs it."""
+def warm_pid() -> int | None:
+    """Return the process that runs short commands, if it was needed; it ends with this one."""
+    return None if _running is None else _running.pid
 
-    def __init__(self, folder: Path, *, rate_s: float = 6.0) -> None:
-        self.rings = folder / "rings"
-        settings = {
-            "model": "builtin",
-            "seed": 5,
-            "duration_s": None,
-            "load": 0.5,
-            "rate_s": rate_s,
-            "client_times": None,
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "inferscope.cli.demo_start", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "INFERSCOPE_DIR": str(self.rings),
-                "INFERSCOPE_ENGINE_ID": "under-test",
-            },
-        )
+
+class Engine:
+    """A demo's engine, running."""
+
+    def __init__(self, process: subprocess.Popen[bytes], rings: Path) -> None:
+        self.process = process
+        self.rings = rings
         assert self.process.stdout is not None
         assert b"Ready" in self.process.stdout.readline()
 
@@ -166,31 +167,49 @@ class Engine:
 
     def wait_for(self, num_finished: int) -> dict[str, Any]:
         """Look until so many requests have finished."""
-        for _ in range(60):
-            seen = self.attach()
-            if seen["num_finished"] >= num_finished:
-                return seen
+        end_s = time.monotonic() + _LATEST_S
+        while (seen := self.attach())["num_finished"] < num_finished:
+            assert time.monotonic() < end_s, f"only {seen['num_finished']} requests finished"
             time.sleep(0.2)
-        raise AssertionError(f"only {seen['num_finished']} requests finished")
+        return seen
 
     def wait_until_it_is(self, state: str) -> dict[str, Any]:
         """Look until its probe is in a state."""
-        for _ in range(60):
-            seen = self.attach()
-            if seen["health"]["probe_state"] == state:
-                return seen
+        end_s = time.monotonic() + _LATEST_S
+        while (found := (seen := self.attach())["health"]["probe_state"]) != state:
+            assert time.monotonic() < end_s, f"its probe is {found}, and not {state}"
             time.sleep(0.2)
-        raise AssertionError(f"its probe is {seen['health']['probe_state']}, and not {state}")
+        return seen
 
     def kill(self) -> None:
         """End it as the kernel does to a process that takes too much memory."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
     def stop(self) -> None:
         """End it by its standard input."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
-        self.process.stdout.close()
+
+
+@contextmanager
+def running_engine(folder: Path, *, rate_s: float = 6.0) -> Iterator[Engine]:
+    """Run a demo's engine while the context lasts."""
+    rings = folder / "rings"
+    settings = {
+        "model": "builtin",
+        "seed": 5,
+        "duration_s": None,
+        "load": 0.5,
+        "rate_s": rate_s,
+        "client_times": None,
+    }
+    environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"}
+    with child(
+        [sys.executable, "-m", "inferscope.cli.demo_start", json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+    ) as process:
+        yield Engine(process, rings)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli import demo as demo_command
+from tests.children import child
 from tests.cli.running import Run, inferscope
 
 
@@ -36,7 +37,7 @@ def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_without_a_probe_is_told_from_a_missing_one(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         said = one_line("attach", str(process.pid), rings=tmp_path, code=1)
     assert f"process {process.pid} is not observed" in said
     assert said.endswith(f"inferscope run -- {sys.executable} -c 'input()'")

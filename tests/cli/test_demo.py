@@ -21,6 +21,7 @@ from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
 from inferscope.records import CAUSES, RequestEvent
+from tests.children import child
 from tests.cli.running import Run, inferscope
 from tests.probe.fakes import of
 
@@ -216,17 +217,13 @@ def _children_of(demo: subprocess.Popen[bytes]) -> list[int]:
 
 @contextmanager
 def _demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
+    with child(
         [sys.executable, "-m", "inferscope", "demo", "--headless", *options, "--out", folder],
         env={**os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "4"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-    )
-    try:
+    ) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _was_started(demo: subprocess.Popen[bytes], folder: Path) -> bool:
@@ -242,7 +239,7 @@ def _is_under_load(demo: subprocess.Popen[bytes], folder: Path) -> bool:
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 45
+    deadline_s = time.monotonic() + 90
     while not is_so():
         assert time.monotonic() < deadline_s, "it never came to be so"
         time.sleep(0.05)

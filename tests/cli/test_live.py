@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Engine, inferscope
+from tests.children import child
+from tests.cli.running import Engine, inferscope, running_engine
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Serve all tests of this module but the last, which kills it."""
-    running = Engine(tmp_path_factory.mktemp("live"), rate_s=3)
-    yield running
-    running.stop()
+    with running_engine(tmp_path_factory.mktemp("live"), rate_s=3) as running:
+        yield running
 
 
 def test_attach_finds_the_only_engine_with_its_history(engine: Engine) -> None:
@@ -82,17 +82,17 @@ def test_a_recording_replays_to_the_recorders_digest(engine: Engine, tmp_path: P
 
 def test_ctrl_c_ends_a_recording_properly(engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "run.isr"
-    process = subprocess.Popen(
+    with child(
         [sys.executable, "-m", "inferscope", "record", "-o", str(out)],
         env={**os.environ, "INFERSCOPE_DIR": str(engine.rings)},
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    assert "recording under-test" in process.stderr.readline()
-    time.sleep(1.0)  # so that there is something to record
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    ) as process:
+        assert process.stderr is not None
+        assert "recording under-test" in process.stderr.readline()
+        engine.wait_for(engine.attach()["num_finished"] + 1)  # so that there is something in it
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     replayed = inferscope("replay", str(out), "--check", rings=engine.rings)
     assert replayed.stdout.strip() in stderr
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_a_recording_properly(engine: Engine, tmp_path: Path) -> Non
 
 
 def test_two_engines_are_listed_instead_of_guessed(engine: Engine) -> None:
-    second = subprocess.Popen(
+    with child(
         [sys.executable, "-c", _A_PROBE],
         stdout=subprocess.PIPE,
         env={
@@ -108,8 +108,7 @@ def test_two_engines_are_listed_instead_of_guessed(engine: Engine) -> None:
             "INFERSCOPE_DIR": str(engine.rings),
             "INFERSCOPE_ENGINE_ID": "another",
         },
-    )
-    try:
+    ) as second:
         assert second.stdout is not None
         assert second.stdout.readline() == b"open\n"
         done = inferscope("attach", "--once", rings=engine.rings)
@@ -117,9 +116,6 @@ def test_two_engines_are_listed_instead_of_guessed(engine: Engine) -> None:
         assert "2 engines are running" in done.stderr
         assert "under-test" in done.stderr
         assert "another" in done.stderr
-    finally:
-        second.kill()
-        second.communicate()
 
 
 def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import Engine, Run, inferscope
+from tests.cli.running import Run, inferscope, running_engine
 from tests.report.test_why import SAMPLE
 
 
@@ -17,14 +17,12 @@ class Killed:
     """What a killed engine left, and what was seen of it before."""
 
     def __init__(self, folder: Path) -> None:
-        engine = Engine(folder, rate_s=15)  # more than it can answer: some are always under way
-        try:
+        # More than it can answer: some are always under way.
+        with running_engine(folder, rate_s=15) as engine:
             self.pid = engine.process.pid
             engine.wait_for(8)
             time.sleep(1.5)  # so that there is a past to its past
             self.alive = engine.wait_for(8)
-        finally:
-            engine.kill()
         self.rings = engine.rings
         time.sleep(5.2)  # until its heartbeat counts as stopped
         out = folder / "killed.jsonl"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from inferscope.cli.targets import engine_of, is_remote
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from tests.children import child
 
 ENGINE = """
 import subprocess, sys
@@ -34,23 +36,26 @@ LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.ar
 class Tree:
     """A launcher, the engine that it starts, and a worker of the engine's."""
 
-    def __init__(self, rings: Path) -> None:
-        environment = {
-            **os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "1",
-        }  # fmt: skip
-        environment.pop(ENGINE_ID_VARIABLE, None)
-        self.launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, ENGINE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        assert self.launcher.stdout is not None
-        self.worker_pid = int(self.launcher.stdout.readline())
+    def __init__(self, launcher: subprocess.Popen[str]) -> None:
+        self.launcher = launcher
+        assert launcher.stdout is not None
+        self.worker_pid = int(launcher.stdout.readline())
 
-    def stop(self) -> None:
-        self.launcher.communicate("\n", timeout=60)
+
+@contextmanager
+def running_tree(rings: Path) -> Iterator[Tree]:
+    """Run a tree while the context lasts; it ends with its standard input."""
+    environment = {**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "1"}
+    environment.pop(ENGINE_ID_VARIABLE, None)
+    with child(
+        [sys.executable, "-c", LAUNCHER, ENGINE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as launcher:
+        yield Tree(launcher)
+        launcher.communicate("\n", timeout=60)
 
 
 def test_a_pid_of_several_models_is_no_answer_and_they_are_listed(
@@ -77,9 +82,8 @@ def test_a_pid_of_several_models_is_no_answer_and_they_are_listed(
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
-    made = Tree(tmp_path)
-    yield made
-    made.stop()
+    with running_tree(tmp_path) as made:
+        yield made
 
 
 def test_every_process_of_an_engines_tree_finds_it(tree: Tree) -> None:
@@ -93,13 +97,10 @@ def test_every_process_of_an_engines_tree_finds_it(tree: Tree) -> None:
 def test_a_process_above_two_engines_finds_neither(
     tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = Tree(tmp_path)
-    try:
+    with running_tree(tmp_path):
         with pytest.raises(NotFound, match=f"2 engines run under process {os.getpid()}"):
             engine_of(str(os.getpid()))
         assert len(capsys.readouterr().err.splitlines()) == 2
-    finally:
-        other.stop()
 
 
 def test_an_unobserved_process_is_told_how_to_start_it(
@@ -108,9 +109,11 @@ def test_an_unobserved_process_is_told_how_to_start_it(
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     monkeypatch.setenv(remote.ALLOW_VARIABLE, "0")
     words = [sys.executable, "-c", "input()", "a b", "it's", "", "$HOME"]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE)
-    try:
-        time.sleep(0.05)  # until it has become what it was started as
+    with child(words, stdin=subprocess.PIPE) as process:
+        end_s = time.monotonic() + 60
+        while run_command(process.pid) is None:  # its arguments come a moment after its start
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
         with pytest.raises(NotFound) as caught:
             engine_of(str(process.pid))
         message = str(caught.value)
@@ -118,8 +121,6 @@ def test_an_unobserved_process_is_told_how_to_start_it(
         _, _, command = message.partition("inferscope run -- ")
         assert shlex.split(command) == words
         assert not capsys.readouterr().err
-    finally:
-        process.communicate(b"\n")
 
 
 def test_a_kernels_or_no_process_has_no_command() -> None:

@@ -23,20 +23,17 @@ from inferscope.ring.profile_request import (
     request_path,
     requested,
 )
-from tests.cli.running import Engine, inferscope
+from tests.cli.running import inferscope, running_engine
 
 
 @pytest.mark.slow
 def test_a_running_engine_s_operations_are_told_by_phase(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
     out = tmp_path / "profile.json"
-    try:
-        time.sleep(3)
+    with running_engine(tmp_path) as engine:
+        engine.wait_for(1)
         done = inferscope(
             "profile", "--seconds", "2", "--json", "--out", str(out), rings=engine.rings
         )
-    finally:
-        engine.stop()
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     by_phase = {phase: {row["name"] for row in rows if row["phase"] == phase} for phase in

@@ -21,6 +21,7 @@ import inferscope
 from inferscope.collecting.lock import LOCK_NAME
 from inferscope.records import CLOSED, CounterSample, ProbeHealth
 from inferscope.ring.discovery import find_engines, sampler_rings
+from tests.children import child
 from tests.cli.running import ANY_PORT
 from tests.cli.running import inferscope as run_inferscope
 from tests.probe.fakes import of
@@ -110,7 +111,7 @@ def running(
         if terminal is not None:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
-    process = subprocess.Popen(
+    with child(
         [sys.executable, "-m", "inferscope", "run", *arguments],
         stdin=subprocess.DEVNULL if terminal is None else terminal,
         stdout=subprocess.PIPE,
@@ -119,13 +120,8 @@ def running(
         env={**os.environ, "INFERSCOPE_DIR": str(rings), "PYTHONPATH": ROOT},
         start_new_session=True,
         preexec_fn=take_terminal,
-    )
-    try:
+    ) as process:
         yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def test_the_command_has_its_arguments_output_and_exit_code(tmp_path: Path) -> None:
@@ -360,7 +356,7 @@ def test_a_sampler_beside_it_tells_of_its_process_and_ends_with_it(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sampled\n"
     (path,) = sampler_rings(tmp_path / "rings")
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while of(ProbeHealth, path)[-1].state != CLOSED:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tests import debian
-from tests.collecting.running import eventually
 
 _CONFIG = """global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
@@ -45,14 +41,6 @@ class Prometheus:
 
     def __init__(self, url: str) -> None:
         self.url = url
-
-    def is_ready(self) -> bool:
-        """Tell whether it answers."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30):
-                return True
-        except OSError:
-            return False
 
     def query(self, expression: str) -> dict[Mapping[str, str], float]:
         """Return the samples of an instant query, by their labels."""
@@ -108,19 +96,11 @@ def prometheus(folder: Path, urls: list[str]) -> Iterator[Prometheus]:
     targets = [urllib.parse.urlsplit(url).netloc for url in urls]
     config = folder / "prometheus.yml"
     config.write_text(_CONFIG.format(targets=json.dumps(targets)), encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
-             f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"],
-            stderr=log, stdout=log,
-        )  # fmt: skip
-    try:
-        running = Prometheus(f"http://127.0.0.1:{port}")
-        eventually(lambda: running.is_ready() or process.poll() is not None)
-        assert process.poll() is None, (folder / "prometheus.log").read_text(encoding="utf-8")
-        yield running
-    finally:
-        process.kill()
-        process.wait()
+    with debian.serving(
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        "--enable-feature=exemplar-storage",
+        log=folder / "prometheus.log",
+    ) as url:
+        yield Prometheus(url)

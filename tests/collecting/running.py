@@ -14,8 +14,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.children import child
+
 BY_HAND = Path(__file__).with_name("by_hand.py")
-LATEST_S = 45.0
+LATEST_S = 90.0
 
 
 def eventually(is_so: Callable[[], bool], *, latest_s: float = LATEST_S) -> None:
@@ -64,26 +66,10 @@ class Scrape:
 class Collector:
     """`inferscope collect`, running."""
 
-    def __init__(
-        self,
-        rings: Path,
-        folder: Path,
-        config: str = "",
-        prometheus: str = "port: 0",
-        *,
-        within: Sequence[str] = (),
-        **environment: str,
-    ) -> None:
-        self.file = file = folder / "collect.yaml"
-        exporters = f"exporters:\n  prometheus: {{{prometheus}}}\n"
-        file.write_text(exporters + config, encoding="utf-8")
-        self._log = folder / "collect.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "inferscope", "collect", "--config", str(file)],
-                stderr=log,
-                env={**os.environ, "INFERSCOPE_DIR": str(rings), **environment},
-            )
+    def __init__(self, process: subprocess.Popen[bytes], file: Path, log: Path) -> None:
+        self.process = process
+        self.file = file
+        self._log = log
         eventually(lambda: "collecting from" in self.said() or self.process.poll() is not None)
         assert self.process.poll() is None, self.said()
         self.url = self.said().split("serves ")[1].split()[0]
@@ -122,28 +108,20 @@ def collecting(
     **env: str,
 ) -> Iterator[Collector]:
     """Run a collector for as long as the context lasts."""
-    collector = Collector(rings, folder, config, prometheus, within=within, **env)
-    try:
-        yield collector
-    finally:
-        collector.process.kill()
-        collector.process.wait()
+    file, said = folder / "collect.yaml", folder / "collect.log"
+    exporters = f"exporters:\n  prometheus: {{{prometheus}}}\n"
+    file.write_text(exporters + config, encoding="utf-8")
+    words = [*within, sys.executable, "-m", "inferscope", "collect", "--config", str(file)]
+    environment = {**os.environ, "INFERSCOPE_DIR": str(rings), **env}
+    with said.open("wb") as log, child(words, stderr=log, env=environment) as process:
+        yield Collector(process, file, said)
 
 
 class Engine:
     """The engine of by_hand.py, or another script, running."""
 
-    def __init__(
-        self, rings: Path, name: str, *, within: Sequence[str] = (), script: Path = BY_HAND
-    ) -> None:
-        environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name}
-        self.process = subprocess.Popen(
-            [*within, sys.executable, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "INFERSCOPE_RING_MB": "4", **environment},
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self._hear("ready")
 
     def do(self, *lines: str) -> None:
@@ -158,7 +136,7 @@ class Engine:
     def kill(self) -> None:
         """End it as the kernel would."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
     def _hear(self, word: str) -> None:
         assert self.process.stdout is not None
@@ -170,8 +148,12 @@ def engine_by_hand(
     rings: Path, name: str, *, within: Sequence[str] = (), script: Path = BY_HAND
 ) -> Iterator[Engine]:
     """Run an engine for as long as the context lasts; `within` is a command that runs commands."""
-    engine = Engine(rings, name, within=within, script=script)
-    try:
-        yield engine
-    finally:
-        engine.kill()
+    environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name}
+    with child(
+        [*within, sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_RING_MB": "4", **environment},
+    ) as process:
+        yield Engine(process)

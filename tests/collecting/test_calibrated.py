@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.calibration import store
+from tests.children import child
 from tests.collecting.running import collecting, eventually
 from tests.collecting.test_scrape import exported
 from tests.collector.test_calibrated import RATES
@@ -45,8 +46,9 @@ def test_a_collector_tells_what_the_engine_cannot(
     store(RATES)
     rings, pins = tmp_path / "rings", tmp_path / "pins"
     setting = f"pins: {{folder: {pins}, before_s: 30, after_s: 0.5}}\n"
-    with collecting(rings, tmp_path, setting) as collector:
-        engine = subprocess.Popen(
+    with (
+        collecting(rings, tmp_path, setting) as collector,
+        child(
             [sys.executable, "-c", _ENGINE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -58,7 +60,8 @@ def test_a_collector_tells_what_the_engine_cannot(
                 "INFERSCOPE_RING_MB": "4",
             },
             cwd=Path(__file__).parents[2],
-        )
+        ) as engine,
+    ):
         assert engine.stdout is not None
         assert engine.stdout.readline() == b"done\n"
         name = "inferscope_cost_model_residual_ratio"

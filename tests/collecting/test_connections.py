@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import child
 from tests.collecting.running import collecting, engine_by_hand, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ ENGINE = "tests.collecting.by_hand"
 @contextmanager
 def audited(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a module whose connections are written down in the folder, as its name says."""
-    with subprocess.Popen(
+    with child(
         [
             *(sys.executable, "-m", "tests.collecting.audited"),
             *(str(folder / module), module, *arguments),
@@ -43,10 +44,7 @@ def audited(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.P
             "PYTHONDONTWRITEBYTECODE": "1",
         },
     ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process
 
 
 def do(engine: subprocess.Popen[str], *lines: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from tests import debian
 from tests.collecting.prometheus import prometheus
 from tests.collecting.running import collecting, eventually
-from tests.engine.server.running import Server, Stream
+from tests.engine.server.running import Server, Stream, serving
 from tests.exporters.otlp.sink import receiving
 
 _OTLP = '  otlp: {endpoint: "%s", keep_share: 0}\npins: off\n'
@@ -28,8 +29,9 @@ def stream(server: Server, trace: str, flags: str) -> None:
 
 
 def test_prometheus_keeps_exemplars_of_traces_that_were_sent(tmp_path: Path) -> None:
-    server = Server(tmp_path, "builtin")
+    debian.program("prometheus")
     with (
+        serving(tmp_path, "builtin") as server,
         receiving() as sink,
         collecting(server.rings, tmp_path, _OTLP % sink.url) as collector,
         prometheus(tmp_path, [collector.url]) as asked,
@@ -40,16 +42,18 @@ def test_prometheus_keeps_exemplars_of_traces_that_were_sent(tmp_path: Path) -> 
         stream(server, _NOT_RECORDED, "00")
         server.post("/v1/completions", {"prompt": "def g", "max_tokens": 3})
         eventually(lambda: asked.one("sum(inferscope_requests_total)") == 3)
+        expected = {f"inferscope_{name}_seconds_bucket" for name in _SHOWN}
+        buckets = '{__name__=~"inferscope_.+_bucket"}'
+        eventually(lambda: {each.name for each in asked.exemplars(buckets)} == expected)
         # Scrapes go on, and must tell the same of what is the same.
-        eventually(lambda: (asked.one("count_over_time(up[1m])") or 0) >= 5)
-        told = asked.exemplars('{__name__=~"inferscope_.+_bucket"}')
+        num_scrapes = asked.one("count_over_time(up[1h])") or 0
+        eventually(lambda: (asked.one("count_over_time(up[1h])") or 0) >= num_scrapes + 2)
+        told = asked.exemplars(buckets)
         rejected = asked.own("prometheus_tsdb_exemplar_out_of_order_exemplars_total")
-        server.stop()
+        eventually(lambda: bool(sink.roots()))
     assert {root.span.trace_id.hex() for root in sink.roots()} == {_RECORDED}
     assert {each.labels["trace_id"] for each in told} == {_RECORDED}
-    assert Counter(each.name for each in told) == dict.fromkeys(
-        (f"inferscope_{name}_seconds_bucket" for name in _SHOWN), 1
-    )
+    assert Counter(each.name for each in told) == dict.fromkeys(expected, 1), told
     assert rejected == 0
     (root,) = sink.roots()
     for each in told:

@@ -19,7 +19,7 @@ from inferscope.probe.ids import digits
 from inferscope.ring.recording import RecordingReader
 from tests.cli.running import inferscope
 from tests.collecting.running import Scrape, collecting, eventually
-from tests.engine.server.running import Server
+from tests.engine.server.running import Server, serving
 from tests.exporters.otlp.sink import Received, receiving
 
 _CONFIG = """  otlp: {{endpoint: "{url}", metrics_endpoint: "{metrics_url}", metrics_interval_s: 1}}
@@ -60,8 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("INFERSCOPE_HEADERS", "tenant=x-tenant,priority=x-priority")
-        run = Served(Server(folder, "builtin"))
-        stack.callback(run.server.stop)
+        run = Served(stack.enter_context(serving(folder, "builtin")))
         sink = stack.enter_context(receiving())
         config = _CONFIG.format(
             url=sink.url, metrics_url=sink.url.replace("traces", "metrics"), folder=folder

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from inferscope.records import Clock, ProbeHealth, RingOpened, Tick, encode
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import Identity
 from inferscope.ring.writer import RingWriter
+from tests.children import child
 
 _ENGINE = """
 import time
@@ -47,31 +49,26 @@ while True:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], Path]]]:
     """Start made-up engines; end them with the test."""
-    running: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def begin(engine_id: str) -> tuple[subprocess.Popen[str], Path]:
-        environment = {"INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_ENGINE_ID": engine_id}
-        process = subprocess.Popen(
-            [sys.executable, "-c", _ENGINE],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment, "INFERSCOPE_RING_MB": "1"},
-        )
-        running.append(process)
-        assert process.stdout is not None
-        return process, Path(process.stdout.readline().strip())
+        def begin(engine_id: str) -> tuple[subprocess.Popen[str], Path]:
+            environment = {"INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_ENGINE_ID": engine_id}
+            started = child(
+                [sys.executable, "-c", _ENGINE],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment, "INFERSCOPE_RING_MB": "1"},
+            )
+            process = stack.enter_context(started)
+            assert process.stdout is not None
+            return process, Path(process.stdout.readline().strip())
 
-    yield begin
-    for process in running:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        yield begin
 
 
 def follow(source: RingSource, is_so: Callable[[], bool]) -> None:
     """Follow until something is so."""
-    end_s = time.monotonic() + 45
+    end_s = time.monotonic() + 90
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be so"
         source.advance()

@@ -10,6 +10,7 @@ import pytest
 
 from inferscope.counters.claims import Claims, SessionClaims
 from inferscope.counters.source import Unavailable
+from tests.children import child
 
 HOLD_SESSION = """
 import os, sys
@@ -46,19 +47,17 @@ def test_a_device_has_one_sampler_and_the_second_is_told_which(tmp_path: Path) -
 
 
 def test_a_claim_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
+    with child(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    claims = Claims(tmp_path)
-    with pytest.raises(Unavailable, match=f"by process {holder.pid}"):
-        claims.take("GPU-1")
-    holder.kill()
-    holder.communicate()
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        claims = Claims(tmp_path)
+        with pytest.raises(Unavailable, match=f"by process {holder.pid}"):
+            claims.take("GPU-1")
     claims.take("GPU-1")
     claims.close()
 
@@ -88,23 +87,22 @@ def test_a_session_is_one_for_all_folders_and_users_and_goes_with_its_process(
 ) -> None:
     if uid != os.getuid() and os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
-    holder = subprocess.Popen(
+    with child(
         [sys.executable, "-c", HOLD_SESSION, device, str(uid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    claims = SessionClaims()
-    claims.take(f"{device}0")  # a name that only begins like it
-    with pytest.raises(Unavailable) as refused:
-        claims.take(device)
-    assert str(refused.value) == (
-        f"{device} is sampled by PM already, by process {holder.pid}: this one waits to take over."
-    )
-    holder.kill()
-    holder.communicate()
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        claims = SessionClaims()
+        claims.take(f"{device}0")  # a name that only begins like it
+        with pytest.raises(Unavailable) as refused:
+            claims.take(device)
+        assert str(refused.value) == (
+            f"{device} is sampled by PM already, by process {holder.pid}: "
+            "this one waits to take over."
+        )
     claims.take(device)
     claims.take(device)
     claims.close()

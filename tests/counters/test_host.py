@@ -15,6 +15,7 @@ from inferscope.counters.host import LOOK_NS, HostSource
 from inferscope.counters.processes import Observed, holders, observed
 from inferscope.counters.source import Unavailable
 from inferscope.records import COUNTERS
+from tests.children import child
 
 ENGINE = """
 import sys, time
@@ -33,14 +34,8 @@ probe.close()
 class Engine:
     """A process with a ring, which burns processor time when told to."""
 
-    def __init__(self, rings: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_RING_MB": "0.25"},
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         assert self.line() == "up"
 
     def line(self) -> str:
@@ -57,10 +52,14 @@ class Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    running = Engine(tmp_path)
-    yield running
-    running.process.kill()
-    running.process.communicate()
+    with child(
+        [sys.executable, "-c", ENGINE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "0.25"},
+    ) as process:
+        yield Engine(process)
 
 
 def test_an_engines_processor_time_and_memory_are_those_of_the_kernel(
@@ -112,15 +111,12 @@ def test_a_rings_lock_tells_its_writer_whatever_number_it_goes_by(
 
 
 def test_an_engines_children_are_the_engines() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
+    with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
         engines = [Observed(os.getppid(), 1, "e")]
-        found = holders([child.pid, 4_000_000], engines, sees_host=True)
-        assert (found.ours, found.foreign) == ({child.pid}, {4_000_000})
-        nobody = holders([child.pid], [], sees_host=True)
-        assert nobody.foreign == {child.pid}
-    finally:
-        child.communicate()
+        found = holders([started.pid, 4_000_000], engines, sees_host=True)
+        assert (found.ours, found.foreign) == ({started.pid}, {4_000_000})
+        nobody = holders([started.pid], [], sees_host=True)
+        assert nobody.foreign == {started.pid}
 
 
 def test_within_a_container_numbers_mean_nothing_until_one_is_ours() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from inferscope.errors import InferScopeError
 from inferscope.records import CLOSED, CounterSample, ProbeHealth
 from inferscope.ring.discovery import find_engines, sampler_rings
 from inferscope.ring.reader import RingReader
+from tests.children import child
 from tests.cli.running import inferscope
 from tests.probe.fakes import of
 
@@ -36,21 +38,15 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[subprocess.Popen[str]] = []
+    with ExitStack() as stack:
 
-    def begin(*options: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "inferscope", "sampler", *options]
-        environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "1"}
-        started = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
-        running.append(started)
-        return started
+        def begin(*options: str) -> subprocess.Popen[str]:
+            words = [sys.executable, "-m", "inferscope", "sampler", *options]
+            environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "1"}
+            started = child(words, env=environment, stderr=subprocess.PIPE, text=True)
+            return stack.enter_context(started)
 
-    yield begin
-    for process in running:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        yield begin
 
 
 def until(is_so: Callable[[], object], *, patience_s: float = 60.0) -> None:
@@ -98,14 +94,12 @@ def test_a_second_sampler_says_who_is_first_and_takes_over_when_it_ends(
     assert "host: it can be read again" in said
 
 
-def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start) -> None:
-    companion = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    sampler = start("--counters", "host", "--beside", str(companion.pid))
-    time.sleep(0.5)
-    assert sampler.poll() is None
-    companion.kill()
-    companion.communicate()
-    assert sampler.wait(30) == 0
+def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start, tmp_path: Path) -> None:
+    with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as companion:
+        sampler = start("--counters", "host", "--beside", str(companion.pid))
+        until(lambda: any(one.facts for one in told(tmp_path)))
+        assert sampler.poll() is None
+    assert sampler.wait(60) == 0
 
 
 def test_one_reading_says_what_there_is_and_why_not_the_rest(tmp_path: Path) -> None:

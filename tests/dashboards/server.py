@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
-import subprocess
 import time
 import urllib.error
 import urllib.parse
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.collecting.running import eventually
+from tests import debian
 
 _CONFIG = """
 global: {scrape_interval: 1s, scrape_timeout: 1s}
@@ -28,24 +26,8 @@ scrape_configs:
 class Prometheus:
     """A server that scrapes one target every second."""
 
-    def __init__(self, program: str, folder: Path, target: str) -> None:
-        config = folder / "prometheus.yml"
-        config.write_text(_CONFIG % target, encoding="utf-8")
-        self._log = folder / "prometheus.log"
-        self.url = f"http://127.0.0.1:{free_port()}"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                    "--enable-feature=exemplar-storage",
-                ],
-                stderr=log,
-                stdout=log,
-            )
-        eventually(self._is_ready)
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def ask(self, expr: str, *, is_instant: bool, window_s: float = 60.0) -> list[float]:
         """Return all numbers that a query gives, now or over the last minute.
@@ -76,28 +58,17 @@ class Prometheus:
                 said = error.read().decode()
             raise AssertionError(f"{asked.get('query')}: {said}") from None
 
-    def _is_ready(self) -> bool:
-        assert self.process.poll() is None, self._log.read_text(encoding="utf-8")
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
 
 @contextmanager
 def prometheus(program: str, folder: Path, target: str) -> Iterator[Prometheus]:
     """Run a Prometheus for as long as the context lasts."""
-    server = Prometheus(program, folder, target)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
-
-
-def free_port() -> int:
-    """Return a port that was free just now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
+    config = folder / "prometheus.yml"
+    config.write_text(_CONFIG % target, encoding="utf-8")
+    with debian.serving(
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--enable-feature=exemplar-storage",
+        log=folder / "prometheus.log",
+    ) as url:
+        yield Prometheus(url)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests import debian
+from tests.children import child
 from tests.collecting.running import LATEST_S, collecting, eventually
 from tests.dashboards import synthetic_gpu as made_up
 from tests.dashboards.reading import Query, dashboards, panels, queries
@@ -66,25 +67,23 @@ def load(rings: Path) -> Iterator[str]:
         "reference": ["inferscope.cli.demo_start", json.dumps(settings)],
         "made-up": [made_up.__name__, "made-up"],
     }
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name},
-        )
-        for name, command in commands.items()
-    }
-    try:
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(
+                child(
+                    [sys.executable, "-m", *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                    env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name},
+                )
+            )
+            for name, command in commands.items()
+        }
         said = running["made-up"].stdout
         assert said is not None
         yield said.readline().strip()
-    finally:
-        for process in running.values():
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_a_worker_leaves_with_its_engine(there: Engine) -> None:
     runner = there._runner
     assert isinstance(runner, RemoteRunner)
     runner._pipe.close()  # as when the engine's process is killed
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not is_gone(pid) and time.monotonic() < deadline:
         runner._process.poll()
         time.sleep(0.02)

@@ -21,6 +21,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.children import child
+
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
 PYTHON = PEERS / "venvs" / "sgl" / "bin" / "python"
@@ -134,18 +136,15 @@ def serving(
         ours = [] if record is None else ["--record", str(record)]
         command = [sys.executable, "-m", "inferscope", "run", *ours, "--", *command]
     variables = {**environment_of(folder), **environment}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
+    with (
+        log.open("wb") as out,
+        child(
             command, cwd=folder, env=variables, stdout=out, stderr=out, start_new_session=True
-        )
-    server = Server(f"http://127.0.0.1:{port}", folder / "rings", log, process)
-    try:
+        ) as process,
+    ):
+        server = Server(f"http://127.0.0.1:{port}", folder / "rings", log, process)
         _wait_until_up(server)
         yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _wait_until_up(server: Server) -> None:

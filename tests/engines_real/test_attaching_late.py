@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import child
+
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
 PYTHON = PEERS / "venvs" / "py314" / "bin" / "python"
@@ -48,12 +50,10 @@ def process(tmp_path: Path, environment: dict[str, str]) -> Iterator[subprocess.
     subprocess.run([PYTHON, Path(__file__).with_name("tiny_gguf.py"), gguf], check=True, timeout=60)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    running = subprocess.Popen([PYTHON, program, gguf], env=environment, stdout=subprocess.PIPE)
-    assert running.stdout is not None
-    assert running.stdout.readline() == b"up\n"
-    yield running
-    running.kill()
-    running.communicate()
+    with child([PYTHON, program, gguf], env=environment, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"up\n"
+        yield running
 
 
 def _inferscope(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import inferscope
-from tests.engine.server.running import Server
+from tests.engine.server.running import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -24,8 +24,11 @@ BUILTIN = Path(inferscope.__file__).parent / "engine" / "builtin"
 def test_guidellm_measures_what_our_ledgers_say(tmp_path: Path, endpoint: str) -> None:
     if not GUIDELLM.exists():
         pytest.skip(f"no guidellm in {PEERS} (INFERSCOPE_PEERS)")
-    server = Server(tmp_path, "builtin", "--api-servers", "2").wait()
-    out = tmp_path / "out.json"
+    with serving(tmp_path, "builtin", "--api-servers", "2") as server:
+        measure(server.wait(), tmp_path / "out.json", endpoint)
+
+
+def measure(server: Server, out: Path, endpoint: str) -> None:
     done = subprocess.run(
         [
             *(str(GUIDELLM), "run", "--disable-progress"),

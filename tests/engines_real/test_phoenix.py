@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ import pytest
 from inferscope_otlp import OtlpExporter
 
 from inferscope.collector.source import catch_up, open_source
+from tests.children import child
 from tests.exporters.otlp.conftest import DEMO, Finals
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -70,8 +70,9 @@ def phoenix(tmp_path: Path) -> Iterator[Phoenix]:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             ports.append(taken.getsockname()[1])
     running = Phoenix(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
+    with (
+        (tmp_path / "log").open("wb") as log,
+        child(
             [PHOENIX, "serve"],
             env={
                 **os.environ,
@@ -83,8 +84,8 @@ def phoenix(tmp_path: Path) -> Iterator[Phoenix]:
             },
             stdout=log,
             stderr=log,
-        )
-    try:
+        ) as process,
+    ):
         end_s = time.monotonic() + _LATEST_S
         while True:
             assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
@@ -95,9 +96,6 @@ def phoenix(tmp_path: Path) -> Iterator[Phoenix]:
             except OSError:
                 time.sleep(0.2)
         yield running
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

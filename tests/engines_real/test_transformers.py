@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.exported import Exported
+from tests.children import child
 from tests.engines_real.folded import fold
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,24 +109,24 @@ def serving(folder: Path, *options: str) -> Iterator[int]:
         **os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "16",
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
+    with (
+        (folder / "server.log").open("wb") as log,
+        child(
             [*words, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)],
             stdout=log,
             stderr=log,
             env=environment,
             start_new_session=True,
-        )
-    try:
-        _wait(server, port, folder)
-        yield port
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        ) as server,
+    ):
         try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+            _wait(server, port, folder)
+            yield port
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(20)
 
 
 def _wait(server: subprocess.Popen[bytes], port: int, folder: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from inferscope.ring.discovery import EngineRings, find_engines
+from tests.children import child
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
@@ -96,21 +97,23 @@ def serving(
     words = [str(VLLM), "serve", str(CHECKPOINT), *_OPTIONS, "--port", str(port), *options]
     if is_observed:
         words = [sys.executable, "-m", "inferscope", "run", "--", *words]
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "server.log").open("wb") as log,
+        child(
             words,
             stdout=log,
             stderr=log,
             env={**environment(folder), **variables},
             cwd=folder,
             start_new_session=True,
-        )
-    server = Server(f"http://127.0.0.1:{port}", folder, process)
-    try:
-        _wait_until_up(server)
-        yield server
-    finally:
-        stop(server)
+        ) as process,
+    ):
+        server = Server(f"http://127.0.0.1:{port}", folder, process)
+        try:
+            _wait_until_up(server)
+            yield server
+        finally:
+            stop(server)
 
 
 def stop(server: Server) -> int:

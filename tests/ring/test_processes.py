@@ -13,6 +13,7 @@ import pytest
 from inferscope.records import Keyframe, decode
 from inferscope.ring.discovery import remove_old_rings
 from inferscope.ring.reader import Frame, Loss, RingReader
+from tests.children import child
 from tests.probe.fakes import everything
 
 WRITER = """
@@ -53,14 +54,9 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("INFERSCOPE_RING_MB", "0.25")
     monkeypatch.setenv("INFERSCOPE_BUDGET", "2")
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "stop")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.kill()
-    process.communicate()
+    words = [sys.executable, "-c", WRITER, str(tmp_path / "stop")]
+    with child(words, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -109,15 +105,13 @@ def test_a_stopped_reader_does_not_touch_the_writer_and_counts_what_it_missed(
     writer: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     path = Path(first_line(writer))
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    words = [sys.executable, "-c", READER, str(path)]
+    with child(words, stdout=subprocess.PIPE, text=True) as reader:
         first_line(reader)
         reader.send_signal(signal.SIGSTOP)
         probe = RingReader(path)
         _, head, before, *_ = probe.words()
-        until = time.monotonic() + 45
+        until = time.monotonic() + 90
         while probe.words()[1] < head + 4 * (1 << 18) and time.monotonic() < until:
             time.sleep(0.01)
         during = probe.words()[2]
@@ -127,13 +121,10 @@ def test_a_stopped_reader_does_not_touch_the_writer_and_counts_what_it_missed(
         assert num_steps > 0
         reader.send_signal(signal.SIGCONT)
         last = probe.words()[2]
-        until = time.monotonic() + 45
+        until = time.monotonic() + 90
         while time.monotonic() < until:
             first, seen, missed, expected = first_line(reader).split()
             if int(expected) == last + 1:
                 break
         assert int(first) - 1 + int(seen) + int(missed) == last
         assert int(missed) > 0
-    finally:
-        reader.kill()
-        reader.communicate()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import threading
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -22,7 +18,6 @@ import yaml
 
 from inferscope.slo.rules_routing import PAGE_URL, TICKET_URL
 from tests import debian
-from tests.collecting.running import eventually
 
 
 @dataclass(frozen=True)
@@ -91,14 +86,12 @@ def alertmanager(folder: Path, routes: str, webhook: Webhook) -> Iterator[str]:
         path = urllib.parse.urlsplit(example).path
         routes = routes.replace(example, webhook.url + path)
     (folder / "alertmanager.yaml").write_text(routes, encoding="utf-8")
-    port = _free_port()
     words = (
         f"--config.file={folder / 'alertmanager.yaml'}",
         f"--storage.path={folder / 'alertmanager'}",
-        f"--web.listen-address=127.0.0.1:{port}",
         "--cluster.listen-address=",
     )
-    with _running(program, *words, log=folder / "alertmanager.log", port=port) as url:
+    with debian.serving(program, *words, log=folder / "alertmanager.log") as url:
         yield url
 
 
@@ -184,49 +177,12 @@ def prometheus(
     }
     file = folder / "prometheus.yaml"
     file.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    port = _free_port()
     words = (
         f"--config.file={file}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
-        f"--web.listen-address=127.0.0.1:{port}",
         "--rules.alert.resend-delay=1s",
         "--enable-feature=exemplar-storage",
         "--log.level=warn",
     )
-    with _running(program, *words, log=folder / "prometheus.log", port=port) as url:
+    with debian.serving(program, *words, log=folder / "prometheus.log") as url:
         yield Prometheus(url)
-
-
-@contextmanager
-def _running(program: str, *words: str, log: Path, port: int) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program, *words], stdout=out, stderr=out, env={**os.environ, "GOMAXPROCS": "1"}
-        )
-    try:
-
-        def is_ready() -> bool:
-            assert process.poll() is None, log.read_text(encoding="utf-8")
-            try:
-                urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                return False
-            return True
-
-        eventually(is_ready)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    """Return a port that nobody has; another may take it before it is used."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -28,6 +28,7 @@ from inferscope_otlp import names
 
 from inferscope.slo.rules_words import HOUR_S
 from tests import debian
+from tests.children import child
 from tests.cli.running import inferscope
 from tests.collecting.running import Collector, collecting, engine_by_hand, eventually
 from tests.exporters.otlp.sink import Sink, receiving
@@ -68,14 +69,8 @@ BUSY_S = 120.0
 class Engine:
     """The engine of engine.py, running."""
 
-    def __init__(self, rings: Path, name: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(ENGINE), str(RATE_S), MODELS[name]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name},
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
     def wait(self) -> None:
         """Wait until its load has begun."""
@@ -92,10 +87,18 @@ class Engine:
         assert self._process.stdout is not None
         assert self._process.stdout.readline().strip() == word
 
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
+
+@contextmanager
+def running(rings: Path, name: str) -> Iterator[Engine]:
+    """Run an engine for as long as the context lasts."""
+    with child(
+        [sys.executable, str(ENGINE), str(RATE_S), MODELS[name]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": name},
+    ) as process:
+        yield Engine(process)
 
 
 @dataclass(frozen=True)
@@ -141,15 +144,12 @@ def stack(folder: Path) -> Iterator[Stack]:
             manager=manager,
             scrape_s=SCRAPE_S,
         ) as scraping,
+        running(rings, FAULTY) as faulty,
+        running(rings, CALM) as calm,
     ):
-        engines = [Engine(rings, name) for name in MODELS]
-        try:
-            for engine in engines:
-                engine.wait()
-            yield Stack(rings, engines[0], collector, scraping, webhook, traces)
-        finally:
-            for engine in engines:
-                engine.close()
+        faulty.wait()
+        calm.wait()
+        yield Stack(rings, faulty, collector, scraping, webhook, traces)
 
 
 @pytest.mark.timeout(300)

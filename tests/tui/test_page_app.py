@@ -22,7 +22,7 @@ def seen(app: PageApp) -> str:
 
 
 async def until(app: PageApp, text: str) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while time.monotonic() < deadline_s:
         if text in seen(app):
             return

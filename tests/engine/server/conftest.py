@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.server.running import Server
+from tests.engine.server.running import Server, serving
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that do not end it: few seats, a short queue, quick timeouts."""
-    running = Server(
+    with serving(
         tmp_path_factory.mktemp("server"),
         "builtin",
         "--max-running", "4",
         "--max-waiting", "8",
         "--client-timeout", "1.5",
         "--served-model-name", "tiny",
-    )  # fmt: skip
-    yield running.wait()
-    assert running.stop() == 0, running.said()
+    ) as running:  # fmt: skip
+        yield running.wait()
+        assert running.stop() == 0, running.said()

@@ -14,36 +14,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import RingSource
+from tests.children import child
 
 
 class Server:
-    """A server, started with its options, and everything it says on stderr."""
+    """A running server, and everything it says on stderr."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.rings = folder / "rings"
-        self.log = folder / "stderr.txt"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "inferscope", "serve", "--port", "0", *options],
-                env={
-                    **os.environ,
-                    "INFERSCOPE_DIR": str(self.rings),
-                    "INFERSCOPE_RING_MB": "4",
-                    "INFERSCOPE_ENGINE_ID": "served",
-                },
-                stderr=log,
-                stdout=subprocess.DEVNULL,
-            )
+    def __init__(self, process: subprocess.Popen[bytes], rings: Path, log: Path) -> None:
+        self.process = process
+        self.rings = rings
+        self.log = log
         self.port = 0
 
     def wait(self) -> Server:
         """Wait until it is ready."""
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 90
         while self.process.poll() is None and time.monotonic() < deadline_s:
             found = re.search(r"serving .* on http://127\.0\.0\.1:(\d+);", self.said())
             if found:
@@ -107,7 +98,7 @@ class Server:
     def _fold(self, is_enough: Callable[[list[FinalRequest]], bool]) -> list[FinalRequest]:
         sink = Finals()
         source = RingSource(lambda: self.rings.glob("served/*.ring"), name="test", sinks=(sink,))
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 90
         while not (is_enough(sink.requests) or source.has_ended):
             if not source.advance():
                 assert time.monotonic() < deadline_s, "what is waited for does not become final"
@@ -117,7 +108,7 @@ class Server:
 
     def wait_until_idle(self) -> None:
         """Wait until there is room for a request, and it has been served."""
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 90
         while self.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] != 200:
             assert time.monotonic() < deadline_s, "the queue stays full"
             time.sleep(0.02)
@@ -131,6 +122,24 @@ class Server:
         finally:
             self.process.kill()
             self.process.wait()
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Server]:
+    """Start a server with these options; kill it when the context ends."""
+    rings, said = folder / "rings", folder / "stderr.txt"
+    words = [sys.executable, "-m", "inferscope", "serve", "--port", "0", *options]
+    environment = {
+        **os.environ,
+        "INFERSCOPE_DIR": str(rings),
+        "INFERSCOPE_RING_MB": "4",
+        "INFERSCOPE_ENGINE_ID": "served",
+    }
+    with (
+        said.open("wb") as log,
+        child(words, env=environment, stderr=log, stdout=subprocess.DEVNULL) as process,
+    ):
+        yield Server(process, rings, said)
 
 
 class Finals:
@@ -211,7 +220,7 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def all_gone(pids: list[int], within_s: float = 30) -> bool:
+def all_gone(pids: list[int], within_s: float = 90) -> bool:
     """Wait for processes to end."""
     deadline_s = time.monotonic() + within_s
     while any(map(is_alive, pids)) and time.monotonic() < deadline_s:

@@ -63,7 +63,7 @@ def test_nobody_is_waited_for_longer_than_the_timeout(server: Server) -> None:
     for connection in (silent, in_head, in_body):
         assert is_refused(connection, 408, "request_timeout")
     assert time.monotonic() - began_s > 1
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while num_open(server) > before:
         assert time.monotonic() < deadline_s, f"{num_open(server) - before} connections are kept"
         time.sleep(0.05)

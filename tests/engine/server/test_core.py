@@ -79,7 +79,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -9,23 +9,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
 
-from tests.engine.server.running import Server, Stream, all_gone, in_background, is_alive
+from tests.engine.server.running import (
+    Server,
+    Stream,
+    all_gone,
+    in_background,
+    is_alive,
+    serving,
+)
 
+Serve = Callable[..., Server]
 LONG = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two API servers; the tests below use it up, in their order."""
-    running = Server(tmp_path_factory.mktemp("pair"), "builtin", "--api-servers", "2")
-    yield running.wait()
-    running.stop()
+    with serving(tmp_path_factory.mktemp("pair"), "builtin", "--api-servers", "2") as running:
+        yield running.wait()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start servers; kill them when the test ends."""
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(serving(tmp_path, *options))
 
 
 def test_two_api_servers_serve_one_socket_and_their_records_join_the_cores(pair: Server) -> None:
@@ -67,7 +82,7 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
         name for name, stream in streams.items() if stream.is_cut_off(300)
     }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while pair.said().count("\n") < 2 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
@@ -98,7 +113,7 @@ def test_an_api_server_that_cannot_hear_the_engine_is_replaced(pair: Server) -> 
     with zmq.Context() as context, context.socket(zmq.PUSH) as intruder:
         intruder.connect(f"ipc://{settings['folder']}/{settings['name']}")
         intruder.send(b"\xc1")
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while set(servers) & set(pair.children()) == set(servers):
             assert time.monotonic() < deadline_s, "it goes on, deaf"
             time.sleep(0.02)
@@ -129,8 +144,8 @@ def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Se
     assert all_gone(servers)
 
 
-def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(tmp_path: Path) -> None:
-    server = Server(tmp_path, "builtin", "--drain", "3").wait()
+def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(serve: Serve) -> None:
+    server = serve("builtin", "--drain", "3").wait()
     children = server.children()
     path = "/v1/completions"
     with (
@@ -150,21 +165,20 @@ def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(tmp_path: P
     assert finishes == ["length", "server_abort"]
 
 
-def test_killing_the_supervisor_takes_its_processes_along(tmp_path: Path) -> None:
-    server = Server(tmp_path, "builtin", "--api-servers", "2")
+def test_killing_the_supervisor_takes_its_processes_along(serve: Serve) -> None:
+    server = serve("builtin", "--api-servers", "2")
     deadline_s = time.monotonic() + 60
     while len(server.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     children = server.children()
     assert len(children) == 3
-    time.sleep(0.5)
     server.process.kill()
     server.process.wait()
     assert all_gone(children)
 
 
-def test_ctrl_c_before_it_is_ready_ends_it(tmp_path: Path) -> None:
-    server = Server(tmp_path, "builtin")
+def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
+    server = serve("builtin")
     deadline_s = time.monotonic() + 60
     while len(server.children()) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.02)

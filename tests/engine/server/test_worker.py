@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
-from tests.engine.server.running import Server, all_gone
+from tests.engine.server.running import Server, all_gone, serving
 from tests.probe.fakes import of
 
 BODY = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True}
@@ -19,9 +19,8 @@ BODY = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose model runs in a worker; the tests use it up, in their order."""
-    running = Server(tmp_path_factory.mktemp("apart"), "builtin", "--worker")
-    yield running.wait()
-    running.stop()
+    with serving(tmp_path_factory.mktemp("apart"), "builtin", "--worker") as running:
+        yield running.wait()
 
 
 def ring(server: Server, role: str) -> Path:

@@ -38,7 +38,7 @@ def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
     return time.monotonic() - began
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "this never came to hold"
@@ -202,7 +202,7 @@ def test_a_child_of_a_fork_sends_nothing_and_does_not_wait(finals: Finals) -> No
                     code = 0 if (exporter.num_sent, exporter.num_waiting) == (0, 0) else 2
                 finally:
                     os._exit(code)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
             assert time.monotonic() < deadline, "the child hangs"
             time.sleep(0.01)

@@ -68,7 +68,7 @@ def flood(exporter: OtlpExporter, finals: Finals, num: int) -> None:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < deadline, "this never came to hold"
         time.sleep(0.01)

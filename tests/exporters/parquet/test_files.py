@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.errors import BadInput
+from tests.children import child
 from tests.cli.running import inferscope
 from tests.collecting.running import collecting, engine_by_hand, eventually
 from tests.collecting.test_scrape import exported
@@ -37,7 +38,7 @@ def write(folder: Folder, *numbers: int, every_s: float = 1.0) -> None:
 
 
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None:
-    with subprocess.Popen(
+    with child(
         [sys.executable, "-m", "tests.exporters.parquet.writing", str(tmp_path)],
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -45,7 +46,6 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None
         assert writer.stdout is not None
         for _ in range(4):
             assert writer.stdout.readline()
-        writer.kill()
     partial = list(tmp_path.rglob("*.partial"))
     assert partial, "it was killed in the middle of a file"
     whole = table(tmp_path, "steps")["step"].to_pylist()
