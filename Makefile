@@ -3,14 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: install demo test check test-engines bench dashboards sbom clean
+CORE := .venv/.core
+
+.PHONY: install install-core demo test quick check test-engines bench dashboards sbom clean
 
 install: $(READY)
 
+# Both install into the same environment, and neither removes anything: the larger one completes it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
-	touch $(READY)
+	touch $(CORE) $(READY)
+
+# What the pure rooms and their tests need: no torch, a few seconds of downloads.
+install-core: $(CORE)
+
+$(CORE): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[core]"
+	touch $(CORE)
 
 demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
@@ -19,6 +30,12 @@ demo: $(READY)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The tests that need no torch and start no process, in half a minute: tests/pure.py holds them to it.
+PURE := $(addprefix tests/,attribution collector cost findings metrics_page probe report ring slo) \
+	tests/test_calibration.py tests/test_records.py
+quick: $(CORE)
+	$(BIN)/python -m pytest -p tests.pure -n 2 --dist worksteal $(ARGS) $(PURE)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
