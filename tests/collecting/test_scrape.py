@@ -96,7 +96,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"},
             capture_output=True,
             check=False,
-            timeout=100,
+            timeout=200,
         )
         for end in pipe:
             os.close(end)
