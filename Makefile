@@ -32,8 +32,8 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests that need no torch and start no process, in half a minute: tests/pure.py holds them to it.
-PURE := $(addprefix tests/,attribution collector cost findings metrics_page probe report ring slo) \
-	tests/test_calibration.py tests/test_records.py
+PURE := $(addprefix tests/,attribution cost metrics_page probe ring slo \
+	test_calibration.py test_records.py)
 quick: $(CORE)
 	$(BIN)/python -m pytest -p tests.pure -n 2 --dist worksteal $(ARGS) $(PURE)
 

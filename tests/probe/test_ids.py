@@ -14,6 +14,7 @@ from tests.cli.running import inferscope
 NAME, OTHER = "mrs-smith-17", "mr-jones-3"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("asked", ["hash", "yes"])
 def test_names_are_in_no_ring_and_find_their_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str

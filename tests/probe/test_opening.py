@@ -145,6 +145,7 @@ print(probe.on, probe._log.ring.capacity if probe._log.ring else None)
 """
 
 
+@pytest.mark.process
 def test_with_little_room_the_ring_is_smaller_and_with_none_there_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_with_little_room_the_ring_is_smaller_and_with_none_there_is_none(
     assert not list((tmp_path / "rings").glob("**/*.partial"))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_on_a_full_file_system_the_probe_takes_what_there_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

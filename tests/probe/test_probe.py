@@ -445,6 +445,7 @@ def test_a_probe_within_its_budget_keeps_every_record(tmp_path: Path) -> None:
     assert 0 < of(ProbeHealth, path_of(probe))[-1].cost_ns < 30_000_000_000 * 0.01
 
 
+@pytest.mark.process
 def test_a_forked_child_is_silent_until_it_opens_its_own_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ warn("something is %s", "wrong")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("setting", "num_heard"),
     [

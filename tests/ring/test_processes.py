@@ -16,6 +16,8 @@ from inferscope.ring.reader import Frame, Loss, RingReader
 from tests.children import child
 from tests.probe.fakes import everything
 
+pytestmark = pytest.mark.process
+
 WRITER = """
 import os, sys
 from inferscope.probe import EngineInfo, Probe

@@ -169,6 +169,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             RecordingReader(path)
 
 
+@pytest.mark.process
 def test_a_full_disk_ends_a_recording_with_a_sentence_and_keeps_what_was_written(
     tmp_path: Path,
 ) -> None:

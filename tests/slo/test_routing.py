@@ -15,6 +15,8 @@ from inferscope.slo.rules_text import routing_text
 from tests.collecting.running import eventually
 from tests.telemetry.stack import Webhook, alertmanager
 
+pytestmark = pytest.mark.process
+
 SCALE = 300.0
 
 

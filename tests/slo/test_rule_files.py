@@ -17,6 +17,8 @@ from tests.cli.test_docs import ROOT
 from tests.dashboards.kubernetes_schema import Manifest, PrometheusRule
 from tests.slo.promtool import OBJECTIVES, run_promtool
 
+pytestmark = pytest.mark.process
+
 
 def written(folder: Path, *options: str, slos: str = OBJECTIVES) -> Path:
     """Write rules as a user would."""

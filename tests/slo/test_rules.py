@@ -9,6 +9,8 @@ import pytest
 from inferscope.slo.rules import STALL_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
+pytestmark = pytest.mark.process
+
 FAST, SLOW, TRICKLE, INSTANCE, STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV, PREEMPTIONS = (
     "InferScopeBudgetBurnsFast",
     "InferScopeBudgetBurnsSlowly",
