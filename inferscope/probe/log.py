@@ -121,7 +121,7 @@ class Log:
             now_ns, record_bytes=ring.largest_bytes - 64, total_bytes=ring.capacity // 4
         ):
             self._put(ring, live)
-        # Writing the keyframe took time, which is no difference between the two clocks.
+        # Subtract the duration of the writes above from the offset between the clocks.
         since_ns = self.clock.monotonic_ns() - now_ns
         self._put(ring, Clock(now_ns, self.clock.real_ns() - since_ns))
         ring.bytes_since_keyframe = 0

@@ -115,8 +115,8 @@ def test_an_engines_children_are_the_engines() -> None:
         engines = [Observed(os.getppid(), 1, "e")]
         found = holders([started.pid, 4_000_000], engines, sees_host=True)
         assert (found.ours, found.foreign) == ({started.pid}, {4_000_000})
-        nobody = holders([started.pid], [], sees_host=True)
-        assert nobody.foreign == {started.pid}
+        without_engines = holders([started.pid], [], sees_host=True)
+        assert without_engines.foreign == {started.pid}
 
 
 def test_within_a_container_numbers_mean_nothing_until_one_is_ours() -> None:
