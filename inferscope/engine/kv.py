@@ -54,6 +54,11 @@ class BlockPool:
         self._published: dict[_Key, tuple[int, int]] = {}
         self._key_by_block: list[_Key | None] = [None] * num_blocks
         self._serials = itertools.count(ROOT + 1)
+        self._latest: Match | None = None
+        """The match found last, as long as it would be found again."""
+        self._latest_blocks: frozenset[int] = frozenset()
+        self._latest_next: _Key | None = None
+        """What would make the latest match longer, were it published; None: it is full."""
 
     @property
     def num_available(self) -> int:
@@ -94,6 +99,7 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block]:
                 continue
+            self._note_change(block)
             if self._key_by_block[block] is None:
                 self._free.append(block)
             else:
@@ -105,19 +111,29 @@ class BlockPool:
         blocks: list[int] = []
         chain = ROOT
         num_cached = 0
+        self._latest_next = None
         for start in range(0, min(max_blocks, len(tokens) // width) * width, width):
-            found = self._published.get((chain, tuple(tokens[start : start + width])))
+            key = (chain, tuple(tokens[start : start + width]))
+            found = self._published.get(key)
             if found is None:
+                self._latest_next = key
                 break
             block, chain = found
             blocks.append(block)
             num_cached += self._references[block] == 0
-        return Match(blocks=blocks, chain=chain, num_cached=num_cached)
+        self._latest = Match(blocks=blocks, chain=chain, num_cached=num_cached)
+        self._latest_blocks = frozenset(blocks)
+        return self._latest
+
+    def is_current(self, match: Match) -> bool:
+        """Return whether `match`, if it is the latest, would be found again as it is; O(1)."""
+        return match is self._latest
 
     def acquire(self, blocks: Sequence[int]) -> None:
         """Add one reference to each of the blocks of a match."""
         for block in blocks:
             if self._references[block] == 0:
+                self._note_change(block)
                 del self._cached[block]
             self._references[block] += 1
 
@@ -132,6 +148,8 @@ class BlockPool:
         known = self._published.get(key)
         if known is not None:
             return known[1]
+        if key == self._latest_next:
+            self._latest = None
         serial = next(self._serials)
         self._published[key] = (block, serial)
         self._key_by_block[block] = key
@@ -139,8 +157,14 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        self._note_change(block)
         key = self._key_by_block[block]
         assert key is not None, "a cached block has no key"
         del self._published[key]
         self._key_by_block[block] = None
         return block
+
+    def _note_change(self, block: int) -> None:
+        """Note that a block was evicted, or is now held or no longer held."""
+        if block in self._latest_blocks:
+            self._latest = None

@@ -8,7 +8,7 @@ own and goes back to the head of the queue, to be computed again.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 import msgspec
 
@@ -50,21 +50,26 @@ class Scheduler:
         self, pool: BlockPool, *, token_budget: int, max_running: int, prefix_cache: bool
     ) -> None:
         self.pool = pool
-        self.waiting: deque[Request] = deque()
+        # In order, and yet any request is removed in O(1).
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: list[Request] = []
         self._token_budget = token_budget
         self._max_running = max_running
         self._has_prefix_cache = prefix_cache
         self._seats = list(range(max_running - 1, -1, -1))
+        self._head: tuple[Request, Match] | None = None
+        """The request matched last, and its match; None after it was admitted."""
 
     def enqueue(self, request: Request) -> None:
         """Put a request at the end of the queue."""
-        self.waiting.append(request)
+        self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
         """Forget a finished or cancelled request, wherever it is, and take back its blocks."""
         if request.seat < 0:
-            self.waiting.remove(request)
+            del self.waiting[request]
+            if self._head is not None and self._head[0] is request:
+                self._head = None
         else:
             self.running.remove(request)
             self._vacate(request)
@@ -80,7 +85,7 @@ class Scheduler:
             if len(self.running) == self._max_running:
                 binding = "slots"
                 break
-            request = self.waiting[0]
+            request = next(iter(self.waiting))
             match = self._match(request)
             if self._has_room(request, match):
                 self._admit(request, match)
@@ -155,7 +160,8 @@ class Scheduler:
             victim = self.running.pop()
             self._vacate(victim)
             victim.computed = 0
-            self.waiting.appendleft(victim)
+            self.waiting[victim] = None
+            self.waiting.move_to_end(victim, last=False)
             preempted.append(victim)
             if victim is request:
                 return False
@@ -164,9 +170,15 @@ class Scheduler:
     def _match(self, request: Request) -> Match:
         if not self._has_prefix_cache:
             return NO_MATCH
+        if self._head is not None:
+            known, match = self._head
+            if known is request and self.pool.is_current(match):
+                return match
         # The last token is always computed: without it there is nothing to choose the next from.
         num_reusable = len(request.tokens) - 1
-        return self.pool.match(request.tokens, max_blocks=num_reusable // self.pool.block_tokens)
+        match = self.pool.match(request.tokens, max_blocks=num_reusable // self.pool.block_tokens)
+        self._head = request, match
+        return match
 
     def _has_room(self, request: Request, match: Match) -> bool:
         # All of its known tokens must fit, not only the first chunk, with a block to spare for each
@@ -175,7 +187,8 @@ class Scheduler:
         return missing + match.num_cached + len(self.running) <= self.pool.num_available
 
     def _admit(self, request: Request, match: Match) -> None:
-        self.waiting.popleft()
+        del self.waiting[request]
+        self._head = None
         self.pool.acquire(match.blocks)
         request.blocks = list(match.blocks)
         request.chain = match.chain

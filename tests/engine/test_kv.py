@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -119,6 +120,36 @@ def test_pool_agrees_with_a_model_of_it(num_blocks: int, moves: list[list[int] |
         pool.release(blocks)
     assert pool.num_used == 0
     assert sorted(pool.allocate(num_blocks)) == list(range(num_blocks))
+
+
+@given(
+    num_blocks=st.integers(4, 12),
+    sought=PROMPT,
+    moves=st.lists(st.one_of(PROMPT, st.integers(0, 9)), max_size=40),
+)
+def test_current_match_is_what_a_new_search_finds(
+    num_blocks: int, sought: list[int], moves: list[list[int] | int]
+) -> None:
+    """A list is a prompt to hold, a number is the place of a holding to release."""
+    pool = BlockPool(num_blocks, block_tokens=WIDTH)
+    match = pool.match(sought, max_blocks=len(sought) // WIDTH)
+    holdings: list[list[int]] = []
+    for move in moves:
+        if isinstance(move, int):
+            if holdings:
+                pool.release(holdings.pop(move % len(holdings)))
+        else:
+            # A copy of the pool does the search: a search in the pool itself is the latest one.
+            blocks = copy.deepcopy(pool).match(move, max_blocks=len(move) // WIDTH).blocks
+            pool.acquire(blocks)
+            blocks += pool.allocate(min(len(move) // WIDTH - len(blocks), pool.num_available))
+            publish_all(pool, blocks, move)
+            holdings.append(blocks)
+        if pool.is_current(match):
+            assert match == copy.deepcopy(pool).match(sought, max_blocks=len(sought) // WIDTH)
+        else:
+            match = pool.match(sought, max_blocks=len(sought) // WIDTH)
+            assert pool.is_current(match)
 
 
 @given(order=st.permutations(range(6)))

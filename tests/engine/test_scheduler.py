@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from dataclasses import fields
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferscope.engine.kv import BlockPool, Match
 from inferscope.engine.request import Request
-from inferscope.engine.scheduler import Plan
+from inferscope.engine.scheduler import Plan, Scheduler
 from tests.engine.steps import WIDTH, commit, make_request, make_scheduler
 
 
@@ -78,7 +83,7 @@ def test_last_admitted_gives_way_and_resumes_first() -> None:
     assert [part.request.index for part in plan.slices] == [0]
     assert [request.index for request in plan.preempted] == [1]
     assert plan.binding == "blocks"
-    assert scheduler.waiting[0].index == 1
+    assert next(iter(scheduler.waiting)).index == 1
     victim = plan.preempted[0]
     while victim.seat < 0:
         commit(scheduler, plan)
@@ -100,6 +105,103 @@ def test_waiting_request_can_be_removed() -> None:
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.pool.num_used == 0
+
+
+class CountingPool(BlockPool):
+    """A pool that counts its searches for prefixes."""
+
+    num_searches = 0
+
+    def match(self, tokens: Sequence[int], *, max_blocks: int) -> Match:
+        self.num_searches += 1
+        return super().match(tokens, max_blocks=max_blocks)
+
+
+def blocked_head() -> tuple[Scheduler, CountingPool, Request]:
+    """Return a scheduler whose queue's head shares 8 blocks and waits for room, and its neighbour.
+
+    The neighbour holds the 8 blocks, is decoding, and has 5 tokens left.
+    """
+    pool = CountingPool(12, block_tokens=WIDTH)
+    scheduler = Scheduler(pool, token_budget=64, max_running=4, prefix_cache=True)
+    prompt = list(range(32))
+    neighbour = make_request(0, prompt, max_tokens=6)
+    scheduler.enqueue(neighbour)
+    commit(scheduler, scheduler.schedule())
+    scheduler.enqueue(make_request(1, prompt + [50] * 16))
+    return scheduler, pool, neighbour
+
+
+def test_blocked_head_matches_its_prefix_once() -> None:
+    scheduler, pool, _ = blocked_head()
+    pool.num_searches = 0
+    for _ in range(4):
+        plan = scheduler.schedule()
+        assert (plan.binding, len(plan.slices)) == ("blocks", 1)
+        commit(scheduler, plan)
+    assert pool.num_searches == 1
+
+
+def test_blocked_head_is_matched_anew_when_its_blocks_are_released() -> None:
+    scheduler, pool, neighbour = blocked_head()
+    commit(scheduler, scheduler.schedule())
+    scheduler.remove(neighbour)
+    pool.num_searches = 0
+    plan = scheduler.schedule()
+    assert told(plan) == [(1, 32, 16, True)]
+    assert pool.num_searches == 1
+
+
+def test_blocked_head_is_matched_anew_when_its_prefix_grows() -> None:
+    scheduler, pool, neighbour = blocked_head()
+    scheduler.schedule()
+    # The neighbour fills and publishes the block that the head goes on with.
+    neighbour.tokens[32:] = [50] * 5
+    neighbour.computed = 36
+    neighbour.blocks += pool.allocate(1)
+    pool.publish(neighbour.blocks[8], chain=neighbour.chain, tokens=(50,) * WIDTH)
+    scheduler.remove(neighbour)
+    assert told(scheduler.schedule()) == [(1, 36, 12, True)]
+
+
+class Compared(Request):
+    """A request that counts its comparisons with others."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.num_compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def compared(request: Request) -> Compared:
+    return Compared(**{field.name: getattr(request, field.name) for field in fields(request)})
+
+
+def test_request_cancelled_at_the_head_is_not_kept() -> None:
+    scheduler, _, _ = blocked_head()
+    scheduler.waiting.clear()
+    head = compared(make_request(1, [7] * 48))
+    scheduler.enqueue(head)
+    scheduler.schedule()
+    kept = weakref.ref(head)
+    scheduler.remove(head)
+    del head
+    assert kept() is None
+
+
+@given(place=st.integers(0, 199))
+def test_cancelling_costs_the_same_wherever_the_request_waits(place: int) -> None:
+    scheduler = make_scheduler()
+    queue = [compared(make_request(index, [1])) for index in range(200)]
+    for request in queue:
+        scheduler.enqueue(request)
+    Compared.num_compared = 0
+    scheduler.remove(queue.pop(place))
+    assert Compared.num_compared <= 1
+    assert list(scheduler.waiting) == queue
 
 
 @given(
