@@ -59,7 +59,11 @@ class ModelConfig:
     dtype: DtypeName = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+        for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn",
+                     "vocab", "max_positions"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise BadInput(f"a model with {name} = {getattr(self, name)} cannot be built.")
+        if self.num_heads % self.num_kv_heads:
             raise BadInput(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads. "
                 "Choose a number of key/value heads that divides the number of heads."
@@ -145,11 +149,13 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
         ) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {path}: {error}. Download the checkpoint again.") from None
-    config = _parse(raw, path)
-    stops = _eos_token_ids(folder)
-    if not stops:
-        return config
-    return replace(config, eos_token_ids=stops)
+    try:
+        config = _parse(raw, path)
+        stops = _eos_token_ids(folder) or config.eos_token_ids
+        # Some name an end token that the model does not have: no output ends with it.
+        return replace(config, eos_token_ids=tuple(i for i in stops if 0 <= i < config.vocab))
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise BadInput(f"cannot read {path}: {error}. Download the checkpoint again.") from None
 
 
 def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:

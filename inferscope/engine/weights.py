@@ -73,22 +73,16 @@ def load_weights(
     """Load a Hugging Face checkpoint, in one safetensors file or sharded.
 
     Raises:
-        BadInput: If there are no safetensors, or a tensor is missing or has another shape.
+        BadInput: If there are no safetensors, or their tensors are not those of the configuration.
     """
     with ExitStack() as files:
         checkpoint = _Checkpoint(folder, files)
+        checkpoint.check(config)
 
         def source(name: str) -> Tensor:
             return checkpoint.tensor(name).to(device=device, dtype=dtype)
 
-        weights = _assemble(config, source)
-    expected = (config.vocab, config.hidden)
-    if tuple(weights.embedding.shape) != expected:
-        raise BadInput(
-            f"{folder} has an embedding of shape {tuple(weights.embedding.shape)} where its "
-            f"config.json says {expected}. That file belongs to another model."
-        )
-    return weights
+        return _assemble(config, source)
 
 
 def random_weights(
@@ -102,7 +96,7 @@ def random_weights(
     shapes = _tensor_shapes(config)
 
     def source(name: str) -> Tensor:
-        shape = shapes[name.split(".", 3)[-1] if name.startswith("model.layers.") else name]
+        shape = shapes[name]
         if len(shape) == 1 and not name.endswith("bias"):
             return torch.ones(shape, dtype=dtype, device=device)
         deviation = shape[-1] ** -0.5 if len(shape) == 2 else 0.1
@@ -147,25 +141,38 @@ def _layer(config: ModelConfig, layer_idx: int, source: TensorSource) -> LayerWe
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a checkpoint, in the order of the model."""
     query = config.num_heads * config.head_dim
     key = config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab, config.hidden),
-        "model.norm.weight": (config.hidden,),
-        "lm_head.weight": (config.vocab, config.hidden),
-        "input_layernorm.weight": (config.hidden,),
-        "post_attention_layernorm.weight": (config.hidden,),
+    layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (config.hidden,)}
+    for letter, width in (("q", query), ("k", key), ("v", key)):
+        layer[f"self_attn.{letter}_proj.weight"] = (width, config.hidden)
+        if config.has_qkv_bias:
+            layer[f"self_attn.{letter}_proj.bias"] = (width,)
+    if config.has_qk_norm:
+        layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (config.head_dim,)
+    layer |= {
         "self_attn.o_proj.weight": (config.hidden, query),
-        "self_attn.q_norm.weight": (config.head_dim,),
-        "self_attn.k_norm.weight": (config.head_dim,),
+        "post_attention_layernorm.weight": (config.hidden,),
         "mlp.gate_proj.weight": (config.ffn, config.hidden),
         "mlp.up_proj.weight": (config.ffn, config.hidden),
         "mlp.down_proj.weight": (config.hidden, config.ffn),
     }
-    for letter, width in (("q", query), ("k", key), ("v", key)):
-        shapes[f"self_attn.{letter}_proj.weight"] = (width, config.hidden)
-        shapes[f"self_attn.{letter}_proj.bias"] = (width,)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab, config.hidden),
+        **{
+            f"model.layers.{idx}.{name}": shape
+            for idx in range(config.num_layers)
+            for name, shape in layer.items()
+        },
+        "model.norm.weight": (config.hidden,),
+    }
+    if not config.is_tied:
+        shapes["lm_head.weight"] = (config.vocab, config.hidden)
     return shapes
+
+
+_READ_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class _Checkpoint:
@@ -177,25 +184,63 @@ class _Checkpoint:
         self._file_by_tensor = _file_by_tensor(folder)
         self._opened: dict[str, Any] = {}
 
-    def tensor(self, name: str) -> Tensor:
-        file = self._file_by_tensor.get(name)
-        if file is None:
+    def check(self, config: ModelConfig) -> None:
+        """Compare the files' headers with the configuration.
+
+        Raises:
+            BadInput: a tensor is missing, has another shape or dtype, or is not part of the model.
+        """
+        expected = _tensor_shapes(config)
+        wrong = [text for name, shape in expected.items() if (text := self._wrong(name, shape))]
+        for name in self._file_by_tensor:
+            # The first stands beside the embedding that it is tied to, the other is computed.
+            is_known = name in expected or (name == "lm_head.weight" and config.is_tied)
+            if not is_known and not name.endswith("rotary_emb.inv_freq"):
+                wrong.append(f"the tensor {name} is not part of that model")
+        if wrong:
+            more = f" ({len(wrong) - 1} more tensors are wrong)" if len(wrong) > 1 else ""
             raise BadInput(
-                f"{self._folder} lacks the tensor {name}. Its weights do not fit its config.json; "
-                "download the checkpoint again."
+                f"{self._folder} does not hold the weights of the model in its config.json: "
+                f"{wrong[0]}{more}. One of them is of another model, or damaged: download both."
             )
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor that `check` has found."""
+        loaded: Tensor = self._open(name).get_tensor(name)
+        return loaded
+
+    def _wrong(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return what is wrong with a tensor, empty if nothing is."""
+        missing = f"the tensor {name} of shape {shape} is missing"
+        if name not in self._file_by_tensor:
+            return missing
+        try:
+            stored = self._open(name).get_slice(name)
+        except SafetensorError:  # the index names a file that does not have it
+            return missing
+        found = tuple(stored.get_shape())
+        if found != shape:
+            hint = ", which is transposed" if found == shape[::-1] else ""
+            return f"the tensor {name} has the shape {found}{hint}, and should have {shape}"
+        if stored.get_dtype() not in _READ_DTYPES:
+            read = ", ".join(_READ_DTYPES)
+            return f"the tensor {name} is stored as {stored.get_dtype()}, and only {read} are read"
+        return ""
+
+    def _open(self, name: str) -> Any:
+        file = self._file_by_tensor[name]
         if file not in self._opened:
             self._opened[file] = self._files.enter_context(_open(self._folder / file))
-        loaded: Tensor = self._opened[file].get_tensor(name)
-        return loaded
+        return self._opened[file]
 
 
 def _file_by_tensor(folder: Path) -> dict[str, str]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
-            return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        except (ValueError, KeyError) as error:
+            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {str(name): str(file) for name, file in files.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"cannot read {index}: {error}. Download it again.") from None
     single = folder / "model.safetensors"
     if not single.exists():

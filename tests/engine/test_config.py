@@ -82,6 +82,11 @@ def test_rope_is_read_from_old_and_new_keys(
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "key/value heads"),
+        ({"num_hidden_layers": 0}, "num_layers = 0"),
+        ({"num_attention_heads": 0}, "cannot read"),
+        ({"hidden_size": "wide"}, "cannot read"),
+        ({"eos_token_id": "end"}, "cannot read"),
+        ({"rope_scaling": [8]}, "cannot read"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
@@ -89,6 +94,12 @@ def test_what_is_not_computed_is_refused_by_name(
 ) -> None:
     with pytest.raises(BadInput, match=words):
         read_checkpoint_config(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("stops", [-1, [2, 512, 99_999_999]])
+def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path, stops: Any) -> None:
+    config = read_checkpoint_config(write(tmp_path, eos_token_id=stops))
+    assert config.eos_token_ids == ((2,) if isinstance(stops, list) else ())
 
 
 def test_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
