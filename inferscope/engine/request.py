@@ -22,6 +22,10 @@ Finish: TypeAlias = Literal[
 ]
 
 
+GREEDY_BELOW = 1e-5
+"""Below it the softmax of logits divided by the temperature is one-hot in float32, or NaN."""
+
+
 class QueueFull(InferScopeError):
     """The waiting queue holds `max_waiting` requests; try again later."""
 
@@ -37,7 +41,7 @@ class Sampling:
     Attributes:
         max_tokens: Most output tokens; the model's own limit may end it sooner.
         min_tokens: Stop tokens cannot be chosen before so many.
-        temperature: 0 chooses the likeliest token.
+        temperature: 0 chooses the likeliest token, and so does anything below `GREEDY_BELOW`.
         top_k: Choose among so many likeliest tokens; 0 for all.
         top_p: Choose among the likeliest tokens that hold this share of the probability.
         seed: Makes sampling repeatable, whatever else runs; None draws on the engine's seed.
@@ -64,6 +68,24 @@ class Sampling:
         ):
             if not is_fine:
                 raise BadRequest(f"{name} is {getattr(self, name)}. Give {allowed}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is chosen."""
+        return self.temperature < GREEDY_BELOW
+
+
+def check_stop_ids(sampling: Sampling, *, vocab: int) -> None:
+    """Refuse stop tokens that the model does not have.
+
+    Raises:
+        BadRequest: an id is outside the vocabulary.
+    """
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < vocab:
+            raise BadRequest(
+                f"stop_token_ids holds {token}; this model has 0 to {vocab - 1}. Leave it out."
+            )
 
 
 def check_prompt(prompt: Sequence[int], *, max_model_tokens: int, vocab: int) -> None:

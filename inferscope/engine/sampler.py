@@ -1,7 +1,8 @@
 """Choosing the next token of each request.
 
 A sampled request draws one uniform number per token from a hash of its own seed and the token's
-place, and inverts the cumulative distribution at it. Nothing is shared between requests, so what a
+place, and inverts the cumulative distribution at it. No operation here waits for the device: what
+the host sends is pinned and copied asynchronously. Nothing is shared between requests, so what a
 seed yields does not depend on what else is in the batch or on preemptions, except where rounding of
 the logits moves an edge of the distribution across the number drawn (seen once in 2,200 requests).
 """
@@ -29,12 +30,13 @@ def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     filtered: list[int] = []
     for row, request in enumerate(requests):
         sampling = request.sampling
-        if sampling.temperature > 0:
+        if not sampling.is_greedy:
             (filtered if sampling.top_k or sampling.top_p < 1 else plain).append(row)
     for rows, narrows in ((plain, False), (filtered, True)):
         if rows:
-            drawn = _draw(logits[rows], [requests[row] for row in rows], narrows=narrows)
-            chosen[rows] = drawn
+            places = _sent(rows, torch.int64, logits.device)
+            drawn = _draw(logits[places], [requests[row] for row in rows], narrows=narrows)
+            chosen[places] = drawn
     return chosen
 
 
@@ -50,14 +52,26 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
+    rows: list[int] = []
+    tokens: list[int] = []
     for row, request in enumerate(requests):
         if request.stop_ids and request.num_output < request.sampling.min_tokens:
-            logits[row, sorted(request.stop_ids)] = float("-inf")
+            rows += [row] * len(request.stop_ids)
+            tokens += request.stop_ids
+    if rows:
+        places = (_sent(column, torch.int64, logits.device) for column in (rows, tokens))
+        logits[tuple(places)] = float("-inf")
+
+
+def _sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return values on the device, without waiting for it."""
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tensor:
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=logits.device).unsqueeze(1)
+        return _sent(values, torch.float32, logits.device).unsqueeze(1)
 
     order = None
     scaled = logits.float() / column([request.sampling.temperature for request in requests])

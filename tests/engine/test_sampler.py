@@ -35,6 +35,36 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert choose(request()) == [1]
 
 
+@given(
+    temperature=st.floats(0.0, 9e-6, exclude_max=True),
+    top_k=st.integers(0, 5),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_temperature_near_zero_takes_the_likeliest(
+    temperature: float, top_k: int, top_p: float, seed: int
+) -> None:
+    assert choose(request(seed, temperature=temperature, top_k=top_k, top_p=top_p)) == [1]
+    assert choose(request(seed, temperature=1e-39)) == [1]
+
+
+@given(
+    temperature=st.floats(0.0, allow_infinity=False),
+    top_k=st.integers(0, 2**63 - 1),
+    top_p=st.floats(0.0, 1.0, exclude_min=True),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    min_tokens=st.integers(0, 16),
+    stop_token_ids=st.lists(st.integers(0, 4)),
+    scale=st.sampled_from([0.0, 1.0, 1e30, float("inf"), float("nan")]),
+)
+def test_every_valid_sampling_chooses_a_token(
+    stop_token_ids: list[int], scale: float, **sampling: Any
+) -> None:
+    asked = request(stop_token_ids=tuple(stop_token_ids), **sampling)
+    (token,) = choose(asked, logits=LOGITS * scale)
+    assert 0 <= token < 5
+
+
 def test_choice_does_not_depend_on_the_batch() -> None:
     mine = [request(seed=7, num_tokens=n, temperature=1.5) for n in range(3, 40)]
     alone = [choose(one)[0] for one in mine]
