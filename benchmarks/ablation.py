@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inferscope.engine import Engine, Request, Sampling
 from inferscope.engine.runner import Runner
@@ -62,12 +63,12 @@ class StepShape:
 SETTLING_STEPS = 3
 """By when most of what a processor's caches had lost is back."""
 
-Work: TypeAlias = Callable[[], list[int]]
-Stopwatch: TypeAlias = Callable[[Work], tuple[list[int], int]]
+Work: TypeAlias = Callable[[], Tensor]
+Stopwatch: TypeAlias = Callable[[Work], tuple[Tensor, int]]
 """Does work; returns its result and how many ns it took."""
 
 
-def thread_time(work: Work) -> tuple[list[int], int]:
+def thread_time(work: Work) -> tuple[Tensor, int]:
     """Time by this thread's processor time: another process on its core does not count."""
     began_ns = time.thread_time_ns()
     tokens = work()
@@ -123,7 +124,8 @@ class Scene:
         As a probe times it: what precedes the first launch is left out.
         """
         batch = self._runner.prepare(_plan([self._slices[at] for at in members]))
-        return self._stopwatch(lambda: self._runner.execute(batch))
+        tokens, took_ns = self._stopwatch(lambda: self._runner.execute(batch))
+        return tokens.tolist(), took_ns
 
     def settle(self, members: Sequence[int]) -> None:
         """Run what a server of these requests alone has run just before: steps of its decodes.

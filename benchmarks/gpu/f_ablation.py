@@ -21,6 +21,7 @@ import torch
 from ablation import SETTLING_STEPS, Scene, StepShape, Stopwatch, Work, coalitions
 from ablation import measure as measure_coalitions
 from part import Bank, Setting, Unmet, main
+from torch import Tensor
 from truth_score import RULES, judge
 
 from inferscope.collector.source import open_replay
@@ -123,7 +124,7 @@ def stopwatch(device: torch.device) -> Stopwatch:
     if device.type != "cuda":
         return by_host
 
-    def by_device(work: Work) -> tuple[list[int], int]:
+    def by_device(work: Work) -> tuple[Tensor, int]:
         with torch.cuda.device(device):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -135,7 +136,7 @@ def stopwatch(device: torch.device) -> Stopwatch:
     return by_device
 
 
-def by_host(work: Work) -> tuple[list[int], int]:
+def by_host(work: Work) -> tuple[Tensor, int]:
     """Time by the host's clock."""
     began_ns = time.perf_counter_ns()
     tokens = work()

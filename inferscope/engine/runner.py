@@ -118,8 +118,10 @@ class Runner:
             batch = self.prepare(plan)
             probe.start(step, mode="eager", cold=batch.is_cold)
             tokens = self.execute(batch)
+            # Before the host waits: on a device the end event follows the last kernel. On a CPU
+            # everything has been computed by now.
             probe.stop(step)
-        return batch.sampled, tokens
+            return batch.sampled, tokens.tolist()
 
     def close(self) -> None:
         """Do nothing: the buffers go with the runner."""
@@ -168,14 +170,18 @@ class Runner:
             sampled=sampled,
             is_cold=self._is_cold(num_tokens, is_decode=num_tokens == len(slices)),
         )
+        # Before the probe starts the step: the host's planning is not device time.
+        self._attention.plan(batch.ragged)
         if self._copied is not None:
             self._copied.record()
         return batch
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> list[int]:
-        """Run the model and return the token chosen for each of the batch's sampled slices."""
-        self._attention.plan(batch.ragged)
+    def execute(self, batch: Batch) -> Tensor:
+        """Launch the model and return the tokens chosen for the batch's sampled slices.
+
+        Nothing here waits for the device; reading the result does.
+        """
         logits = forward(
             self._model,
             batch.ids,
@@ -184,9 +190,8 @@ class Runner:
             rows=batch.rows,
         )
         if not batch.sampled:
-            return []
-        tokens: list[int] = choose_tokens(logits, [part.request for part in batch.sampled]).tolist()
-        return tokens
+            return torch.empty(0, dtype=torch.int64)
+        return choose_tokens(logits, [part.request for part in batch.sampled])
 
     def _update_table(self, slices: list[Slice], admitted: list[Request]) -> None:
         for request in admitted:

@@ -73,7 +73,7 @@ class TimedRunner:
                     took_ns,
                 )
             )
-        return batch.sampled, tokens
+        return batch.sampled, tokens.tolist()
 
     def close(self) -> None:
         """Give the runner up."""

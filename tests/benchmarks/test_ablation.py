@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from inferscope.engine.runner import Batch
 
@@ -26,10 +27,9 @@ class Spy:
         self.ran: list[list[int]] = []
         execute = runner.execute
 
-        def spied(batch: Batch) -> list[int]:
+        def spied(batch: Batch) -> Tensor:
             self.ran.append(batch.ragged.counts.tolist())
-            tokens: list[int] = execute(batch)
-            return tokens
+            return execute(batch)
 
         monkeypatch.setattr(runner, "execute", spied)
 

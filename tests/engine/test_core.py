@@ -140,6 +140,30 @@ def test_step_is_told_in_the_order_a_probe_expects(tiny_engine: Build) -> None:
     assert [told["cold"] for _, told in spy.of("start")] == [True, True]
 
 
+class Unfetched:
+    """A step's tokens on a device: reading them waits for it."""
+
+    def __init__(self, tokens: Any, spy: Spy) -> None:
+        self._tokens = tokens
+        self._spy = spy
+
+    def tolist(self) -> Any:
+        self._spy._note("fetch", 0, {})
+        return self._tokens.tolist()
+
+
+def test_step_is_stopped_before_the_host_waits_for_its_tokens(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    execute = engine._runner.execute  # type: ignore[attr-defined]
+    engine._runner.execute = lambda batch: Unfetched(execute(batch), spy)  # type: ignore[attr-defined]
+    engine.generate([[1, 2, 3]], Sampling(max_tokens=1))
+    names = [name for name, _, _ in spy.calls]
+    assert names[names.index("start") :] == [
+        "start", "stop", "fetch", "slices", "emitted", "finished"
+    ]  # fmt: skip
+
+
 def test_step_of_a_known_size_is_not_cold(tiny_engine: Build) -> None:
     engine = tiny_engine(prefix_cache=False)
     engine.probe = spy = Spy()

@@ -102,3 +102,27 @@ def test_a_gpu_s_ceilings_are_above_any_cpu_s_and_below_ten_times_the_largest_gp
     assert ceilings.flops_s["bfloat16"] > ceilings.flops_s["float32"] > 1e12
     clocks = highest_clocks_mhz(device)
     assert clocks is None or all(100 < mhz < 10_000 for mhz in clocks)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=6, ignore_eos=True),
+        Sampling(max_tokens=6, temperature=0.9, seed=1, min_tokens=4, stop_token_ids=(3, 4)),
+        Sampling(max_tokens=6, temperature=0.9, top_k=5, top_p=0.8, seed=1, ignore_eos=True),
+    ],
+)
+def test_a_launched_step_has_not_waited_for_the_device(sampling: Sampling) -> None:
+    """Else the end of the device's span would be that of the host's wait."""
+    engine = engine_on("cuda:0")
+    execute = engine._runner.execute  # type: ignore[attr-defined]
+
+    def checked(batch: object) -> object:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return execute(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine._runner.execute = checked  # type: ignore[attr-defined]
+    assert all(engine.generate(prompts(1), sampling))

@@ -73,7 +73,7 @@ def test_step_without_a_last_token_chooses_nothing() -> None:
     scheduler = make_scheduler(token_budget=4)
     runner = make_runner(scheduler)
     scheduler.enqueue(make_request(0, [1] * 9))
-    assert runner.execute(runner.prepare(scheduler.schedule())) == []
+    assert runner.execute(runner.prepare(scheduler.schedule())).tolist() == []
 
 
 def test_sizes_within_one_power_of_two_are_cold_once() -> None:

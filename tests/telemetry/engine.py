@@ -19,6 +19,8 @@ import time
 from collections.abc import AsyncIterator
 from itertools import islice
 
+from torch import Tensor
+
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
 from inferscope.engine.core import Output
 from inferscope.engine.frontend import FrontEnd
@@ -48,8 +50,8 @@ _HOG = Sampling(max_tokens=4000, ignore_eos=True)
 class SlowRunner(Runner):
     """Runs steps as a slow device does."""
 
-    def execute(self, batch: Batch) -> list[int]:
-        """Run the model; return the sampled tokens."""
+    def execute(self, batch: Batch) -> Tensor:
+        """Launch the model; return the sampled tokens."""
         time.sleep(STEP_S)
         return super().execute(batch)
 
