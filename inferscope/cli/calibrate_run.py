@@ -14,11 +14,11 @@ from inferscope.calibration import Calibration, StepTable, cpu_name, driver_vers
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.fit import REMEMBERED_STEPS, OnlineFit, features
 from inferscope.cost.table import coefficients
+from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.ceilings import measure_ceilings
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.devices import device_name, device_uuid, find_device, highest_clocks_mhz
 from inferscope.engine.load import describe_model, load_model
-from inferscope.engine.runner import default_num_blocks
 from inferscope.engine.steptimes import StepTime, measure_steps
 from inferscope.errors import InferScopeError
 
@@ -67,7 +67,7 @@ def calibrate(
 def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable:
     """Measure a model's steps and fit the cost model to them."""
     model = load_model(name, options)
-    num_blocks = default_num_blocks(model, options)
+    num_blocks = pool_blocks(model, options)
     shape = describe_model(model, options, name=name, num_blocks=num_blocks).shape
     assert shape is not None, "the reference engine knows its models' shapes"
     times = measure_steps(model, options, seconds=seconds)[-REMEMBERED_STEPS:]

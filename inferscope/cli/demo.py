@@ -14,16 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from inferscope.cli.demo_link import Ready, Settings
+from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
+from inferscope.engine.config import EngineOptions
 from inferscope.engine.server.parent import Failed
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
@@ -39,6 +42,8 @@ DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
 _GRACE_S = 15.0
 _INTERRUPTED = 130
+_KV_TOKENS = 2304
+"""Tokens that the KV pool holds: few, which makes requests wait and be preempted."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=above_zero, help="requests per second, instead of --load")
     load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
     load.add_argument("--device", default="auto", help="auto, cpu or cuda:0 (%(default)s)")
+    add_cache_options(parser.add_argument_group("KV cache"))
     how = parser.add_argument_group("output")
     how.add_argument("--headless", action="store_true", help="no screen; leave files and a summary")
     how.add_argument(
@@ -82,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         duration_s=duration_s,
         load=options.load,
         rate_s=options.rate,
-        device=options.device,
+        options=engine_options(options),
         client_times=str(options.out / "client.jsonl") if is_headless else None,
     )
     folder = ring_directory() / engine_id
@@ -107,6 +113,22 @@ def run(options: argparse.Namespace) -> int:
         finally:
             source.close()
     return 0
+
+
+def engine_options(options: argparse.Namespace) -> EngineOptions:
+    """Return how the demo runs its engine.
+
+    Raises:
+        BadInput: a switch of the KV cache is out of range.
+    """
+    sized = EngineOptions(
+        token_budget=40,
+        max_running=16,
+        block_tokens=options.block_tokens,
+        prefix_cache=not options.no_prefix_cache,
+        device=options.device,
+    )
+    return replace(sized, num_blocks=_KV_TOKENS // sized.block_tokens)
 
 
 class EngineFailed(InferScopeError):
@@ -189,6 +211,7 @@ def _close(pipe: IO[bytes] | None) -> None:
 def _check(options: argparse.Namespace) -> None:
     if options.load > 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
+    engine_options(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.cli.demo_link import Ready, Settings
-from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine import Engine, Sampling, load_engine, load_tokenizer
 from inferscope.engine.devices import step_timer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
@@ -67,13 +67,7 @@ def _run(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
     listen_to_parent(lambda word: None)
-    options = EngineOptions(
-        token_budget=settings.token_budget,
-        max_running=settings.max_running,
-        num_blocks=settings.num_blocks,
-        device=settings.device,
-    )
-    engine = load_engine(settings.model, options)
+    engine = load_engine(settings.model, settings.options)
     tokenizer = load_tokenizer(settings.model)
     rate_s = settings.rate_s or settings.load * _capacity(engine, tokenizer, settings.seed)
     engine.probe = Probe.open(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from inferscope.engine.config import EngineOptions
+
 
 class Settings(msgspec.Struct, frozen=True):
     """What the parent wants."""
@@ -20,11 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Arrivals per second; None: by `load`."""
     client_times: str | None
     """Where to write the load generator's own timestamps."""
-    token_budget: int = 40
-    max_running: int = 16
-    num_blocks: int = 144
-    device: str = "cpu"
-    """auto: a GPU if there is one."""
+    options: EngineOptions
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -12,6 +12,7 @@ import importlib.util
 import sys
 
 from inferscope.cli.counters import add_counters_option, sample_beside
+from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
@@ -56,7 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("threads", usual.num_threads, "CPU threads of one operator"),
     ):
         engine.add_argument(f"--{name}", type=int, default=default, help=f"{text} (%(default)s)")
-    engine.add_argument("--num-blocks", type=int, help="KV blocks (default: by memory)")
+    engine.add_argument("--num-blocks", type=int, help="KV blocks (default: by model and memory)")
+    add_cache_options(engine)
     engine.add_argument(
         "--max-model-len", type=int, help="tokens of prompt and output (default: the model's)"
     )
@@ -98,6 +100,8 @@ def run(options: argparse.Namespace) -> int:
             max_running=options.max_running,
             max_waiting=options.max_waiting,
             num_blocks=options.num_blocks,
+            block_tokens=options.block_tokens,
+            prefix_cache=not options.no_prefix_cache,
             dtype=options.dtype,
             device=options.device,
             seed=options.seed,

@@ -15,6 +15,8 @@ broadcast dimension, so keys are never repeated.
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,8 +91,8 @@ class PagedAttention:
         self._block_tokens = block_tokens
         self._dtype, self._device = dtype, device
         # Zeroed, not empty: a masked key still multiplies, and 0 times NaN is NaN.
-        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in _layers(config)]
-        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in _layers(config)]
+        self._keys = [_zeros(shape, dtype, device) for _ in _layers(config)]
+        self._values = [_zeros(shape, dtype, device) for _ in _layers(config)]
         self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
         self._scratch_values = torch.empty(0, dtype=dtype, device=device)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -227,6 +229,15 @@ class PagedAttention:
             is_causal=mask is None,
         )
         return attended.permute(2, 0, 1, 3).reshape(count, config.num_heads, config.head_dim)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on a CPU a page of them takes memory when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _layers(config: ModelConfig) -> range:

@@ -23,6 +23,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_MOST_BLOCK_TOKENS = 1024
 _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
 
 
@@ -96,14 +97,15 @@ class EngineOptions:
         token_budget: Most tokens one step computes; a longer prompt runs in chunks.
         max_running: Most requests that hold KV blocks at once.
         max_waiting: Most requests that may queue; a further one is refused.
-        block_tokens: Tokens in one KV block.
+        block_tokens: Tokens in one KV block, at most 1024.
         num_blocks: KV blocks in the pool; None sizes it for `max_running` full-length requests
-            within the memory there is.
+            within the memory there is (`capacity.py`).
         prefix_cache: Keep the blocks of finished requests for prompts that start alike.
         dtype: Of weights, activations and KV; "auto" takes the checkpoint's.
         device: A torch device; "auto" takes a GPU if there is one.
         seed: For random weights, and for sampled requests that name no seed of their own.
-        max_model_tokens: Longest prompt plus output; None takes the model's own limit.
+        max_model_tokens: Longest prompt plus output; None takes the model's own limit, or as much
+            of it as the pool holds.
         num_threads: CPU threads of one operator. One is right beside a load generator: two spinning
             OpenMP threads next to other work took a step from 10 to 654 ms.
     """
@@ -124,6 +126,10 @@ class EngineOptions:
         for name in ("token_budget", "max_running", "max_waiting", "block_tokens", "num_threads"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}. Give at least 1.")
+        if self.block_tokens > _MOST_BLOCK_TOKENS:
+            raise BadInput(f"block_tokens is {self.block_tokens}. Give 1 to {_MOST_BLOCK_TOKENS}.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise BadInput(f"seed is {self.seed}. Give a whole number of 64 bits.")
         for name in ("num_blocks", "max_model_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise BadInput(

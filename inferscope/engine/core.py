@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.kv import BlockPool
 from inferscope.engine.model import Model, Outline
@@ -33,12 +34,7 @@ from inferscope.engine.request import (
     Submission,
     check_prompt,
 )
-from inferscope.engine.runner import (
-    Runner,
-    StepRunner,
-    default_num_blocks,
-    max_model_tokens,
-)
+from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
 from inferscope.engine.segments import rows_of
 from inferscope.errors import InferScopeError
@@ -90,12 +86,14 @@ class Engine:
             model: What is run.
             options: How.
             probe: Observes the loop; it can be set until the first step.
-            runner: Runs the steps; None runs `model` in this thread.
+            runner: Runs the steps, on a pool of `options.num_blocks`; None runs `model` in this
+                thread.
         """
         self.model = model
         self.options = options
         self.probe = Probe.disabled() if probe is None else probe
-        num_blocks = options.num_blocks or default_num_blocks(model, options)
+        num_blocks = options.num_blocks if runner is not None else pool_blocks(model, options)
+        assert num_blocks is not None, "a runner has a pool of its own"
         self.max_model_tokens = max_model_tokens(model, options, num_blocks)
         self.pool = BlockPool(num_blocks, block_tokens=options.block_tokens)
         self.scheduler = Scheduler(

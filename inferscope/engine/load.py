@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -41,6 +42,7 @@ def load_engine(
     torch.set_num_threads(options.num_threads)
     if in_worker:
         runner = RemoteRunner(model, options)
+        options = replace(options, num_blocks=runner.num_blocks)
         engine = Engine(runner.outline, options, runner=runner)
     else:
         engine = Engine(load_model(model, options), options)

@@ -46,6 +46,7 @@ class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
     dtype: DtypeName
     device: str
     num_positions: int
+    num_blocks: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=1, array_like=True):
@@ -124,6 +125,7 @@ class RemoteRunner:
             self.close()
             raise BadInput(word.message)
         assert isinstance(word, Ready)
+        self.num_blocks = word.num_blocks
         self.outline = Outline(
             word.config,
             DTYPES[word.dtype],

@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions
-from inferscope.engine.model import Model, Outline, forward
+from inferscope.engine.model import Model, forward
 from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.probe import Probe
-
-_CPU_POOL_BYTES = 1 << 30
-_CUDA_POOL_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -219,22 +217,3 @@ def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
     for part in slices[num_singles:]:
         ids += part.request.tokens[part.context : part.context + part.num_tokens]
     return ids
-
-
-def max_model_tokens(model: Model | Outline, options: EngineOptions, num_blocks: int) -> int:
-    """Return the longest prompt plus output that an engine takes."""
-    limit = options.max_model_tokens or model.config.max_positions
-    return min(limit, model.num_positions, num_blocks * options.block_tokens)
-
-
-def default_num_blocks(model: Model | Outline, options: EngineOptions) -> int:
-    """Return how many KV blocks there are room and use for."""
-    wanted_tokens = options.max_running * min(model.num_positions, model.config.max_positions)
-    if model.device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(model.device)
-        pool_bytes = int(free_bytes * _CUDA_POOL_SHARE)
-    else:
-        pool_bytes = _CPU_POOL_BYTES
-    token_bytes = model.config.kv_token_bytes(model.dtype.itemsize)
-    num_tokens = min(wanted_tokens, pool_bytes // token_bytes)
-    return max(1, num_tokens // options.block_tokens)

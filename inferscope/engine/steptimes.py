@@ -11,15 +11,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine
 from inferscope.engine.model import Model
 from inferscope.engine.request import Sampling
-from inferscope.engine.runner import Ran, Runner, default_num_blocks
+from inferscope.engine.runner import Ran, Runner
 from inferscope.engine.scheduler import Plan
 from inferscope.probe import Probe
 
@@ -89,9 +91,9 @@ def measure_steps(model: Model, options: EngineOptions, *, seconds: float) -> li
 
     Each look at the grid of loads is in another order, so that whatever the time allows spans it.
     """
-    num_blocks = options.num_blocks or default_num_blocks(model, options)
+    num_blocks = pool_blocks(model, options)
     runner = TimedRunner(Runner.of(model, options, num_blocks=num_blocks), model.device)
-    engine = Engine(model, options, runner=runner)
+    engine = Engine(model, replace(options, num_blocks=num_blocks), runner=runner)
     pool_tokens = num_blocks * options.block_tokens
     most_tokens = min(pool_tokens // _POOL_SHARE, _LOAD_BUDGETS * options.token_budget)
     draw = random.Random(options.seed)

@@ -11,11 +11,13 @@ import contextlib
 import logging
 import signal
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import msgspec
 import torch
 
+from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe_model, load_model
 from inferscope.engine.remote import (
@@ -30,7 +32,7 @@ from inferscope.engine.remote import (
     encode,
 )
 from inferscope.engine.request import Request
-from inferscope.engine.runner import Runner, default_num_blocks
+from inferscope.engine.runner import Runner
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.weights import dtype_name
 from inferscope.errors import InferScopeError
@@ -112,14 +114,17 @@ def main() -> int:
     torch.set_num_threads(options.num_threads)
     try:
         model = load_model(setting.model, options)
+        num_blocks = pool_blocks(model, options)
     except InferScopeError as error:
         pipe.send_bytes(encode(Refused(str(error))))
         return error.exit_code
-    num_blocks = options.num_blocks or default_num_blocks(model, options)
     runner = Runner.of(model, options, num_blocks=num_blocks)
+    options = replace(options, num_blocks=num_blocks)  # as the step loop describes it
     info = describe_model(model, options, name=setting.model, num_blocks=num_blocks)
     probe = Probe.open(info, role="worker", timer=step_timer(model.device))
-    ready = Ready(model.config, dtype_name(model.dtype), str(model.device), model.num_positions)
+    ready = Ready(
+        model.config, dtype_name(model.dtype), str(model.device), model.num_positions, num_blocks
+    )
     pipe.send_bytes(encode(ready))
     worker = Worker(runner, probe)
     with contextlib.suppress(EOFError, OSError):  # the step loop is gone

@@ -92,6 +92,22 @@ def test_a_number_out_of_range_is_named(option: str, value: str) -> None:
         parser.parse_args([f"{option}={value}"])
 
 
+@pytest.mark.parametrize("num", [0, 1025])
+def test_a_block_out_of_range_is_refused(tmp_path: Path, num: int) -> None:
+    said = one_line("demo", "--block-tokens", str(num), rings=tmp_path, code=2)
+    assert f"block_tokens is {num}. Give " in said
+
+
+def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
+    parser = argparse.ArgumentParser()
+    demo_command.configure(parser)
+    usual = demo_command.engine_options(parser.parse_args([]))
+    assert (usual.block_tokens, usual.num_blocks, usual.prefix_cache) == (16, 144, True)
+    given = parser.parse_args(["--block-tokens", "8", "--no-prefix-cache"])
+    asked = demo_command.engine_options(given)
+    assert (asked.block_tokens, asked.num_blocks, asked.prefix_cache) == (8, 288, False)
+
+
 def test_a_load_beyond_twice_the_capacity_is_refused(tmp_path: Path) -> None:
     said = one_line("demo", "--headless", "--load", "9", rings=tmp_path, code=2)
     assert "--load is 9.0" in said

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 import msgspec
 import zmq
 
+from inferscope.engine.capacity import check_length, describe_pool
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine, Output
 from inferscope.engine.devices import step_timer
@@ -266,12 +267,13 @@ def main() -> int:
     probes: list[Probe] = []
     try:
         engine = load_engine(settings.model, settings.options, in_worker=settings.in_worker)
+        check_length(engine.model, settings.options, engine.pool.num_blocks)
         info = describe(engine, name=settings.model)
         info = msgspec.structs.replace(info, served_name=settings.served_name)
         engine.probe = Probe.open(info, timer=step_timer(engine.model.device))
         probes.append(engine.probe)
         core = Core(engine, info, Path(settings.folder))
-        say(Ready())
+        say(Ready(describe_pool(engine.model, engine.options, engine.pool.num_blocks)))
         core.serve(words)
     except InferScopeError as error:
         say(Failed(str(error), error.exit_code))

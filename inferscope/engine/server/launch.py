@@ -209,6 +209,8 @@ class Supervisor:
         word = said.word
         if isinstance(word, Ready):
             said.child.is_ready = True
+            if word.note:
+                self._say(word.note)
         elif isinstance(word, Failed):
             raise _Refused(word.message, word.exit_code)
         else:

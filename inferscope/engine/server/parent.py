@@ -21,7 +21,9 @@ CORE_GONE = "core-gone"
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The child does its work from now on."""
+    """The child does its work from now on; `note` is for the user."""
+
+    note: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

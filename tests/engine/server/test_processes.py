@@ -83,12 +83,13 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 90
-    while pair.said().count("\n") < 2 and time.monotonic() < deadline_s:
+    while pair.said().count("
+") < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert "was killed by signal 9; its requests are cancelled" in pair.said()
-    assert pair.said().count("\n") == 2
+    assert pair.said().count("\n") == 3
     assert pair.children()[0] == core
     for stream in streams.values():
         stream.close()
@@ -135,6 +136,7 @@ def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Se
         *_, last = events
     assert last["error"]["code"] == "engine_stopped"
     assert pair.ask("GET", "/health")[0] == 503
+    assert pair.ask("GET", "/metrics")[0] == 503
     assert pair.post("/v1/completions", LONG)[0] == 503
     whole.join()
     assert answers[0][0] == 503
@@ -160,7 +162,9 @@ def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(serve: Serv
         assert [*events][-1]["error"]["code"] == "server_abort"
     assert server.process.wait(60) == 0
     assert not any(map(is_alive, children))
-    assert server.said().count("\n") == 1, server.said()
+    pool, serving = server.said().splitlines()
+    assert pool.startswith("inferscope: KV pool: ")
+    assert serving.startswith("inferscope: serving builtin on")
     finishes = sorted(str(final.finish) for final in server.finals(until=2).values())
     assert finishes == ["length", "server_abort"]
 
@@ -197,6 +201,10 @@ def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
         (["builtin", "--api-servers", "0"], 2, "--api-servers is 0"),
         (["builtin", "--max-running", "0"], 2, "max_running is 0"),
         (["builtin", "--dtype", "int3"], 2, "dtype 'int3' is unknown"),
+        (["builtin", "--block-tokens", "0"], 2, "block_tokens is 0"),
+        (["builtin", "--block-tokens", "9999"], 2, "block_tokens is 9999. Give 1 to 1024"),
+        (["builtin", "--seed", str(2**80)], 2, "Give a whole number of 64 bits"),
+        (["builtin", "--num-blocks", "1"], 2, "4096 tokens needs 256 KV blocks of 49152 bytes"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(
