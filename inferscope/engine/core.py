@@ -37,6 +37,7 @@ from inferscope.engine.request import (
 from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
 from inferscope.engine.segments import rows_of
+from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
@@ -108,6 +109,8 @@ class Engine:
         self._runner = runner
         self._requests: dict[str, Request] = {}
         self._step = 0
+        self._num_failed = 0
+        self._totals = EngineStats()
         self._ids = itertools.count()
         self._wake = threading.Condition()
         self._inbox: list[Submission | _Rejection | _Cancellation] = []
@@ -200,6 +203,18 @@ class Engine:
         else:
             self._thread.join()
         self._runner.close()
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters; safe from any thread."""
+        return msgspec.structs.replace(
+            self._totals,
+            finished=dict(self._totals.finished),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + self._num_submitted,
+            blocks_used=self.pool.num_used,
+            blocks_cached=self.pool.num_cached,
+            blocks_total=self.pool.num_blocks,
+        )
 
     @property
     def failure(self) -> Exception | None:
@@ -301,9 +316,12 @@ class Engine:
             at_ns=rejection.arrived_ns,
         )
         self.probe.finished(index, "rejected")
+        self._totals.finished["rejected"] += 1
 
     def _tell_plan(self, plan: Plan, *, start_ns: int, end_ns: int) -> None:
-        probe, pool = self.probe, self.pool
+        probe, pool, totals = self.probe, self.pool, self._totals
+        totals.steps += 1
+        totals.preemptions += len(plan.preempted)
         for request in plan.preempted:
             probe.preempted(request.index, reason="blocks")
         for request in plan.admitted:
@@ -311,6 +329,8 @@ class Engine:
                 probe.resumed(request.index, cached_tokens=request.computed)
             else:
                 request.has_run = True
+                totals.prompt_tokens += request.num_prompt
+                totals.cached_tokens += request.cached_tokens
                 probe.admitted(request.index, cached_tokens=request.cached_tokens)
         probe.plan(
             self._step,
@@ -345,6 +365,7 @@ class Engine:
         for part, token in zip(sampled, tokens, strict=True):
             part.request.tokens.append(token)
             outputs.append(Output(part.request, [token], part.request.finish_after(token)))
+        self._totals.generated_tokens += len(outputs)
         if outputs:
             probe.emitted([out.request.index for out in outputs], [1] * len(outputs), step=step)
         for output in outputs:
@@ -356,6 +377,7 @@ class Engine:
         self.scheduler.remove(request)
         del self._requests[request.request_id]
         self._live_ids.discard(request.request_id)
+        self._totals.finished[reason] += 1
         self.probe.finished(request.index, reason)
 
     def _abort(self, reason: Finish) -> list[Output]:

@@ -137,6 +137,24 @@ _LLAMA_SERVER = Dialect(
     ),
     includes_cached=False,
 )
+_SERVE = Dialect(
+    "inferscope serve",
+    "inferscope_serve_",
+    _names(
+        "inferscope_serve_",
+        running="requests_running",
+        waiting="requests_waiting",
+        kv_share="kv_cache_usage_ratio",
+    ),
+    _names(
+        "inferscope_serve_",
+        finished="requests_total",
+        prompt_tokens="prompt_tokens_total",
+        cached_tokens="prompt_tokens_cached_total",
+        generated_tokens="generation_tokens_total",
+        preemptions="preemptions_total",
+    ),
+)
 _COLLECT = Dialect(
     "inferscope collect",
     "inferscope_",
@@ -166,7 +184,8 @@ _COLLECT = Dialect(
     includes_cached=False,
 )
 
-DIALECTS = (_VLLM, _SGLANG, _TGI, _LLAMA_SERVER, _COLLECT)
+DIALECTS = (_VLLM, _SGLANG, _TGI, _LLAMA_SERVER, _SERVE, _COLLECT)
+"""The first whose prefix fits counts: `serve`'s begins with `collect`'s."""
 
 
 def dialect_of(page: Page) -> Dialect:

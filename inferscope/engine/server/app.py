@@ -24,6 +24,7 @@ from inferscope.engine.server.chat import Template
 from inferscope.engine.server.connection import Connection
 from inferscope.engine.server.errors import ApiError, Left, bad_field
 from inferscope.engine.server.exchange import Exchange, Front, Origin
+from inferscope.engine.server.metrics import CONTENT_TYPE, page
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
@@ -83,6 +84,7 @@ def build_app(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),
             Route("/version", plain.version),
+            Route("/metrics", plain.metrics),
             Route("/tokenize", plain.tokenize, methods=["POST"]),
             Route("/detokenize", plain.detokenize, methods=["POST"]),
         ],
@@ -209,6 +211,17 @@ class _Plain:
 
     async def version(self, request: Request) -> Response:
         return _json({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        await self.health(request)
+        try:
+            stats = await self._service.front.link.stats()
+        except TimeoutError:
+            raise ApiError(
+                503, "the engine's process does not answer.", code="engine_silent"
+            ) from None
+        content = page(stats, model_name=self._service.served_name)
+        return Response(content, headers={"content-type": CONTENT_TYPE})
 
     async def tokenize(self, request: Request) -> Response:
         service = self._service

@@ -29,11 +29,13 @@ from inferscope.engine.server.parent import STOP, Failed, Ready, Stuck, listen_t
 from inferscope.engine.server.wire import (
     LINGER_MS,
     MOST_UNREAD_STEPS,
+    AskStats,
     Cancel,
     FromServer,
     Hello,
     Refusal,
     Refused,
+    Stats,
     Step,
     Submit,
     Welcome,
@@ -159,6 +161,9 @@ class Core:
             self._submit(identity, message)
         elif isinstance(message, Cancel):
             self._engine.cancel(message.request_id, message.reason)
+        elif isinstance(message, AskStats):
+            stats = Stats(message.number, self._engine.stats())
+            self._inbox.send_multipart([identity, encode(stats)])
         else:
             link = self._links[identity] = self._connect(message)
             self._unwelcomed[link] = time.monotonic() + _WELCOME_S

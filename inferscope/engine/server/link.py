@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,10 +16,12 @@ from inferscope.engine.request import Finish, Sampling
 from inferscope.engine.server.wire import (
     LINGER_MS,
     MOST_UNREAD_STEPS,
+    AskStats,
     Cancel,
     FromCore,
     Hello,
     Refused,
+    Stats,
     Step,
     Submit,
     Welcome,
@@ -27,8 +30,13 @@ from inferscope.engine.server.wire import (
     encode,
     server_address,
 )
+from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 
+logger = logging.getLogger(__name__)
+
+_STATS_S = 2.0
+"""The core answers between two messages, whatever its steps take."""
 _GONE = "the engine's process has ended."
 
 
@@ -63,6 +71,7 @@ class Link:
         self._in: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._receivers: dict[str, Receiver] = {}
         self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
 
     async def connect(self) -> Welcome:
         """Meet the core, which may still be loading its model."""
@@ -109,6 +118,22 @@ class Link:
         if self._receivers.pop(request_id, None) is not None:
             self._say(Cancel(request_id, reason))
 
+    async def stats(self) -> EngineStats:
+        """Ask the core for the engine's counters.
+
+        Raises:
+            TimeoutError: no answer came.
+        """
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._say(AskStats(number))
+        try:
+            return await asyncio.wait_for(answer, _STATS_S)
+        except asyncio.TimeoutError:  # another type than TimeoutError before Python 3.11
+            raise TimeoutError from None
+        finally:
+            del self._asked[number]
+
     def lose(self) -> None:
         """Refuse everything from now on: the core is gone."""
         self.is_lost = True
@@ -121,7 +146,7 @@ class Link:
         self._out.close()
         self._context.term()
 
-    def _say(self, message: Submit | Cancel) -> None:
+    def _say(self, message: Cancel | AskStats) -> None:
         if not self.is_lost:
             self._out.send(encode(message))
 
@@ -147,3 +172,7 @@ class Link:
             receiver = self._receivers.pop(message.request_id, None)
             if receiver is not None:
                 receiver.take_refusal(message)
+        elif isinstance(message, Stats):
+            answer = self._asked.get(message.number)
+            if answer is not None and not answer.done():
+                answer.set_result(message.stats)

@@ -1,7 +1,7 @@
 """What the engine's process and the API servers say to each other.
 
-    API server ── Hello, Submit, Cancel ──> core        DEALER to ROUTER
-    API server <──────────────── Refused ── core        the same way back, from its main thread
+    API server ── Hello, Submit, Cancel, AskStats ──> core     DEALER to ROUTER
+    API server <─────── Refused, Stats ── core          the same way back, from its main thread
     API server <────────── Welcome, Step ── core        PUSH to PULL, from the step loop's thread
 
 Two ways down, because a ZeroMQ socket belongs to one thread and the step loop must not wait for
@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inferscope.engine.request import Finish, Sampling
+from inferscope.engine.stats import EngineStats
 from inferscope.records import EngineInfo
 
 MOST_UNREAD_STEPS = 2000
@@ -81,8 +82,21 @@ class Step(msgspec.Struct, frozen=True, tag=5, array_like=True):
     """With their first tokens, of those that had any: prompt tokens from the prefix cache."""
 
 
-FromServer: TypeAlias = Hello | Submit | Cancel
-FromCore: TypeAlias = Welcome | Refused | Step
+class AskStats(msgspec.Struct, frozen=True, tag=6, array_like=True):
+    """A question for the engine's counters; the answer has its number."""
+
+    number: int
+
+
+class Stats(msgspec.Struct, frozen=True, tag=7, array_like=True):
+    """The engine's counters."""
+
+    number: int
+    stats: EngineStats
+
+
+FromServer: TypeAlias = Hello | Submit | Cancel | AskStats
+FromCore: TypeAlias = Welcome | Refused | Step | Stats
 
 encode = msgspec.msgpack.encode
 decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
