@@ -25,6 +25,7 @@ from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.kv import BlockPool
 from inferscope.engine.model import Model, Outline
+from inferscope.engine.remote import WorkerLost
 from inferscope.engine.request import (
     BadRequest,
     Finish,
@@ -33,6 +34,7 @@ from inferscope.engine.request import (
     Sampling,
     Submission,
     check_prompt,
+    check_stop_ids,
 )
 from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
@@ -42,6 +44,9 @@ from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
 logger = logging.getLogger(__name__)
+
+_MOST_FAILED_STEPS = 10
+"""Consecutive failed steps after which the loop ends: the engine is broken, not a request."""
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -142,12 +147,13 @@ class Engine:
             parent: the id of the request that this one was asked for together with.
 
         Raises:
-            BadRequest: If the prompt is empty, too long, or holds an id outside the vocabulary,
-                or if the request's id is in use.
+            BadRequest: If the prompt is empty or too long, if it or the stop tokens hold an id
+                outside the vocabulary, or if the request's id is in use.
             QueueFull: If `max_waiting` requests are waiting already.
             InferScopeError: If the engine is closed or has failed.
         """
         arrived_ns = time.monotonic_ns()
+        sampling = sampling or Sampling()
         if request_id is None:
             request_id = f"request-{next(self._ids)}"
         with self._wake:
@@ -158,7 +164,7 @@ class Engine:
                 raise BadRequest(f"request id {request_id!r} is in use. Choose another.")
             self._wake.notify()
             try:
-                self._check(prompt)
+                self._check(prompt, sampling)
             except InferScopeError:
                 # Not by a name: an error that its own frame holds stays until a collection.
                 self._inbox.append(
@@ -171,7 +177,7 @@ class Engine:
                 Submission(
                     request_id=request_id,
                     prompt=list(prompt),
-                    sampling=sampling or Sampling(),
+                    sampling=sampling,
                     external_id=external_id,
                     parent=parent,
                     arrived_ns=arrived_ns,
@@ -229,7 +235,14 @@ class Engine:
         return bool(self._inbox or self._requests)
 
     def step(self) -> list[Output]:
-        """Do one step and return what became of the requests in it."""
+        """Do one step and return what became of the requests in it.
+
+        A step that raises costs the requests in it.
+
+        Raises:
+            WorkerLost: no step can be run any more.
+            InferScopeError: too many steps in a row have failed.
+        """
         outputs = self._take_inbox()
         start_ns = time.monotonic_ns()
         plan = self.scheduler.schedule()
@@ -237,26 +250,41 @@ class Engine:
         assert plan.slices or not self._requests, "requests are waiting and none can run"
         if plan.slices:
             self._tell_plan(plan, start_ns=start_ns, end_ns=end_ns)
-            outputs += self._run(plan)
+            try:
+                outputs += self._run(plan)
+                self._num_failed = 0
+            except WorkerLost:
+                raise
+            except Exception as error:
+                outputs += self._fail(plan, error)
             self._step += 1
         return outputs
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """Serve prompts to their end in this thread; return each one's output tokens."""
+        """Serve prompts to their end in this thread; return each one's output tokens.
+
+        Raises:
+            InferScopeError: a step failed.
+        """
         assert self._thread is None, "generate() beside a running loop"
         request_ids = [self.submit(prompt, sampling) for prompt in prompts]
         tokens_by_id: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
         while self.has_work:
             for output in self.step():
+                if output.finish == "error":
+                    self._abort("error")
+                    raise InferScopeError("a step failed; the log has its error.")
                 tokens_by_id[output.request.request_id] += output.tokens
         return [tokens_by_id[request_id] for request_id in request_ids]
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _check(self, prompt: Sequence[int]) -> None:
-        check_prompt(prompt, max_model_tokens=self.max_model_tokens, vocab=self.model.config.vocab)
+    def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        vocab = self.model.config.vocab
+        check_prompt(prompt, max_model_tokens=self.max_model_tokens, vocab=vocab)
+        check_stop_ids(sampling, vocab=vocab)
         if self._num_submitted + len(self.scheduler.waiting) >= self.options.max_waiting:
             raise QueueFull(
                 f"{self.options.max_waiting} requests are waiting. Try again later, or raise "
@@ -373,6 +401,30 @@ class Engine:
                 self._finish(output.request, output.finish)
         return outputs
 
+    def _fail(self, plan: Plan, error: Exception) -> list[Output]:
+        """End the requests of a step that failed; the others go on.
+
+        Raises:
+            InferScopeError: too many steps in a row have failed.
+        """
+        requests = [part.request for part in plan.slices]
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._num_failed += 1
+        self._totals.failed_steps += 1
+        logger.error(
+            "step %d failed and its %d requests end with an error: %s",
+            self._step, len(requests), reason, exc_info=logger.isEnabledFor(logging.DEBUG),
+        )  # fmt: skip
+        if self._num_failed == _MOST_FAILED_STEPS:
+            raise InferScopeError(
+                f"{_MOST_FAILED_STEPS} steps in a row failed, the last one with {reason}. "
+                "Start the server again."
+            ) from error
+        for request in requests:
+            if request.request_id in self._requests:  # it may have ended before the failure
+                self._finish(request, "error")
+        return [Output(request, [], "error") for request in requests]
+
     def _finish(self, request: Request, reason: Finish) -> None:
         self.scheduler.remove(request)
         del self._requests[request.request_id]
@@ -395,7 +447,10 @@ class Engine:
                 if outputs:
                     deliver(outputs)
         except Exception as error:
-            logger.exception("the engine's loop failed; it accepts no more requests")
+            logger.error(
+                "the engine's loop failed and accepts no more requests: %s", error,
+                exc_info=not isinstance(error, InferScopeError),
+            )  # fmt: skip
             with self._wake:
                 self._failure = error
             reason = "error"

@@ -32,6 +32,10 @@ class WorkerLost(InferScopeError):
     """The worker's process has ended."""
 
 
+class StepFailed(InferScopeError):
+    """A step raised in the worker, which goes on."""
+
+
 class Setting(msgspec.Struct, frozen=True):
     """What a worker is to run."""
 
@@ -50,7 +54,7 @@ class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=1, array_like=True):
-    """It cannot be."""
+    """The model could not be loaded, or a step could not be run."""
 
     message: str
 
@@ -143,6 +147,7 @@ class RemoteRunner:
 
         Raises:
             WorkerLost: The process has ended.
+            StepFailed: The step raised.
         """
         for request in plan.admitted:
             self._num_told[request.seat] = 0
@@ -152,6 +157,8 @@ class RemoteRunner:
         except OSError as error:
             raise self._lost() from error
         done = self._hear()
+        if isinstance(done, Refused):
+            raise StepFailed(done.message)
         assert isinstance(done, Done)
         return [plan.slices[place] for place in done.places], done.tokens
 

@@ -129,7 +129,12 @@ def main() -> int:
     worker = Worker(runner, probe)
     with contextlib.suppress(EOFError, OSError):  # the step loop is gone
         while True:
-            pipe.send_bytes(encode(worker.run(decode_work(pipe.recv_bytes()))))
+            work = decode_work(pipe.recv_bytes())
+            try:
+                done: Done | Refused = worker.run(work)
+            except Exception as error:  # it costs the requests of the step, not the worker
+                done = Refused(f"{type(error).__name__}: {error}")
+            pipe.send_bytes(encode(done))
     probe.close()
     return 0
 

@@ -4,11 +4,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from inferscope.collector.source import RingSource
 from inferscope.engine import BadRequest, Engine, Output, QueueFull, Sampling
+from inferscope.engine.load import describe
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 from inferscope.records import DECODE, RECOMPUTED
@@ -330,22 +334,124 @@ def test_closing_aborts_what_is_unfinished(tiny_engine: Build) -> None:
     assert engine.pool.num_used == 0
 
 
-def test_failing_step_ends_every_request_and_says_so(
+def break_steps_with(engine: Engine, token: int) -> None:
+    """Make every step raise in which a request has this token."""
+    execute = engine._runner.execute  # type: ignore[attr-defined]
+
+    def broken(batch: Any) -> Any:
+        if any(token in part.request.tokens for part in batch.sampled):
+            raise ValueError("a kernel failed")
+        return execute(batch)
+
+    engine._runner.execute = broken  # type: ignore[attr-defined]
+
+
+def test_failing_step_costs_only_the_requests_in_it(
+    tiny_engine: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    (expected,) = tiny_engine().generate([[1, 2, 3]], Sampling(max_tokens=4))
+    engine = tiny_engine(max_running=2)
+    engine.probe = spy = Spy()
+    break_steps_with(engine, 500)
+    for prompt in ([9] * 5, [500] * 20, [1, 2, 3]):  # the third waits for a seat
+        engine.submit(prompt, Sampling(max_tokens=4))
+    outputs = drain(engine)
+    assert spy.finishes() == [(0, "error"), (1, "error"), (2, "length")]
+    assert [output.finish for output in outputs[:2]] == ["error", "error"]
+    assert [token for output in outputs[2:] for token in output.tokens] == expected
+    assert engine.pool.num_used == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 0 failed and its 2 requests end with an error: ValueError: a kernel failed"
+    ]
+    stats = engine.stats()
+    assert (stats.failed_steps, stats.finished["error"], stats.finished["length"]) == (1, 2, 1)
+
+
+def test_loop_goes_on_after_failing_steps_and_ends_when_all_fail(
     tiny_engine: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = tiny_engine()
-    engine.probe = spy = Spy()
-    ended = threading.Event()
+    break_steps_with(engine, 500)
+    ends: SimpleQueue[str | None] = SimpleQueue()
 
-    def deliver(outputs: list[Output]) -> None:
-        if outputs and outputs[0].finish == "error":
-            ended.set()
+    def serve(prompt: list[int]) -> str | None:
+        engine.submit(prompt, Sampling(max_tokens=1))
+        return ends.get(timeout=30)
 
-    engine.scheduler.advance = None  # type: ignore[assignment, method-assign]
-    with running(engine, deliver):
-        engine.submit([1, 2])
-        assert ended.wait(30)
+    with running(engine, lambda outputs: [ends.put(output.finish) for output in outputs][:0]):
+        for _ in range(3):
+            assert [serve([500]) for _ in range(9)] == ["error"] * 9
+            assert serve([1]) == "length"
+        assert [serve([500]) for _ in range(10)] == ["error"] * 10
+        assert str(engine.failure).startswith("10 steps in a row failed, the last one with Value")
         with pytest.raises(InferScopeError, match="stopped"):
             engine.submit([1])
-    assert spy.finishes() == [(0, "error")]
-    assert "loop failed" in caplog.text
+    assert caplog.records[-1].getMessage().startswith("the engine's loop failed and accepts no")
+    assert not caplog.records[-1].exc_info
+
+
+def test_request_of_a_failed_step_is_final_and_its_ledger_closes(
+    tiny_engine: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    engine = tiny_engine()
+    engine.probe = Probe.open(describe(engine, name="tiny"))
+    break_steps_with(engine, 500)
+    for prompt in ([1, 2], [500], [1, 2]):
+        engine.submit(prompt, Sampling(max_tokens=3))
+        drain(engine)
+    engine.probe.close()
+    source = RingSource(lambda: tmp_path.glob("*/*.ring"), name="")
+    while not source.has_ended:
+        source.advance()
+    (view,) = source.collector.engines.values()
+    finals = list(view.lives.finished)
+    source.close()
+    assert [final.finish for final in finals] == ["length", "error", "length"]
+    for final in finals:
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+
+
+def test_caller_that_generates_learns_of_a_failed_step(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    break_steps_with(engine, 500)
+    with pytest.raises(InferScopeError, match="a step failed"):
+        engine.generate([[500], *([[1]] * 70)])
+    assert not engine.has_work
+    assert len(engine.generate([[1]], Sampling(max_tokens=2))[0]) == 2
+
+
+@pytest.mark.parametrize("token", [512, 99_999_999, -1])
+def test_stop_token_outside_the_vocabulary_is_rejected(tiny_engine: Build, token: int) -> None:
+    engine = tiny_engine()
+    engine.probe = spy = Spy()
+    with pytest.raises(BadRequest, match=rf"stop_token_ids holds {token}; .* 0 to 511"):
+        engine.submit([1], Sampling(max_tokens=4, min_tokens=2, stop_token_ids=(3, token)))
+    drain(engine)
+    assert spy.finishes() == [(0, "rejected")]
+
+
+def test_stats_are_those_of_the_requests(tiny_engine: Build) -> None:
+    engine = tiny_engine(num_blocks=50, block_tokens=4, token_budget=23)
+    engine.probe = spy = Spy()
+    for _ in range(2):
+        engine.generate(prompts(6, vocab=512), Sampling(max_tokens=20))
+    with pytest.raises(BadRequest):
+        engine.submit([])
+    engine.submit([1, 2, 3], request_id="active")
+    engine.step()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (1, 0, 1)
+    engine.cancel("active")
+    engine.step()
+    stats = engine.stats()
+    assert {reason: num for reason, num in stats.finished.items() if num} == {
+        "length": 12, "rejected": 1, "client_cancel": 1
+    }  # fmt: skip
+    assert stats.prompt_tokens == 2 * sum(map(len, prompts(6, vocab=512))) + 3
+    assert stats.cached_tokens == sum(told["cached_tokens"] for _, told in spy.of("admitted")) > 0
+    assert stats.generated_tokens == 12 * 20 + 1
+    assert stats.preemptions == len(spy.of("preempted")) > 0
+    assert stats.steps == len(spy.of("plan"))
+    assert (stats.running, stats.blocks_used, stats.blocks_total) == (0, 0, 50)
+    assert stats.blocks_cached == engine.pool.num_cached > 0

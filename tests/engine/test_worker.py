@@ -61,6 +61,19 @@ def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does(there: En
         assert there.generate(asked, sampling) == here.generate(asked, sampling)
 
 
+def test_a_failing_step_costs_its_requests_and_not_the_worker(
+    there: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected,) = there.generate([[4, 5]], Sampling(max_tokens=4))
+    with monkeypatch.context() as patched:
+        patched.setattr(there, "_check", lambda prompt, sampling: None)
+        there.submit([1, 2], Sampling(max_tokens=4, min_tokens=2, stop_token_ids=(99_999_999,)))
+    (output,) = there.step()
+    assert output.finish == "error"
+    assert "its 1 requests end with an error: StepFailed: IndexError: index 9" in caplog.text
+    assert there.generate([[4, 5]], Sampling(max_tokens=4)) == [expected]
+
+
 def test_a_worker_leaves_with_its_engine(there: Engine) -> None:
     pid = pid_of(there)
     runner = there._runner

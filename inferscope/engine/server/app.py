@@ -166,11 +166,9 @@ class _Generation:
         service = self._service
         if self._kind == "completion":
             completion = protocol.parse(body, protocol.CompletionRequest)
-            protocol.check_neutral(body)
             service.check_model(completion.model)
             return protocol.completion_ask(completion)
         chat = protocol.parse(body, protocol.ChatRequest)
-        protocol.check_neutral(body)
         service.check_model(chat.model)
         messages, told = chat.messages, chat.chat_template_kwargs or {}
         prompt = service.template(messages, told)
@@ -250,7 +248,8 @@ class _Plain:
         service.check_model(asked.model)
         if min(asked.tokens, default=0) < 0:
             raise bad_field("tokens", "tokens holds a negative id. Give ids from 0 on.")
-        return _json({"prompt": service.front.tokenizer.decode(asked.tokens)})
+        text = await asyncio.to_thread(service.front.tokenizer.decode, asked.tokens)
+        return _json({"prompt": text})
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

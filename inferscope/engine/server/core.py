@@ -130,7 +130,7 @@ class Core:
         self._inbox.close()
         self._context.term()
         if self._engine.failure is not None:
-            raise InferScopeError(f"the engine's loop failed: {self._engine.failure!r}")
+            raise InferScopeError(f"the engine's loop failed: {self._engine.failure}")
 
     def _obeys(self, words: SimpleQueue[str]) -> bool:
         """Forget the API servers that the parent names; False when it says stop."""

@@ -14,8 +14,14 @@ from functools import partial
 from typing import Protocol
 
 from inferscope.engine.conversation import Conversation, Delivery
-from inferscope.engine.request import BadRequest, Finish, Sampling, check_prompt
-from inferscope.engine.server.errors import ApiError, Left, ended_early, refusal
+from inferscope.engine.request import (
+    BadRequest,
+    Finish,
+    Sampling,
+    check_prompt,
+    check_stop_ids,
+)
+from inferscope.engine.server.errors import ApiError, Left, bad_field, ended_early, refusal
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.wire import Refused
@@ -124,7 +130,8 @@ class Choice:
         """Take the engine's no."""
         self.refused = refused
         if refused.kind != "lost":
-            self._front.probe.finished(self.talk.index, "rejected")
+            reason: Finish = "error" if refused.kind == "failed" else "rejected"
+            self._front.probe.finished(self.talk.index, reason)
         self.talk.wake()
 
     def wrote(self, delivery: Delivery) -> None:
@@ -187,11 +194,19 @@ class Exchange:
         """Check, tokenise and hand in all prompts.
 
         Raises:
-            ApiError: a prompt can never be served.
+            ApiError: a prompt or a stop token can never be served.
         """
+        vocab = self._front.vocab
+        try:
+            check_stop_ids(ask.sampling, vocab=vocab)
+        except BadRequest as error:
+            raise bad_field("stop_token_ids", str(error)) from None
         prompts, parts = await self._tokens(ask)
-        for prompt in prompts:
-            self._check(prompt)
+        try:  # here what the engine would refuse, before it is sent there `n` times
+            for prompt in prompts:
+                check_prompt(prompt, max_model_tokens=self._front.max_model_tokens, vocab=vocab)
+        except BadRequest as error:
+            raise _bad_prompt(str(error)) from None
         for choice in self.choices:
             prompt = prompts[choice.number // ask.num_each]
             choice.num_prompt = len(prompt)
@@ -285,14 +300,6 @@ class Exchange:
         if is_long:
             return await asyncio.to_thread(tokenizer.encode_all, texts), parts
         return tokenizer.encode_all(texts), parts
-
-    def _check(self, prompt: list[int]) -> None:
-        """Refuse here what the engine would refuse, before it is sent there `n` times."""
-        front = self._front
-        try:
-            check_prompt(prompt, max_model_tokens=front.max_model_tokens, vocab=front.vocab)
-        except BadRequest as error:
-            raise _bad_prompt(str(error)) from None
 
 
 def _bad_prompt(message: str) -> ApiError:

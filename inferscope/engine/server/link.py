@@ -165,9 +165,15 @@ class Link:
                 receiver = receivers.get(request_id)
                 if receiver is None:
                     continue
+                try:
+                    receiver.take_tokens(tokens, finish)
+                except Exception as error:  # it costs this request, not all of the API server's
+                    failure = f"{type(error).__name__}: {error}"
+                    logger.error("request %s ends with an error: %s", request_id, failure)
+                    self.cancel(request_id, "error")
+                    receiver.take_refusal(Refused(request_id, "failed", failure))
                 if finish is not None:
-                    del receivers[request_id]
-                receiver.take_tokens(tokens, finish)
+                    receivers.pop(request_id, None)
         elif isinstance(message, Refused):
             receiver = self._receivers.pop(message.request_id, None)
             if receiver is not None:

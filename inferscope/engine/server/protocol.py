@@ -82,7 +82,7 @@ class _Generation(msgspec.Struct):
     top_k: _Int | None = None
     seed: _Int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[_Int] | None = None
+    stop_token_ids: Annotated[list[_Int], msgspec.Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
 
 
@@ -115,9 +115,14 @@ class Message(msgspec.Struct):
 class ChatRequest(_Generation, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: _Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+_WHOLE = frozenset(
+    ("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed")
+)  # fmt: skip
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -125,7 +130,7 @@ class TokenizeRequest(msgspec.Struct):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -166,30 +171,41 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
     """Read a body.
 
     Raises:
-        ApiError: it is no JSON, or a field is missing or of the wrong type.
+        ApiError: it is no JSON, a field is missing or of the wrong type, or a field that the engine
+            does not honour is not neutral.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        given = msgspec.json.decode(body)
+        if isinstance(given, dict):
+            _make_whole(given)
+        read = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.strip("`").lstrip(".")
         where = f"{param}: " if param else ""
         raise bad_field(param or "body", f"{where}{message}. See docs/serve.md.") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise ApiError(
+            400, "the body is nested too deeply. See docs/serve.md.", code="invalid_json"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         # What exactly is wrong would quote the body.
         raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
+    if isinstance(read, _Generation):
+        _check_neutral(given)
+    return read
 
 
-def check_neutral(body: bytes) -> None:
+def _make_whole(given: dict[str, object]) -> None:
+    """Turn `5.0` into `5` where a whole number is asked for: some clients know no other numbers."""
+    for name in _WHOLE & given.keys():
+        value = given[name]
+        if isinstance(value, float) and value.is_integer():
+            given[name] = int(value)
+
+
+def _check_neutral(given: Mapping[str, object]) -> None:
     """Refuse fields that the engine does not honour, unless they change nothing."""
-    try:
-        given = msgspec.json.decode(body)  # the fields that the types leave out
-    except RecursionError:
-        raise _too_deep() from None
-    except msgspec.DecodeError:
-        raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
     for name in _NEUTRAL.keys() & given.keys():
         value = given[name]
         allowed = _NEUTRAL[name]
@@ -200,10 +216,6 @@ def check_neutral(body: bytes) -> None:
         if not any(is_same):
             shown = msgspec.json.encode(allowed[-1]).decode()
             raise bad_field(name, f"{name} is not supported. Leave it out, or give {shown}.")
-
-
-def _too_deep() -> ApiError:
-    return ApiError(400, "the body is nested too deeply. See docs/serve.md.", code="invalid_json")
 
 
 def completion_ask(request: CompletionRequest) -> Ask:

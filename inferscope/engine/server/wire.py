@@ -24,8 +24,9 @@ MOST_UNREAD_STEPS = 2000
 LINGER_MS = 500
 """How long the last messages may take when a process ends."""
 
-Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost"]
-"""The last is the API server's own: the core ended before the request did."""
+Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost", "failed"]
+"""The last two are the API server's own: the core ended before the request did, or the API server
+could not write the request's text."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=0, array_like=True):

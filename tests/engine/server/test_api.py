@@ -185,7 +185,13 @@ def test_models_health_and_version(server: Server) -> None:
 
 TOO_LONG = [1] * 5000
 DEEP = b'{"prompt": "x", "made_up": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-DEEP_CHAT = b'{"messages": [], "chat_template_kwargs": {"a": ' + b"[" * 9000 + b"]" * 9000 + b"}}"
+CHAT = [{"role": "user", "content": "x"}]
+DEEP_CHAT = (
+    b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": '
+    + b"[" * 9000
+    + b"]" * 9000
+    + b"}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +238,23 @@ DEEP_CHAT = b'{"messages": [], "chat_template_kwargs": {"a": ' + b"[" * 9000 + b
             "POST", "/v1/completions", {"prompt": "x", "stop_token_ids": [2**70]},
             400, "stop_token_ids[0]", "int",
         ),
+        (
+            "POST", "/v1/completions",
+            {"prompt": "x", "min_tokens": 1, "stop_token_ids": [3, 99999999]},
+            400, "stop_token_ids", "holds 99999999; this model has 0 to 1023",
+        ),
+        ("POST", "/v1/completions", {"prompt": "x", "stop_token_ids": [-1]},
+         400, "stop_token_ids", "-1"),
+        ("POST", "/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 1025, "n": 99},
+         400, "stop_token_ids", "length <= 1024"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 5.5}, 400, "max_tokens", "int"),
+        ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1e30}, 400, "max_tokens", "int"),
+        ("POST", "/v1/completions", {"prompt": [1.0]}, 400, "prompt[0]", "float"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "user": "\xff"}', 400, None, "valid JSON"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "user": "\\ud800"}', 400, None, "valid JSON"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "top_p": NaN}', 400, None, "not valid JSON"),
+        ("POST", "/v1/chat/completions", {"messages": []}, 400, "messages", "length >= 1"),
+        ("POST", "/tokenize", {"messages": []}, 400, "messages", "length >= 1"),
         ("POST", "/v1/completions", DEEP, 400, None, "nested too deeply"),
         ("POST", "/v1/chat/completions", DEEP_CHAT, 400, None, "nested too deeply"),
         (
@@ -255,11 +278,11 @@ DEEP_CHAT = b'{"messages": [], "chat_template_kwargs": {"a": ' + b"[" * 9000 + b
             400, "prompt_embeds", "give []",
         ),
         (
-            "POST", "/v1/chat/completions", {"messages": [], "continue_final_message": True},
+            "POST", "/v1/chat/completions", {"messages": CHAT, "continue_final_message": True},
             400, "continue_final_message", "give false",
         ),
         (
-            "POST", "/v1/chat/completions", {"messages": [], "add_generation_prompt": False},
+            "POST", "/v1/chat/completions", {"messages": CHAT, "add_generation_prompt": False},
             400, "add_generation_prompt", "give true",
         ),
         (
@@ -301,8 +324,27 @@ def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
 @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
 def test_the_outermost_numbers_are_served(server: Server, seed: int) -> None:
     body = {"prompt": "x", "max_tokens": 2, "seed": seed, "top_k": 2**63 - 1, "ignore_eos": True,
-            "stop_token_ids": [2**63 - 1, -(2**63)]}  # fmt: skip
+            "stop_token_ids": [0, 1023]}  # fmt: skip
     assert server.post("/v1/completions", body)[0] == 200
+
+
+def test_numbers_as_javascript_writes_them_are_served(server: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 5.0, "seed": 3.0, "n": 1.0, "top_k": -1.0,
+            "ignore_eos": True, "temperature": 1}  # fmt: skip
+    status, answer, _ = server.post("/v1/completions", body)
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 5
+    body |= {"max_tokens": 5, "seed": 3, "n": 1, "top_k": -1}
+    assert server.post("/v1/completions", body)[1]["choices"] == answer["choices"]
+
+
+def test_a_temperature_next_to_nothing_is_greedy(server: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True}
+    texts = [
+        server.post("/v1/completions", {**body, "temperature": temperature})[1]["choices"]
+        for temperature in (0, 1e-39, 1e-300)
+    ]
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_a_full_queue_is_429_with_retry_after(server: Server) -> None:
