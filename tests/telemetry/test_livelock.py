@@ -17,7 +17,7 @@ from inferscope.slo.rules_health import NOT_ADMITTING
 from tests import debian
 from tests.cli.running import inferscope
 from tests.collecting.running import collecting, eventually
-from tests.engine.server.running import Server, Stream
+from tests.engine.server.running import Server, Stream, serving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 
 BROKEN = Path(__file__).with_name("broken")
@@ -65,7 +65,7 @@ def stack(folder: Path) -> Iterator[Stack]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(BROKEN))
             patch.setenv("INFERSCOPE_TEST_ADMITS_NOTHING", str(fault))
-            server = Server(folder, "builtin")
+            server = stack.enter_context(serving(folder, "builtin"))
         stack.callback(server.stop)
         webhook = stack.enter_context(Webhook())
         routes = (out / "alertmanager.yaml").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from inferscope.engine.stats import EngineStats
 from inferscope.metrics_page.fetch import page_url
 from inferscope.metrics_page.view import PageSource
 from tests import debian
-from tests.engine.server.running import Server, Stream
+from tests.engine.server.running import Server, Stream, serving
 
 MINUTE_NS = 60_000_000_000
 
@@ -22,12 +22,12 @@ MINUTE_NS = 60_000_000_000
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server without a prefix cache, with small blocks and short sequences."""
-    running = Server(
+    with serving(
         tmp_path_factory.mktemp("plain"), "builtin", "--no-prefix-cache", "--block-tokens", "8",
         "--max-model-len", "60", "--max-running", "2",
-    )  # fmt: skip
-    yield running.wait()
-    assert running.stop() == 0, running.said()
+    ) as running:  # fmt: skip
+        yield running.wait()
+        assert running.stop() == 0, running.said()
 
 
 def numbers(server: Server) -> dict[str, float]:

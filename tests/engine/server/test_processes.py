@@ -83,8 +83,7 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 90
-    while pair.said().count("
-") < 3 and time.monotonic() < deadline_s:
+    while pair.said().count("\n") < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
