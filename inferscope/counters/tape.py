@@ -81,9 +81,8 @@ class Tape:
                 return
             now_ns = self._now()
             ring.beat(now_ns)
-            ring.populate()
-            is_large = ring.bytes_since_keyframe * 4 > ring.capacity
-            if now_ns >= self._keyframe_due_ns or is_large:
+            ring.inspect()
+            if now_ns >= self._keyframe_due_ns or ring.wants_keyframe:
                 self._restate(ring)
             elif now_ns >= self._clock_due_ns:
                 self._write_clock()

@@ -1,10 +1,10 @@
 """The keeper: what happens beside the engine's thread, every 100 ms, and when the process forks.
 
 A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for and
-makes pages ready, none of which takes the lock. Only when no step has run for 50 ms, and the lock
-is free, does it take that, to reap (never from a device while a step is open) and to report for an
-engine that is idle. It is the one thing of a probe that a fork does not copy, so it is here that a
-forked child learns that the ring is not its own.
+inspects the ring's file, none of which takes the lock. Only when no step has run for 50 ms, and the
+lock is free, does it take that, to reap (never from a device while a step is open) and to report
+for an engine that is idle. It is the one thing of a probe that a fork does not copy, so it is here
+that a forked child learns that the ring is not its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
+from inferscope.probe.voice import warn
 from inferscope.ring.control import ControlByte
 
 IDLE_NS = 50_000_000
@@ -67,9 +68,10 @@ class Keeper:
             self._read_switch()
             if self._profiling is not None:
                 self._profiling.look()
-            if life.on:
-                ring.populate()
-            elif not life.wants_on:
+            line = ring.inspect()
+            if line:
+                warn("%s", line)
+            if not life.on and not life.wants_on:
                 return
             if now_ns - self._spans.last_step_ns < IDLE_NS or not log.lock.acquire(blocking=False):
                 return
@@ -112,7 +114,7 @@ class Keeper:
         # A rank without requests of its own must not fall silent in a step that takes long.
         if log.has_news or log.requests.num_live or spans.timer.pending_ns:
             life.report(now_ns)
-        if now_ns >= log.keyframe_due_ns:
+        if now_ns >= log.keyframe_due_ns or log.ring.wants_keyframe:
             log.restate(now_ns)
 
 

@@ -176,6 +176,9 @@ class Log:
 
     def _refuse(self, ring: RingWriter, record: Record, num_bytes: int) -> None:
         self._num_refused += 1
+        if ring.failure:
+            self.message = f"{ring.num_failed} records left out: the ring: {ring.failure}"
+            return
         self.message = (
             f"{self._num_refused} records left out: {type(record).__name__} of {num_bytes} bytes, "
             f"this ring takes {ring.largest_bytes}; set a larger INFERSCOPE_RING_MB"

@@ -6,11 +6,12 @@
     └────────┴──────────────────────────┴─────────────┴─────────────────────────────┘
 
 Positions count bytes ever written, so they only grow; `position % capacity` is the place in the
-file. The writer stores `claim` (what it is about to overwrite up to), then the frame, then `head`,
-then `sequence`, each word by one aligned store.
-A reader copies [position, head) and afterwards reads `claim`: bytes below `claim - capacity` may
-have been overwritten under it, everything above is as written. On machines that reorder stores the
-frame's checksum is the judge.
+file. The writer states in `claim` up to where it may overwrite, ahead of all that it writes; `head`
+and `sequence` say how far it had come when they were written, up to 100 ms ago.
+A reader copies frames and afterwards reads `claim`: bytes below `claim - capacity` may have been
+overwritten under it, everything above is as written. Beyond `head` a frame is new if it is whole
+and numbered above `sequence`: the frame's checksum is the judge, as it is on machines that reorder
+stores.
 
 A frame is length, type, flags, checksum, sequence, payload, padded to 8 bytes. The checksum's
 start value is made of the other four, so that a flipped bit anywhere in a frame shows.

@@ -6,6 +6,9 @@ hour; when it comes back and the writer has lapped it, it goes on at the oldest 
 still whole. Whatever was passed over, for this or any other reason, is counted by the sequence
 number of the next whole frame: frames are numbered without gaps.
 
+The writer states its head every 100 ms only. Beyond that a frame is one if it is whole and numbered
+above all that the header counts: what an earlier lap left there has lower numbers.
+
 Nothing in the file is believed: the words of the header only say where to look, the checksum of a
 frame says whether it is one.
 """
@@ -29,6 +32,10 @@ _LAP_MARGIN = 16
 """A lapped reader resumes at least 1/16 of the ring ahead of the writer, or it is lapped again."""
 _RESTATED_NS = 15_000_000_000
 """Keyframes are ten seconds apart at most; a busy machine may be late."""
+_TAIL_BYTES = 4096
+"""Of the first copy beyond the head that is stated."""
+_READ_ON_BYTES = 1 << 16
+"""Of the next ones, where frames fill it."""
 _MOST_CHECKED = 8
 """A search for the next whole frame checksums at most this many times the bytes it searches."""
 
@@ -91,6 +98,8 @@ class RingReader:
             raise UnreadableFile(f"cannot read {path}: {error}") from error
         self.identity, self._capacity, self.format_version, self.fold_version = header
         self._position = -1
+        self._is_beyond = False
+        """The position is beyond the head that was stated, behind frames that were found there."""
         self._expected: int | None = None
         self._skipped_bytes = 0
         self._reason = "damaged"
@@ -134,17 +143,21 @@ class RingReader:
         # One round suffices, but for damage and for a writer that laps this reader as it reads.
         for _ in range(64 + self._capacity // layout.MAX_PAYLOAD_BYTES):
             claim, head, sequence = self._bounds()
-            if self._position < 0 or head < self._position:
+            is_astray = head < self._position and not (self._is_beyond and self._position <= claim)
+            if self._position < 0 or is_astray:
                 # The second: the header is damaged, or was. What was seen already is passed over.
-                self._position = self._oldest(claim, head)
+                self._position, self._is_beyond = self._oldest(claim, head), False
             elif claim - self._position > self._capacity:
                 self._resume(self._oldest(claim, head))
             start = self._position
             ring_end = (start // self._capacity + 1) * self._capacity
             end = min(head, start + num_bytes, ring_end)
             if end <= start:
-                self._note_tail(out, head, sequence)
+                self._read_beyond(out, claim, sequence, num_bytes)
+                if not out:
+                    self._note_tail(out, head, sequence)
                 return out
+            self._is_beyond = False
             copied = os.pread(self._file, end - start, layout.PAGE + start % self._capacity)
             if self._bounds()[0] - start > self._capacity:
                 continue
@@ -224,6 +237,48 @@ class RingReader:
                 self._accept(Frame(sequence, code, payload), out)
             offset = after
         return offset if is_cut else room
+
+    def _read_beyond(self, out: list[Frame | Loss], claim: int, sequence: int, most: int) -> None:
+        """Append the whole frames behind the head that is stated; about so many bytes at most."""
+        first, capacity = self._position, self._capacity
+        end = min(claim, (first // capacity + 1) * capacity)
+        needed, num_bytes = 1, min(_TAIL_BYTES, most)
+        while needed and self._position - first < most and self._position + needed <= end:
+            start = self._position
+            num_bytes = min(max(needed, num_bytes), end - start)
+            copied = os.pread(self._file, num_bytes, layout.PAGE + start % capacity)
+            if len(copied) < num_bytes or self._bounds()[0] - start > capacity:
+                return
+            needed = self._parse_beyond(copied, out, max(sequence + 1, self._expected or 0))
+            num_bytes = _READ_ON_BYTES
+
+    def _parse_beyond(self, copied: bytes, out: list[Frame | Loss], lowest: int) -> int:
+        """Append whole frames numbered from `lowest` on, and move behind them.
+
+        Returns:
+            how many bytes the next frame needs at least; 0 where there is none.
+        """
+        offset, room = 0, len(copied)
+        needed = _FRAME_BYTES
+        while offset + _FRAME_BYTES <= room:
+            length, code, flags, crc, number = _FRAME.unpack_from(copied, offset)
+            end = offset + _FRAME_BYTES + length
+            if number < lowest or length > layout.MAX_PAYLOAD_BYTES:
+                needed = 0
+                break
+            if end > room:
+                needed = _FRAME_BYTES + length
+                break
+            payload = copied[offset + _FRAME_BYTES : end]
+            if crc != layout.checksum(code, flags, number, payload):
+                needed = 0
+                break
+            self._accept(Frame(number, code, payload), out)
+            lowest, offset = number + 1, (end + 7) & ~7
+        if offset:
+            self._position += offset
+            self._is_beyond = True
+        return needed
 
     def _accept(self, frame: Frame, out: list[Frame | Loss]) -> None:
         """Give out a whole frame, and before it what is missing up to it."""

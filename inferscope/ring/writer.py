@@ -1,35 +1,45 @@
-"""The writing end of a ring: one preallocated memory-mapped file, one writer.
+"""The writing end of a ring: one preallocated file, one writer, one system call per record.
 
-`write` is a memory copy: no system call, no allocation that grows, no peer. Blocks are really
-allocated when the ring is made, so a disk that fills up later cannot kill the observed process
-with SIGBUS. As long as the file is mapped its writer holds an `flock` on it, which a SIGKILL
-releases: nobody who tidies up can take a stopped process for a dead one.
+A record is one `pwrite` of its frame. The header's words follow every 100 ms (`beat`), at each
+keyframe and before old frames are overwritten; readers look for frames beyond the head that they
+state. The file is not mapped: whoever shortens a mapped file (`: > file`, logrotate's copytruncate)
+kills every process that has it mapped with SIGBUS. A write that fails costs its record alone, and
+`inspect` repairs a file that was shortened.
+
+As long as the file is open its writer holds an `flock` on it, which a SIGKILL releases: a process
+that is stopped cannot be mistaken for a dead one.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
+import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
 from inferscope.errors import RingUnavailable
 from inferscope.ring import layout
+from inferscope.ring.file_write import pwrite
 from inferscope.ring.layout import Identity
 
 _crc32 = zlib.crc32
 _PAGE, _FRAME_BYTES = layout.PAGE, layout.FRAME_BYTES
-_pack_frame = layout.FRAME.pack_into
+_pack_frame = layout.FRAME.pack
+_ALL_WORDS = struct.Struct("<6Q")
+_NO_CLAIM = struct.Struct("<4Q")
+"""Head, sequence, heartbeat, pending: the words that may be written beside the writer's thread."""
 _NOT_ENOUGH_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_CLAIM, _HEAD, _SEQUENCE, _HEARTBEAT, _PENDING, _KEYFRAME = range(6)
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, of Linux 5.14; Python does not name it."""
-_PAGES_AT_ONCE_BYTES = 64 * 1024
-_MOST_AHEAD_BYTES = 1 << 20
+_CLAIMS_PER_LAP = 64
+"""The claim is this part of the ring ahead of the head, so that it is written that seldom."""
+_HIGH_HANDLE = 512
+"""A host that closes a descriptor of ours by mistake gets the lowest free number for its next file,
+which our records must not go to."""
+_REPAIR_BYTES = 1 << 20
+"""Allocated at once in a repair: the file system may hold up the writer's thread meanwhile."""
 
 
 class NoRoom(RingUnavailable):
@@ -43,9 +53,11 @@ class RingWriter:
         path: the file.
         capacity: bytes for frames.
         largest_bytes: of a payload.
-        sequence: frames written so far, fillers not counted, refused ones counted.
+        sequence: frames written so far, fillers not counted, refused and failed ones counted.
         last_keyframe: position of the newest keyframe, -1 before the first.
         bytes_since_keyframe: a keyframe is due before this reaches the capacity.
+        num_failed: frames that could not be written.
+        failure: why the last one could not; empty while writes succeed.
     """
 
     def __init__(
@@ -65,10 +77,17 @@ class RingWriter:
         self.sequence = 0
         self.last_keyframe = -1
         self.bytes_since_keyframe = 0
+        self.num_failed = 0
+        self.failure = ""
         self._head = 0
-        self._populated = 0
-        self._head_before = 0
-        header = layout.pack_header(identity, capacity)
+        self._claim = capacity  # nothing is overwritten in the first lap
+        self._heartbeat = self._pending = 0
+        self._stride = capacity // _CLAIMS_PER_LAP
+        self._repaired_at: int | None = None
+        self._said: set[str] = set()
+        self._was_failing = False
+        self._header = header = bytearray(layout.pack_header(identity, capacity))
+        header[layout.CLAIM : layout.WORDS_END] = self._words(capacity)
         # Made under another name and renamed, so that no reader sees a half-made ring. Whoever
         # holds the other name holds this one: two writers cannot both find it free.
         partial = path.with_name(path.name + ".partial")
@@ -88,109 +107,244 @@ class RingWriter:
                 os.fchmod(handle, 0o640)
             _allocate(handle, layout.PAGE + capacity)
             os.pwrite(handle, header, 0)
-            self._map = mmap.mmap(handle, layout.PAGE + capacity)
             os.rename(partial, path)
         except FileExistsError:
             partial.unlink(missing_ok=True)
+            os.close(handle)
             raise
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise _cannot_make(path, error) from error
-        finally:
             os.close(handle)
-        # One store per word. `struct.pack_into` clears the target first: measured here, a reader
-        # beside a busy writer found 0 in half of its reads.
-        self._words = memoryview(self._map)[layout.CLAIM : layout.WORDS_END].cast("Q")
+            raise _cannot_make(path, error) from error
+        self._file = _high(handle)
+        status = os.fstat(self._file)
+        self._inode = status.st_dev, status.st_ino
 
     def write(self, code: int, payload: bytes, *, flags: int = 0) -> bool:
-        """Append a frame, overwriting the oldest ones (1 µs for a 64-request step).
+        """Append a frame, overwriting the oldest ones.
 
         Returns:
-            False for a payload larger than `largest_bytes`. Its sequence number is used up, so that
-            readers count it among what they miss.
+            False for a payload larger than `largest_bytes`, and where the file cannot be written.
+            Its sequence number is used up, so that readers count it among what they miss.
         """
         length = len(payload)
-        self.sequence = sequence = self.sequence + 1
         if length > self.largest_bytes:
+            self.sequence += 1
             return False
         size = (_FRAME_BYTES + length + 7) & ~7
-        ring, words = self._map, self._words
         position, capacity = self._head, self.capacity
         place = position % capacity
         if size > capacity - place:
-            position, place = self._fill(position, capacity - place), 0
-        words[_CLAIM] = position + size
-        start = _PAGE + place
+            if not self._fill(position, capacity - place):
+                return self._fail()
+            position, place = self._head, 0
+        if position + size > self._claim and not self._claim_to(position + size):
+            return self._fail()
+        sequence = self.sequence + 1
         # `layout.checksum`, without the call: 0.2 µs of 1.2, several when it is not in the cache.
         number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
         seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
-        _pack_frame(ring, start, length, code, flags, _crc32(payload, seed), sequence)
-        start += _FRAME_BYTES
-        ring[start : start + length] = payload
-        self._head = head = position + size
-        words[_HEAD] = head
-        words[_SEQUENCE] = sequence
+        frame = _pack_frame(length, code, flags, _crc32(payload, seed), sequence) + payload
+        if pwrite(self._file, frame, _FRAME_BYTES + length, _PAGE + place) != len(frame) and (
+            not self._put_again(frame, _PAGE + place)
+        ):
+            return self._fail()
+        # In this order: `beat`, on another thread, reads them in the reverse one.
+        self._head = position + size
+        self.sequence = sequence
+        if self.failure:
+            self.failure = ""
         if flags & layout.STARTS_KEYFRAME:
-            words[_KEYFRAME] = self.last_keyframe = position
+            self.last_keyframe = position
             self.bytes_since_keyframe = 0
+            self._publish()
         else:
             self.bytes_since_keyframe += size
         return True
 
-    def _fill(self, position: int, room: int) -> int:
-        """Skip to the front of the file; a reader that finds less than a header skips too."""
-        self._words[_CLAIM] = position + room
-        if room >= layout.FRAME_BYTES:
-            length = room - layout.FRAME_BYTES
-            start = layout.PAGE + position % self.capacity
-            _pack_frame(self._map, start, length, layout.FILLER, 0, 0, 0)
-        return position + room
+    @property
+    def wants_keyframe(self) -> bool:
+        """Return whether a keyframe is due: for what was written since, or after a repair."""
+        return self.bytes_since_keyframe * 4 > self.capacity
 
     def beat(self, now_ns: int) -> None:
-        """Tell readers that the process is alive; 0: that it has said its last word."""
-        self._words[_HEARTBEAT] = max(0, now_ns)
+        """Write the time of the heartbeat, and the words that `write` leaves; 0: it is closed."""
+        self._heartbeat = max(0, now_ns)
+        sequence = self.sequence
+        words = _NO_CLAIM.pack(self._head, sequence, self._heartbeat, self._pending)
+        pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
 
     def set_pending(self, start_ns: int) -> None:
-        """Publish the start of the oldest step without a span; 0 when there is none."""
-        # Twice a step; `max` would be 0.1 µs more.
-        self._words[_PENDING] = start_ns if start_ns > 0 else 0
+        """Publish the start of the oldest step without a span; 0 when there is none.
 
-    def populate(self) -> None:
-        """Make the pages that will be written next writable; from a thread beside the writer's.
-
-        Else the writer takes a page fault for every 4 KiB, again after each write-back (measured on
-        ext4: 8 µs per step of 64 requests on average, 45 µs at its worst). Nothing is written.
+        None is published by the next `beat`: until then readers wait for what they have already.
         """
-        head = self._head
-        wanted = min(max(_PAGES_AT_ONCE_BYTES, 4 * (head - self._head_before)), _MOST_AHEAD_BYTES)
-        self._head_before = head
-        if self._populated < head or self._populated > head + self.capacity:
-            self._populated = head & ~4095
-        while self._populated < head + wanted:
-            place = self._populated % self.capacity
-            length = min(_PAGES_AT_ONCE_BYTES, self.capacity - place)
-            try:
-                self._map.madvise(_POPULATE_WRITE, layout.PAGE + place, length)
-            except OSError:  # an older kernel
-                self._populated = head + self.capacity
-                return
-            self._populated += length
+        if start_ns == self._pending:
+            return
+        self._pending = start_ns = start_ns if start_ns > 0 else 0
+        if start_ns:
+            pwrite(self._file, layout.WORD.pack(start_ns), layout.WORD.size, layout.PENDING)
+
+    def inspect(self) -> str:
+        """Repair a file that was shortened or overwritten; from a thread beside the writer's.
+
+        After a repair a keyframe is due, by `bytes_since_keyframe`.
+
+        Returns:
+            A line for the log where something has happened to the file, else nothing.
+        """
+        if self._file < 0:
+            return ""
+        try:
+            status = os.fstat(self._file)
+        except OSError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._inode:
+            self._file = -1  # somebody closed it: the number is another file's now, or will be
+            return f"the descriptor of {self.path} was closed from outside: nothing is recorded"
+        try:
+            is_repaired = self._repair(status.st_size)
+        except OSError as error:
+            return self._once(f"{self.path} is damaged and cannot be repaired: {error}")
+        if self._repaired_at == self.last_keyframe:
+            self.bytes_since_keyframe = self.capacity
+        else:
+            self._repaired_at = None
+        if is_repaired:
+            return self._once(
+                f"{self.path} was shortened or overwritten from outside. It is repaired; what it "
+                "held is lost."
+            )
+        if not status.st_nlink:
+            return self._once(
+                f"{self.path} was deleted: nothing can open it any more, until a restart"
+            )
+        return self._how_writing_goes()
 
     def close(self) -> None:
-        """Unmap the file; it stays, as the flight recorder. Safe to call twice."""
-        self._words.release()
-        self._map.close()
+        """Close the file; it stays, as the flight recorder. Safe to call twice."""
+        handle, self._file = self._file, -1
+        if handle >= 0:
+            with suppress(OSError):
+                os.close(handle)
+
+    def _words(self, claim: int) -> bytes:
+        """Return the header's words as they should be now."""
+        keyframe = layout.NO_KEYFRAME if self.last_keyframe < 0 else self.last_keyframe
+        sequence = self.sequence
+        return _ALL_WORDS.pack(
+            claim, self._head, sequence, self._heartbeat, self._pending, keyframe
+        )
+
+    def _put(self, content: bytes, offset: int) -> bool:
+        """Write at a place; return whether all was written."""
+        done = pwrite(self._file, content, len(content), offset)
+        return done == len(content) or self._put_again(content, offset)
+
+    def _put_again(self, content: bytes, offset: int) -> bool:
+        """Write once more, by the function that states the reason where it fails again."""
+        try:
+            if os.pwrite(self._file, content, offset) == len(content):
+                return True
+            self.failure = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+        return False
+
+    def _publish(self) -> bool:
+        """Write all words of the header."""
+        return self._put(self._words(self._claim), layout.CLAIM)
+
+    def _claim_to(self, position: int) -> bool:
+        """Announce that frames will be overwritten up to a position and a stride beyond."""
+        claim = position + self._stride
+        if not self._put(self._words(claim), layout.CLAIM):
+            return False
+        self._claim = claim  # only now: `_repair` takes a word below it for damage
+        return True
+
+    def _fill(self, position: int, room: int) -> bool:
+        """Skip to the front of the file; a reader that finds less than a header skips too."""
+        if position + room > self._claim and not self._claim_to(position + room):
+            return False
+        if room >= _FRAME_BYTES:
+            filler = _pack_frame(room - _FRAME_BYTES, layout.FILLER, 0, 0, 0)
+            if not self._put(filler, _PAGE + position % self.capacity):
+                return False
+        self._head = position + room
+        return self._publish()
+
+    def _fail(self) -> bool:
+        """Count a frame that could not be written."""
+        self.sequence += 1
+        self.num_failed += 1
+        return False
+
+    def _repair(self, num_bytes: int) -> bool:
+        """Restore length, header and words where they are not as written; return whether so."""
+        claim, whole_bytes = self._claim, _PAGE + self.capacity
+        found = os.pread(self._file, layout.WORDS_END, 0)
+        is_header = found[: layout.FIXED.size] == self._header[: layout.FIXED.size]
+        # The writer may be ahead of what was noted above. `beat` sees to the other words.
+        if (
+            num_bytes >= whole_bytes
+            and is_header
+            and layout.WORD.unpack_from(found, layout.CLAIM)[0] >= claim
+        ):
+            return False
+        os.pwrite(self._file, self._header[: layout.CLAIM], 0)
+        os.pwrite(self._file, self._header[layout.WORDS_END :], layout.WORDS_END)
+        os.pwrite(self._file, self._words(self._claim), layout.CLAIM)
+        self._repaired_at = self.last_keyframe
+        os.ftruncate(self._file, whole_bytes)  # it is never longer: frames are written below that
+        for at in range(0, whole_bytes, _REPAIR_BYTES):
+            _preallocate(self._file, at, min(_REPAIR_BYTES, whole_bytes - at))
+        return True
+
+    def _once(self, line: str) -> str:
+        """Return a line for the log the first time, then nothing."""
+        if line in self._said:
+            return ""
+        self._said.add(line)
+        return line
+
+    def _how_writing_goes(self) -> str:
+        """Return a line when writes begin to fail, and when they succeed again."""
+        failure = self.failure
+        if bool(failure) is self._was_failing:
+            return ""
+        self._was_failing = bool(failure)
+        if failure:
+            return f"cannot write {self.path}: {failure}. Records are left out until that changes."
+        return f"{self.path} can be written again; {self.num_failed} records were left out"
+
+
+def _high(handle: int) -> int:
+    """Return the same open file under a high number, where the process may have one."""
+    try:
+        high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _HIGH_HANDLE)
+    except OSError:
+        return handle
+    os.close(handle)
+    return high
 
 
 def _allocate(handle: int, num_bytes: int) -> None:
-    try:
-        os.posix_fallocate(handle, 0, num_bytes)
-    except OSError as error:
-        if error.errno not in _CANNOT_ALLOCATE:
-            raise
+    if not _preallocate(handle, 0, num_bytes):
         chunk = bytes(1 << 20)
         for at in range(0, num_bytes, len(chunk)):
             os.pwrite(handle, chunk[: num_bytes - at], at)
+
+
+def _preallocate(handle: int, offset: int, num_bytes: int) -> bool:
+    """Have the file system keep blocks, and leave what is in them; return whether it can."""
+    try:
+        os.posix_fallocate(handle, offset, num_bytes)
+    except OSError as error:
+        if error.errno not in _CANNOT_ALLOCATE:
+            raise
+        return False
+    return True
 
 
 def _cannot_make(path: Path, error: OSError) -> RingUnavailable:

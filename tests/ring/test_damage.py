@@ -1,0 +1,298 @@
+"""What happens outside to a ring's file while its writer writes: it is shortened, deleted, full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inferscope.probe import EngineInfo, Probe
+from inferscope.records import Keyframe, ProbeHealth, decode
+from inferscope.ring import layout
+from inferscope.ring.layout import MIN_CAPACITY
+from inferscope.ring.reader import Frame, Loss, RingReader
+from tests.probe.fakes import everything, make_ring
+from tests.ring.test_ring import fill, keyframe, num_seen
+
+WRITER = """
+import os, sys, time
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "test"))
+print(probe.path, flush=True)
+step = 0
+while not os.path.exists(sys.argv[1]):
+    probe.plan(step, start_ns=0, end_ns=0, waiting=0, running=0)
+    probe.start(step)
+    probe.stop(step)
+    probe.emitted(range(64), [step] * 64, step=step)
+    step += 1
+    time.sleep(float(sys.argv[2]))
+probe.close()
+print(step, flush=True)
+"""
+
+RING_BYTES = 4 << 20
+"""More than the child writes between two inspections: what was cut off does not grow again."""
+
+
+def until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+    end_s = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+class Child:
+    """A process that writes a ring until it is stopped."""
+
+    def __init__(self, folder: Path, pause_s: float) -> None:
+        self._stop = folder / "stop"
+        environment = {
+            **os.environ,
+            "INFERSCOPE_DIR": str(folder / "rings"),
+            "INFERSCOPE_RING_MB": str(RING_BYTES >> 20),
+            "INFERSCOPE_BUDGET": "2",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(self._stop), str(pause_s)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.path = Path(self.process.stdout.readline().strip())
+
+    def end(self) -> tuple[int, str]:
+        """Stop it; return its exit code and what it wrote to stderr."""
+        self._stop.touch()
+        _, lines = self.process.communicate(timeout=30)
+        return self.process.returncode, lines
+
+
+@pytest.fixture(params=[0.0005, 0.01], ids=["busy", "slow"])
+def child(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Child]:
+    started = Child(tmp_path, request.param)
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+def beats(reader: RingReader, times: int = 2) -> None:
+    """Wait for some more heartbeats, and so for what was said between them."""
+    seen = {reader.heartbeat_ns()}
+    until(lambda: seen.add(reader.heartbeat_ns()) or len(seen) > times)
+
+
+def has_keyframe(path: Path) -> bool:
+    try:
+        reader = RingReader(path)
+    except Exception:
+        return False
+    try:
+        reader.skip_to_last_keyframe()
+        found = everything(reader)
+    finally:
+        reader.close()
+    return any(isinstance(item, Frame) and item.code == Keyframe.CODE for item in found)
+
+
+@pytest.mark.parametrize("length", [0, 64, layout.PAGE, layout.PAGE + 1000])
+def test_a_server_survives_that_its_ring_is_shortened_and_readers_that_come_later_read_it(
+    child: Child, length: int
+) -> None:
+    before = RingReader(child.path)
+    until(lambda: any(isinstance(item, Frame) for item in before.read()))
+    os.truncate(child.path, length)
+    until(lambda: child.path.stat().st_size == layout.PAGE + RING_BYTES)
+    until(lambda: has_keyframe(child.path))
+    # A reader that had it open counts what it lost, and goes on.
+    seen: list[Frame | Loss] = []
+
+    def goes_on() -> bool:
+        seen.extend(before.read())
+        return sum(isinstance(item, Frame) for item in seen[-20:]) == 20
+
+    until(goes_on)
+    beats(before)
+    assert child.process.poll() is None
+    code, lines = child.end()
+    assert code == 0
+    assert lines.count("shortened or overwritten") == 1, lines
+    seen += everything(before)
+    last = seen[-1]
+    assert isinstance(last, Frame)
+    assert last.sequence == before.words()[2]
+    assert child.path.stat().st_blocks * 512 >= RING_BYTES  # its room is reserved again
+    before.close()
+
+
+def test_a_deleted_ring_is_said_once_and_the_server_goes_on(child: Child) -> None:
+    reader = RingReader(child.path)
+    child.path.unlink()
+    beats(reader, times=4)  # the last of these inspections must say nothing more
+    reader.close()
+    code, lines = child.end()
+    assert code == 0
+    assert lines.count("was deleted") == 1
+
+
+def test_a_full_disk_costs_records_and_is_reported_once_writes_succeed_again(
+    tmp_path: Path,
+) -> None:
+    script = f"""
+import resource, time
+from pathlib import Path
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "test"))
+print(probe.path, flush=True)
+def step(number):
+    probe.plan(number, start_ns=0, end_ns=0, waiting=0, running=0)
+    probe.emitted(range(64), [number] * 64, step=number)
+for number in range(10):
+    step(number)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({layout.PAGE}, hard))
+for number in range(10, 20):
+    step(number)
+time.sleep(0.25)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+for number in range(20, 30):
+    step(number)
+time.sleep(0.25)
+assert probe.on
+probe.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = Path(done.stdout.strip())
+    reader = RingReader(path)
+    found = everything(reader)
+    losses = [item for item in found if isinstance(item, Loss)]
+    assert sum(loss.num_frames for loss in losses) >= 20
+    assert num_seen(found) == reader.words()[2]
+    reader.close()
+    (line,) = [line for line in done.stderr.splitlines() if "cannot write" in line]
+    assert "File too large" in line
+    assert "can be written again" in done.stderr
+
+
+def test_health_reports_say_that_records_were_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    probe = Probe.open(EngineInfo(0, "test"))
+    path, ring = probe.path, probe._log.ring
+    assert path is not None
+    assert ring is not None
+    handle, ring._file = ring._file, os.open(path, os.O_RDONLY)
+    probe.plan(1, start_ns=0, end_ns=0, waiting=0, running=0)
+    read_only, ring._file = ring._file, handle
+    os.close(read_only)
+    probe.plan(2, start_ns=0, end_ns=0, waiting=0, running=0)
+    probe.close()
+    reader = RingReader(path)
+    num_lost = sum(item.num_frames for item in everything(reader) if isinstance(item, Loss))
+    reader.close()
+    assert num_lost >= 1
+    healths = [item for item in health_reports(path) if item.message]
+    assert f"{num_lost} records left out" in healths[-1].message
+    assert "Bad file descriptor" in healths[-1].message
+
+
+def health_reports(path: Path) -> list[ProbeHealth]:
+    reader = RingReader(path)
+    frames = [item for item in everything(reader) if isinstance(item, Frame)]
+    reader.close()
+    records = [decode(item.code, item.payload) for item in frames]
+    return [record for record in records if isinstance(record, ProbeHealth)]
+
+
+def test_a_descriptor_that_was_closed_from_outside_is_never_written_to_again(
+    tmp_path: Path,
+) -> None:
+    ring = make_ring(tmp_path)
+    number = ring._file
+    os.close(number)
+    other = os.open(tmp_path / "precious", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, number)
+    os.close(other)
+    assert "was closed from outside" in ring.inspect()
+    assert not ring.write(7, b"payload")
+    ring.beat(1)
+    ring.close()
+    assert (tmp_path / "precious").read_bytes() == b""
+    os.close(number)
+
+
+def test_descriptors_of_rings_are_out_of_the_way_of_others(tmp_path: Path) -> None:
+    assert make_ring(tmp_path)._file >= 512
+
+
+def test_a_repair_makes_a_keyframe_due_until_there_is_one(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path)
+    keyframe(ring)
+    fill(ring, 5)
+    assert not ring.wants_keyframe
+    os.truncate(ring.path, 0)
+    assert "shortened" in ring.inspect()
+    assert ring.wants_keyframe
+    ring.bytes_since_keyframe = 0  # the writer's thread was just adding to it
+    assert ring.inspect() == ""
+    assert ring.wants_keyframe
+    keyframe(ring)
+    ring.inspect()
+    assert not ring.wants_keyframe
+    reader = RingReader(ring.path)
+    assert reader.identity.engine_id == "engine"
+    found = everything(reader)
+    assert num_seen(found) == 7
+    assert isinstance(found[-1], Frame)
+    assert found[-1].code == Keyframe.CODE
+    reader.close()
+
+
+def test_a_busy_writer_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path, capacity=MIN_CAPACITY)
+    for _ in range(50):
+        fill(ring, 37)
+        assert ring.inspect() == ""
+
+
+def test_writing_beside_a_thread_that_computes_does_not_wait_for_it() -> None:
+    # `os.pwrite` hands the interpreter over: 5 ms until the other thread gives it back.
+    script = """
+import sys, tempfile, threading, time
+from pathlib import Path
+from inferscope.ring.layout import Identity
+from inferscope.ring.writer import RingWriter
+me = Identity("e", "core", 0, 1, "h", "b", 1, 2)
+sys.setswitchinterval(0.05)
+is_over = False
+def compute():
+    while not is_over:
+        pass
+with tempfile.TemporaryDirectory() as folder:
+    ring = RingWriter(Path(folder) / "a.ring", me, capacity=1 << 20)
+    threading.Thread(target=compute, daemon=True).start()
+    began = time.monotonic()
+    for _ in range(100):
+        ring.write(7, bytes(200))
+    print(time.monotonic() - began)
+    is_over = True
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    # Handing over a hundred times would take five seconds.
+    assert float(done.stdout) < 2.5
