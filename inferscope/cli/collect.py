@@ -27,7 +27,7 @@ from inferscope.collecting.outlets import Outlets, check_exporters, make_exporte
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.probe.clock import SystemClock
-from inferscope.ring.discovery import find_engines
+from inferscope.ring.discovery import find_engines, names_of, reading_from
 from inferscope.slo.meaning import objective_lines
 
 SWITCH_S = 0.001
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         where = ("--dir", str(config.rings))
         sample_beside(_sources(options, config), (*where, *config.counters.options))
         part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
-        _say(f"collecting from {config.rings}{part}; Ctrl-C ends it")
+        _say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
         is_through = service.run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
@@ -129,8 +129,8 @@ def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[st
     """Print what a collector would do, unless it could not."""
     check_exporters(exporters)
     now_ns = time.monotonic_ns()
-    alive = [each for each in find_engines(config.rings) if each.is_alive(now_ns)]
-    rows = [("rings", f"{config.rings}, engines there now: {len(alive)}")]
+    alive = [each for each in find_engines(*reading_from(config.rings)) if each.is_alive(now_ns)]
+    rows = [("rings", f"{names_of(reading_from(config.rings))}, engines there now: {len(alive)}")]
     if not config.shard.is_all:
         num = sum(config.shard.has(each.engine_id) for each in alive)
         rows.append(("shard", f"{config.shard}, of these: {num}"))

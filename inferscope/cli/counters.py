@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from inferscope.counters.source import AUTO, SOURCES, has_nvidia
 from inferscope.records import SAMPLER_ROLE
-from inferscope.ring.discovery import EngineRings, find_rings
+from inferscope.ring.discovery import EngineRings, find_rings, reading_from
 
 OFF = "off"
 
@@ -61,7 +61,8 @@ def how_to_sample(engine: EngineRings) -> str | None:
     if not has_nvidia() or not engine.is_alive(now_ns):
         return None
     folder = engine.rings[0].path.parent.parent
-    if any(ring.is_alive(now_ns) for ring in find_rings(folder / SAMPLER_ROLE)):
+    folders = [each / SAMPLER_ROLE for each in {folder, *reading_from(folder)}]
+    if any(ring.is_alive(now_ns) for ring in find_rings(*folders)):
         return None
     return f"inferscope sampler --for {engine.engine_id} --dir {folder}"
 

@@ -23,7 +23,13 @@ from inferscope.counters.source import has_nvidia
 from inferscope.errors import InferScopeError
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.access import closed_under, why_closed
-from inferscope.ring.discovery import find_engines, find_rings, make_private, ring_directory
+from inferscope.ring.discovery import (
+    find_engines,
+    find_rings,
+    make_private,
+    ring_directory,
+    search_directories,
+)
 
 _EXTRAS = {
     "reader": ("numpy", "attach, record, replay, export"),
@@ -74,6 +80,7 @@ def examine() -> list[Finding]:
         Finding("inferscope", True, f"{__version__}, Python {platform.python_version()}"),
         Finding("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
+        *_searched(),
         *pod(os.environ, has_engine=any(map(_is_installed, ("vllm", "sglang")))),
         _running(),
         _sampler(),
@@ -87,20 +94,37 @@ def examine() -> list[Finding]:
 def _rings() -> Finding:
     folder = ring_directory()
     try:
-        make_private(folder)
+        line = make_private(folder)
         free_mb = shutil.disk_usage(folder).free // _MEGABYTE
     except (InferScopeError, OSError) as error:
         return Finding("ring folder", False, str(error))
     found = f"{folder}, {free_mb} MB free"
     if free_mb < 256:
         return Finding("ring folder", False, found, "set INFERSCOPE_DIR to a folder with more room")
+    if line:
+        found = f"{found}. {line}"
     return Finding("ring folder", True, found)
+
+
+def _searched() -> Iterator[Finding]:
+    """Yield the content of each folder that readers search; the first is the probe's own."""
+    now_ns = time.monotonic_ns()
+    for number, folder in enumerate(search_directories()):
+        if number and not folder.is_dir():
+            yield Finding("searched", True, f"{folder}: is not there")
+            continue
+        engines = find_engines(folder)
+        num_alive = sum(engine.is_alive(now_ns) for engine in engines)
+        found = f"{folder}: {num_alive} engines now, {len(engines) - num_alive} ended"
+        if not number:
+            found += "; a probe started here writes to it"
+        yield Finding("searched", True, found)
 
 
 def _running() -> Finding:
     now_ns = time.monotonic_ns()
     engines = [engine for engine in find_engines() if engine.is_alive(now_ns)]
-    closed = next(closed_under(ring_directory()), None)
+    closed = next((path for each in search_directories() for path in closed_under(each)), None)
     if closed is not None:
         return Finding("engines", False, f"{len(engines)} observed now", why_closed(closed))
     if not engines:
@@ -112,7 +136,8 @@ def _running() -> Finding:
 def _sampler() -> Finding:
     """Say whether somebody samples this host's devices; without a GPU there is little to it."""
     now_ns = time.monotonic_ns()
-    found = [ring for ring in find_rings(ring_directory() / SAMPLER_ROLE) if ring.is_alive(now_ns)]
+    folders = [folder / SAMPLER_ROLE for folder in search_directories()]
+    found = [ring for ring in find_rings(*folders) if ring.is_alive(now_ns)]
     if found:
         pids = ", ".join(str(ring.identity.pid) for ring in found)
         return Finding("sampler", True, f"runs (pid {pids}): what devices count reaches readers")

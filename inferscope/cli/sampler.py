@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
     parser.epilog = """examples:
   inferscope sampler --once                       what can be counted here, and why not the rest
-  sudo inferscope sampler --counters auto,pm --dir /run/user/1000/inferscope
+  sudo inferscope sampler --counters auto,pm --dir /tmp/inferscope-1000
 """
 
 

@@ -12,7 +12,14 @@ from inferscope.cli import remote
 from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.errors import NotFound
 from inferscope.ring.access import closed_under, is_there, why_closed
-from inferscope.ring.discovery import EngineRings, find_engines, ring_directory, sampler_rings
+from inferscope.ring.discovery import (
+    EngineRings,
+    find_engines,
+    names_of,
+    ring_directory,
+    sampler_rings,
+    search_directories,
+)
 from inferscope.ring.extent import Extent, extent_of_rings
 from inferscope.tui.plots import duration
 
@@ -57,12 +64,24 @@ def engine_of(target: str | None) -> EngineRings:
 
 def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
     """Return what finds an engine's rings, those of processes that start later too."""
-    return rings_at(engine.rings[0].path.parent)
+    return rings_at(*{ring.path.parent for ring in engine.rings})
 
 
-def rings_at(home: Path) -> Callable[[], Iterable[Path]]:
-    """Return what finds the rings in an engine's folder, and those of the samplers beside it."""
-    return lambda: [*home.glob("*.ring"), *sampler_rings(home.parent)]
+def rings_at(*homes: Path) -> Callable[[], Iterable[Path]]:
+    """Return what finds the rings in an engine's folders, and those of samplers beside them.
+
+    Where an engine's folder is in one of the usual places, its other processes may use another.
+    """
+
+    def find() -> list[Path]:
+        usual, found, beside = search_directories(), set(homes), {home.parent for home in homes}
+        if not beside.isdisjoint(usual):
+            found |= {folder / home.name for folder in usual for home in homes}
+            beside |= set(usual)
+        rings = [path for home in sorted(found) for path in home.glob("*.ring")]
+        return [*rings, *sampler_rings(*sorted(beside))]
+
+    return find
 
 
 def extent_of(engine: EngineRings) -> Extent | None:
@@ -86,12 +105,14 @@ def _only_one(engines: list[EngineRings]) -> EngineRings:
         raise NotFound(f"{len(alive)} engines are running. Name one by its pid.")
     if not engines:
         refuse_if_closed(None)
-        raise NotFound(f"no engine is running under {ring_directory()}. {_HOW_TO_START}")
+        raise NotFound(
+            f"no engine is running under {names_of(search_directories())}. {_HOW_TO_START}"
+        )
     list_engines(engines)
     ended = "One that has ended" if len(engines) == 1 else f"{len(engines)} that have ended"
     raise NotFound(
-        f"no engine is running under {ring_directory()}. {ended} can still be read: name it by pid"
-        " or id, or say how far to look back, as in `inferscope attach --since -5m`."
+        f"no engine is running under {names_of(search_directories())}. {ended} can still be read: "
+        "name it by pid or id, or say how far to look back, as in `inferscope attach --since -5m`."
     )
 
 
@@ -104,9 +125,10 @@ def refuse_if_closed(engine_id: str | None) -> None:
     Raises:
         NotFound: there are some.
     """
-    for path in closed_under(ring_directory()):
-        if engine_id is None or path == ring_directory() or engine_id in path.parts:
-            raise NotFound(why_closed(path))
+    for folder in search_directories():
+        for path in closed_under(folder):
+            if engine_id is None or path == folder or engine_id in path.parts:
+                raise NotFound(why_closed(path))
 
 
 def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
@@ -169,7 +191,9 @@ def _state(engine: EngineRings) -> str:
 
 def _unknown_pid(pid: int) -> str:
     if not Path(f"/proc/{pid}").exists():
-        return f"there is no process {pid}, nor a ring of one under {ring_directory()}."
+        return (
+            f"there is no process {pid}, nor a ring of one under {names_of(search_directories())}."
+        )
     command = run_command(pid)
     if command is None:
         return f"process {pid} is not observed and has no command line. {_HOW_TO_START}"

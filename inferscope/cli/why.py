@@ -26,7 +26,7 @@ from inferscope.report.find import Life, matching
 from inferscope.report.place import Place
 from inferscope.report.text import to_json, to_text
 from inferscope.report.why import why
-from inferscope.ring.discovery import EngineRings, find_engines, ring_directory
+from inferscope.ring.discovery import EngineRings, find_engines, names_of, search_directories
 from inferscope.slo.objectives import read_objectives
 from inferscope.tui.plots import plain
 
@@ -110,11 +110,10 @@ def place_of(target: str | None) -> Place:
         UnreadableFile: it cannot be read.
     """
     if target is None:
-        folder = ring_directory()
-        engines = find_engines(folder)
+        engines = find_engines()
         if not engines:
             refuse_if_closed(None)
-        return Place(f"the rings under {folder}", engines=engines)
+        return Place(f"the rings under {names_of(search_directories())}", engines=engines)
     path = path_of(target)
     if path is None:
         engine = engine_of(target)

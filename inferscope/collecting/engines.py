@@ -34,7 +34,7 @@ from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.access import closed_under, why_closed
-from inferscope.ring.discovery import ALIVE_NS, boot_id
+from inferscope.ring.discovery import ALIVE_NS, boot_id, reading_from, ring_paths
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
 from inferscope.slo.judge import Judge
@@ -121,8 +121,9 @@ class Engines:
             self._discover(now_ns)
         if now_ns >= self._closed_ns:
             self._closed_ns = now_ns + _CLOSED_NS
-            for path in closed_under(self._folder):
-                self._note(why_closed(path))
+            for folder in reading_from(self._folder):
+                for path in closed_under(folder):
+                    self._note(why_closed(path))
         self._settle(now_ns, is_start=is_start)
         has_more = False
         for engine_id, engine in list(self._followed.items()):
@@ -191,7 +192,8 @@ class Engines:
 
     def _discover(self, now_ns: int) -> None:
         try:
-            present = {(p, p.lstat().st_ino): p for p in self._folder.glob("**/*.ring")}
+            paths = ring_paths(*reading_from(self._folder))
+            present = {(p, p.lstat().st_ino): p for p in paths}
         except OSError:  # something was taken away meanwhile; the next time is soon
             return
         is_start = self._known is None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferscope.records import SAMPLER_ROLE
-from inferscope.ring.discovery import find_rings
+from inferscope.ring.discovery import find_rings, reading_from
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first one (linux/proc_ns.h: PROC_PID_INIT_INO)."""
@@ -47,7 +47,7 @@ def observed(folder: Path, now_ns: int) -> list[Observed]:
     """Return the living processes of the engines whose rings are in the folder."""
     locks = _lock_holders()
     found = []
-    for ring in find_rings(folder):
+    for ring in find_rings(*reading_from(folder)):
         me = ring.identity
         if me.role == SAMPLER_ROLE or not ring.is_alive(now_ns):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from inferscope.errors import InferScopeError
 from inferscope.probe.clock import Clock
@@ -10,7 +11,12 @@ from inferscope.probe.identity import file_name, identity
 from inferscope.probe.voice import note, warn
 from inferscope.ring import layout
 from inferscope.ring.control import ControlByte, control_path, open_control
-from inferscope.ring.discovery import make_private, remove_old_rings, ring_directory
+from inferscope.ring.discovery import (
+    make_private,
+    reading_from,
+    remove_old_rings,
+    ring_directory,
+)
 from inferscope.ring.writer import NoRoom, RingWriter
 
 DEFAULT_RING_MB = 64
@@ -35,9 +41,10 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
     if not layout.IS_LITTLE_ENDIAN:
         raise InferScopeError("columns are little-endian and this machine is not")
     folder, group_id = ring_directory(), _group_id()
-    make_private(folder, group_id=group_id)
+    _make_private(folder, group_id)
     try:
-        remove_old_rings(folder)
+        for each in reading_from(folder):
+            remove_old_rings(each)
     except OSError as error:
         note("old rings are left where they are: %s", error)
     me = identity(role, rank, engine=engine_id, clock=clock)
@@ -46,7 +53,7 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
     capacity = wanted = _ring_bytes()
     for number in range(1, _MOST_NAMES):
         path = home / (f"{stem}.ring" if number == 1 else f"{stem}.{number}.ring")
-        make_private(home, group_id=group_id)  # somebody tidying up may just have removed it
+        _make_private(home, group_id)  # another process's cleanup may just have removed it
         while True:
             try:
                 ring = RingWriter(path, me, capacity=capacity, group_id=group_id)
@@ -82,6 +89,12 @@ def discard(ring: RingWriter) -> None:
     ring.close()
     for path in (ring.path, control_path(ring.path)):
         path.unlink(missing_ok=True)
+
+
+def _make_private(folder: Path, group_id: int | None) -> None:
+    line = make_private(folder, group_id=group_id)
+    if line:
+        warn("%s", line)
 
 
 def _ring_bytes() -> int:

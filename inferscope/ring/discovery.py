@@ -2,6 +2,11 @@
 
     INFERSCOPE_DIR/<engine_id>/<role>-<rank>-<pid>.ring   (+ .control beside it)
 
+Without INFERSCOPE_DIR a probe writes to /tmp/inferscope-UID: services, cron jobs and shells of a
+user have that in common, and it survives logout. XDG_RUNTIME_DIR is set in some of them only and
+removed at logout, so it is written to only where another user holds the name in /tmp. Readers
+search every folder that a probe of the user may have written to.
+
 Alive is decided by the heartbeat in the header, never by the pid: a reader in another pid
 namespace sees other pids. Whether a ring may be removed is decided by its writer's lock as well: a
 process that is stopped does not beat, and is not dead.
@@ -14,14 +19,14 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from inferscope.errors import RingUnavailable, UnreadableFile
 from inferscope.records import SAMPLER_ROLE
-from inferscope.ring.control import control_path
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
 
@@ -29,6 +34,10 @@ ALIVE_NS = 5_000_000_000
 """A heartbeat older than this is a dead, stopped or hung process; probes beat every 100 ms."""
 KEEP_DEAD_NS = 24 * 3600 * 1_000_000_000
 KEEP_DEAD_BYTES = 1 << 30
+_TMP = Path("/tmp")
+_COMPANIONS = (".control", ".profile", ".trace.json", ".trace.partial", ".profile-error")
+"""What stands beside a ring: its control byte, a request for a profile, and the answer."""
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class RingFile(msgspec.Struct, frozen=True):
@@ -62,18 +71,78 @@ class EngineRings(msgspec.Struct, frozen=True):
 
 
 def ring_directory() -> Path:
-    """Return the folder that rings live in: INFERSCOPE_DIR, the runtime folder, or /tmp."""
+    """Return the folder that a probe of this user writes to."""
     configured = os.environ.get("INFERSCOPE_DIR")
     if configured:
         return Path(configured)
+    usual, runtime = _usual_directory(), _runtime_directory()
+    return usual if runtime is None or _is_usable(usual) else runtime
+
+
+def search_directories() -> tuple[Path, ...]:
+    """Return the folders that a probe of this user may have written to, `ring_directory` first.
+
+    Folders of other users are left out, for they could hold anything; but root reads those of
+    services with a private /tmp as well.
+    """
+    found = [ring_directory()]
+    if not os.environ.get("INFERSCOPE_DIR"):
+        runtime = _runtime_directory()
+        found += [_usual_directory(), *([] if runtime is None else [runtime])]
+        found.append(Path(f"/run/user/{os.getuid()}/inferscope"))
+        found = [found[0], *filter(_is_usable, found[1:])]
+        if os.geteuid() == 0:
+            found += sorted(_TMP.glob("systemd-private-*/tmp/inferscope-*"))
+    return tuple({_file_of(folder): folder for folder in reversed(found)}.values())[::-1]
+
+
+def reading_from(folder: Path) -> tuple[Path, ...]:
+    """Return what a reader of a folder reads: all that there is where it is the usual one."""
+    return search_directories() if folder == ring_directory() else (folder,)
+
+
+def names_of(folders: Iterable[Path]) -> str:
+    """Return the folders in words, for a message."""
+    return ", ".join(map(str, folders))
+
+
+def _usual_directory() -> Path:
+    return _TMP / f"inferscope-{os.getuid()}"
+
+
+def _runtime_directory() -> Path | None:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return Path(runtime) / "inferscope"
-    return Path(f"/tmp/inferscope-{os.getuid()}")
+    return Path(runtime) / "inferscope" if runtime and os.access(runtime, os.W_OK) else None
 
 
-def make_private(folder: Path, *, group_id: int | None = None) -> None:
+def _is_usable(folder: Path) -> bool:
+    """Return whether a folder is missing, or is a real one of this user's or root's."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
+
+
+def _file_of(folder: Path) -> object:
+    """Return what is equal for two names of one folder."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return folder
+    return status.st_dev, status.st_ino
+
+
+def make_private(folder: Path, *, group_id: int | None = None) -> str:
     """Make the folder for its owner (and a group) alone, or check whose it is.
+
+    A folder of ours that others may write to is closed to them; one with the sticky bit, or a
+    volume of its own, is left as it is.
+
+    Returns:
+        A line for the log where an existing folder was closed, else nothing.
 
     A folder of root's is trusted: a container's shared volume is one. A folder or a link that
     somebody else made, in `/tmp` say, is not: he could take the rings away and put others there.
@@ -95,8 +164,20 @@ def make_private(folder: Path, *, group_id: int | None = None) -> None:
                 f"the folder {folder} belongs to uid {owner}, not to this process. "
                 "Set INFERSCOPE_DIR to a folder of your own."
             )
-    if group_id is None or status.st_uid != os.geteuid():
-        return
+    if status.st_uid != os.geteuid():
+        return ""
+    mode, line = status.st_mode, ""
+    if mode & _OTHERS_MAY_WRITE and not mode & stat.S_ISVTX and not os.path.ismount(folder):
+        try:
+            folder.chmod(0o700)
+        except OSError as error:
+            raise RingUnavailable(
+                f"the folder {folder} is open to other users (mode {stat.S_IMODE(mode):04o}) and "
+                f"cannot be closed: {error.strerror}. Set INFERSCOPE_DIR to a folder of your own."
+            ) from error
+        line = f"{folder} was open to other users (mode {stat.S_IMODE(mode):04o}); now it is not"
+    if group_id is None:
+        return line
     try:
         os.chown(folder, -1, group_id)
         folder.chmod(0o750)
@@ -105,6 +186,7 @@ def make_private(folder: Path, *, group_id: int | None = None) -> None:
             f"cannot let group {group_id} read {folder}: {error.strerror}. "
             "Start the engine as a member of that group, or unset INFERSCOPE_GROUP."
         ) from error
+    return line
 
 
 @functools.cache
@@ -116,9 +198,12 @@ def boot_id() -> str:
         return ""
 
 
-def find_rings(folder: Path | None = None) -> Iterator[RingFile]:
-    """Yield every readable ring under the folder; files that are not rings are passed over."""
-    for path in _rings_under(folder or ring_directory()):
+def find_rings(*folders: Path) -> Iterator[RingFile]:
+    """Yield every readable ring under the folders, by default of all that a probe may have used.
+
+    Files that are not rings are passed over, and rings that another user has put there.
+    """
+    for path in ring_paths(*folders):
         try:
             reader = RingReader(path)
         except UnreadableFile:
@@ -131,6 +216,45 @@ def find_rings(folder: Path | None = None) -> Iterator[RingFile]:
             reader.close()
 
 
+def ring_paths(*folders: Path) -> list[Path]:
+    """Return the files that end in .ring under the folders and belong to a user who may write there.
+
+    A folder of root's that is open to others is a volume that several users share: each engine's
+    folder in it is one user's. Elsewhere an engine's folder belongs to the owner of the folder
+    around it.
+    """
+    found: list[Path] = []
+    for folder in folders or search_directories():
+        owner, is_shared = _owner(folder), _is_shared(folder)
+        trusted: dict[Path, frozenset[int]] = {}
+        for path in _rings_under(folder):
+            home = path.parent
+            if home not in trusted:
+                users = frozenset((os.geteuid(), 0, owner))
+                whose = _owner(home)
+                trusted[home] = users | {whose} if is_shared or whose in users else frozenset()
+            if _owner(path) in trusted[home]:
+                found.append(path)
+    return found
+
+
+def _is_shared(folder: Path) -> bool:
+    """Return whether a folder is a volume of root's that other users may enter."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid == 0 and bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def _owner(path: Path) -> int:
+    """Return whose a file or folder is, -1 where it is gone."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return -1
+
+
 def _rings_under(folder: Path) -> list[Path]:
     try:
         return sorted(folder.glob("**/*.ring"))
@@ -138,18 +262,19 @@ def _rings_under(folder: Path) -> list[Path]:
         return []
 
 
-def sampler_rings(folder: Path | None = None) -> list[Path]:
+def sampler_rings(*folders: Path) -> list[Path]:
     """Return the rings of what has sampled this host's devices, whichever engine they are for."""
-    try:
-        return sorted(((folder or ring_directory()) / SAMPLER_ROLE).glob("*.ring"))
-    except OSError:
-        return []
+    found = []
+    for folder in folders or search_directories():
+        with suppress(OSError):
+            found += sorted((folder / SAMPLER_ROLE).glob("*.ring"))
+    return found
 
 
-def find_engines(folder: Path | None = None) -> list[EngineRings]:
-    """Group the rings under the folder by engine, the newest engine first."""
+def find_engines(*folders: Path) -> list[EngineRings]:
+    """Group the rings under the folders by engine, the newest engine first."""
     by_engine: dict[str, list[RingFile]] = {}
-    for ring in find_rings(folder):
+    for ring in find_rings(*folders):
         if ring.identity.role != SAMPLER_ROLE:
             by_engine.setdefault(ring.identity.engine_id, []).append(ring)
     engines = [
@@ -162,25 +287,72 @@ def find_engines(folder: Path | None = None) -> list[EngineRings]:
 def remove_old_rings(folder: Path, now_ns: int | None = None) -> int:
     """Delete rings of dead processes beyond a day or a gibibyte; return how many.
 
-    Only plain files of this user are touched, and none that a living process writes.
+    Only plain files of this user are touched, and none that a living process writes. Another
+    boot need not be over: its machine may share this folder. Its rings are kept for a day after
+    their last heartbeat.
     """
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
-    dead: list[tuple[int, int, Path]] = []
+    dead: list[tuple[int, bool, int, Path]] = []
     for ring in find_rings(folder):
         status = _own_file(ring.path)
         if status is not None and not ring.is_alive(now_ns):
-            dead.append((time.time_ns() - status.st_mtime_ns, ring.num_bytes, ring.path))
+            may_live = ring.heartbeat_ns > 0 and ring.identity.boot_id != boot_id()
+            dead.append((_age_ns(ring, status, now_ns), may_live, ring.num_bytes, ring.path))
     kept_bytes = removed = 0
-    for age_ns, num_bytes, path in sorted(dead):
-        if kept_bytes + num_bytes <= KEEP_DEAD_BYTES and age_ns <= KEEP_DEAD_NS:
+    for age_ns, may_live, num_bytes, path in sorted(dead):
+        is_room = may_live or kept_bytes + num_bytes <= KEEP_DEAD_BYTES
+        if is_room and age_ns <= KEEP_DEAD_NS:
             kept_bytes += num_bytes
         else:
             removed += _remove(path)
+    return removed + _remove_leftovers(folder)
+
+
+def _age_ns(ring: RingFile, status: os.stat_result, now_ns: int) -> int:
+    """Return how long a dead ring has not been written: since its last heartbeat.
+
+    Of a ring that was closed, and of a heartbeat that cannot be, the file's own time tells: rings
+    that are mapped, those of earlier versions, do not move it on tmpfs while they are written.
+    """
+    me, beat_ns = ring.identity, ring.heartbeat_ns
+    if beat_ns >= me.start_ns:
+        is_here = me.boot_id == boot_id()
+        started_ns = me.start_real_ns + beat_ns - me.start_ns
+        age_ns = now_ns - beat_ns if is_here else time.time_ns() - started_ns
+        if age_ns >= 0:
+            return age_ns
+    return time.time_ns() - status.st_mtime_ns
+
+
+def _remove_leftovers(folder: Path) -> int:
+    """Delete what rings have left behind for a day: half-made ones, companions, empty folders."""
+    removed = 0
     for path in folder.glob("**/*.ring.partial"):  # of writers killed while they made their ring
-        status = _own_file(path)
-        if status is not None and time.time_ns() - status.st_mtime_ns > KEEP_DEAD_NS:
-            removed += _remove(path)
+        removed += _is_old(path) and _remove(path)
+    try:
+        homes = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return removed
+    for home in homes:
+        for path in home.glob("*-*-*"):
+            stem = path.name
+            for suffix in _COMPANIONS:
+                stem = stem.removesuffix(suffix)
+            if stem != path.name and not os.path.lexists(home / f"{stem}.ring") and _is_old(path):
+                with suppress(OSError):
+                    path.unlink()
+        with suppress(OSError):
+            status = home.lstat()
+            is_own = status.st_uid == os.geteuid()
+            if is_own and time.time_ns() - status.st_mtime_ns > KEEP_DEAD_NS:
+                home.rmdir()  # which fails unless it is empty
     return removed
+
+
+def _is_old(path: Path) -> bool:
+    """Return whether a path is a plain file of this user's that has been left alone for a day."""
+    status = _own_file(path)
+    return status is not None and time.time_ns() - status.st_mtime_ns > KEEP_DEAD_NS
 
 
 def _own_file(path: Path) -> os.stat_result | None:
@@ -193,7 +365,7 @@ def _own_file(path: Path) -> os.stat_result | None:
 
 
 def _remove(path: Path) -> bool:
-    """Delete a ring, its control file and its folder if that is empty; tell whether it is gone.
+    """Delete a ring, the files beside it and its folder if that is empty; tell whether it is gone.
 
     Another process may be tidying up beside us: whatever is gone already is well.
     """
@@ -203,7 +375,8 @@ def _remove(path: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        control_path(path).unlink(missing_ok=True)
+        for suffix in _COMPANIONS:
+            path.with_suffix(suffix).unlink(missing_ok=True)
         path.unlink()
         path.parent.rmdir()
     except OSError:  # its writer lives, somebody else removed it, or the folder is still in use

@@ -33,9 +33,9 @@ _LAP_MARGIN = 16
 _RESTATED_NS = 15_000_000_000
 """Keyframes are ten seconds apart at most; a busy machine may be late."""
 _TAIL_BYTES = 4096
-"""Of the first copy beyond the head that is stated."""
+"""Size of the first copy beyond the head that is stated."""
 _READ_ON_BYTES = 1 << 16
-"""Of the next ones, where frames fill it."""
+"""Size of the next copies, where frames fill the first."""
 _MOST_CHECKED = 8
 """A search for the next whole frame checksums at most this many times the bytes it searches."""
 
@@ -239,7 +239,7 @@ class RingReader:
         return offset if is_cut else room
 
     def _read_beyond(self, out: list[Frame | Loss], claim: int, sequence: int, most: int) -> None:
-        """Append the whole frames behind the head that is stated; about so many bytes at most."""
+        """Append the whole frames behind the head that is stated; about `most` bytes."""
         first, capacity = self._position, self._capacity
         end = min(claim, (first // capacity + 1) * capacity)
         needed, num_bytes = 1, min(_TAIL_BYTES, most)

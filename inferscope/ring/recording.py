@@ -11,6 +11,7 @@ it is missing (the recorder was killed) the blocks are found by walking them.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import zlib
@@ -29,6 +30,10 @@ _BLOCK = struct.Struct("<8sIIIqq")
 """Marker, compressed length, checksum of what follows, plain length, first and last time."""
 _MARKER = b"\x89ISBLOCK"
 _INDEX_MARKER = b"\x89ISINDEX"
+_ANY_MARKER = re.compile(b"\x89IS(?:BLOCK|INDEX)")
+_START = re.compile(MAGIC + b".{4}" + _ANY_MARKER.pattern, re.DOTALL)
+_START_OR_MARKER = re.compile(_START.pattern + b"|" + _ANY_MARKER.pattern, re.DOTALL)
+_START_BYTES = _FILE.size + len(_MARKER)
 _ENTRY = struct.Struct("<HHQqI")
 """Ring id, type, sequence, time, payload length."""
 _TRAILER = struct.Struct("<Q8s")
@@ -38,8 +43,9 @@ BLOCK_BYTES = 1 << 20
 BLOCK_NS = 1_000_000_000
 _MAX_BLOCK_BYTES = 8 << 20
 _MAX_INDEX_BYTES = 64 << 20
-_MOST_WASTED_BYTES = 1 << 30
-"""Read in blocks that prove damaged, before the rest of a file is given up."""
+_MOST_WASTED = 2
+"""Times the file's size that is read in blocks which prove damaged, before its rest is given up."""
+_WINDOW_BYTES = 1 << 20
 _LAST_NS = (1 << 63) - 1
 
 
@@ -65,14 +71,18 @@ class RecordingWriter:
     """Writes a recording. A crash loses at most the block being filled."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file, for its owner alone.
+        """Create the file, for its owner alone, and lock it until it is closed.
 
         Raises:
-            InferScopeError: it cannot be created, with the reason.
+            InferScopeError: it cannot be created, or another writer has it, with the reason.
         """
         self.path = path
         try:
-            handle = open_private(path)
+            handle = open_private(path, alone=True)
+        except BlockingIOError as error:
+            raise InferScopeError(
+                f"cannot write {path}: another recorder is writing it. Choose another file."
+            ) from error
         except OSError as error:
             raise InferScopeError(
                 f"cannot write {path}: {error.strerror}. Choose another folder."
@@ -162,7 +172,7 @@ class RecordingReader:
         """Open the file and find its index.
 
         Raises:
-            UnreadableFile: it cannot be opened or is not a recording.
+            UnreadableFile: it cannot be opened, is not a recording or several in one file.
         """
         self.path = path
         self.damaged_blocks = 0
@@ -182,7 +192,15 @@ class RecordingReader:
             )
         self.version = _FILE.unpack(head)[1]
         self.is_newer = self.version > FORMAT_VERSION
+        self._file_bytes = status.st_size
+        self._window = 0, b""
         self._rows = self._find_index(status.st_size)
+        if self._rows is None and (second := self._second_start()) >= 0:
+            self.close()
+            raise UnreadableFile(
+                f"{path} is several recordings in one file: another begins at byte {second}. "
+                f"Take them apart: head -c {second} FILE, tail -c +{second + 1} FILE."
+            )
 
     @property
     def is_complete(self) -> bool:
@@ -237,8 +255,42 @@ class RecordingReader:
         length, expected = struct.unpack_from("<II", header, len(_MARKER))
         if length > _MAX_INDEX_BYTES:
             return False
+        if self._wasted_bytes > _MOST_WASTED * self._file_bytes:
+            return False
         body = self._read(offset + _BLOCK.size, length)
-        return bool(zlib.crc32(header[16:], zlib.crc32(body)) == expected)
+        if zlib.crc32(header[16:], zlib.crc32(body)) == expected:
+            return True
+        self._wasted_bytes += len(body)
+        return False
+
+    def _second_start(self) -> int:
+        """Return where another recording begins in this file, -1 for nowhere.
+
+        Only the headers of blocks are read; behind damage, all up to the next marker.
+        """
+        offset = _FILE.size
+        while header := self._read(offset, _BLOCK.size):
+            if _START.match(header):
+                return offset
+            _, length, *_ = _BLOCK.unpack(header.ljust(_BLOCK.size, b"\0"))
+            if header.startswith(_MARKER) and length <= _MAX_BLOCK_BYTES:
+                behind = offset + _BLOCK.size + length
+            elif header.startswith(_INDEX_MARKER) and length <= _MAX_INDEX_BYTES:
+                behind = offset + _BLOCK.size + length + _TRAILER.size
+            else:
+                behind = -1
+            if behind < 0 or not self._is_boundary(behind):
+                behind = self._next(_START_OR_MARKER, offset + 1)
+            if behind < 0:
+                return -1
+            offset = behind
+        return -1
+
+    def _is_boundary(self, offset: int) -> bool:
+        """Return whether a block, a recording or the end of the file is here."""
+        return offset == self._file_bytes or bool(
+            _START_OR_MARKER.match(self._read(offset, _START_BYTES))
+        )
 
     def _blocks(self) -> Iterator[tuple[BlockIndex, bytes]]:
         """Yield the intact blocks with their content, past whatever is damaged."""
@@ -251,7 +303,7 @@ class RecordingReader:
             plain = self._content(header, offset)
             if plain is None:
                 self.damaged_blocks += 1
-                following = self._next_marker(offset + 1)
+                following = self._next(_ANY_MARKER, offset + 1)
                 if following < 0:
                     return
                 offset = following
@@ -267,7 +319,7 @@ class RecordingReader:
         _, length, expected, plain_length, _, _ = _BLOCK.unpack(header)
         if length > _MAX_BLOCK_BYTES or not 0 < plain_length <= _MAX_BLOCK_BYTES:
             return None
-        if self._wasted_bytes > _MOST_WASTED_BYTES:
+        if self._wasted_bytes > _MOST_WASTED * self._file_bytes:
             return None  # made to keep us busy: markers in which every block fails
         body = self._read(offset + _BLOCK.size, length)
         if zlib.crc32(header[16:], zlib.crc32(body)) != expected:
@@ -280,15 +332,21 @@ class RecordingReader:
             return None
         return plain if inflating.eof and len(plain) == plain_length else None
 
-    def _next_marker(self, start: int) -> int:
-        """Return where the next marker at or behind `start` is, -1 for nowhere."""
-        overlap = len(_MARKER) - 1
-        while chunk := self._read(start, 1 << 20):
-            found = [at for m in (_MARKER, _INDEX_MARKER) if (at := chunk.find(m)) >= 0]
-            if found:
-                return start + min(found)
-            start += max(1, len(chunk) - overlap)
-        return -1
+    def _next(self, pattern: re.Pattern[bytes], start: int) -> int:
+        """Return where the next match of a pattern at or behind `start` is, -1 for nowhere.
+
+        What was read is kept, for the next search often begins in it.
+        """
+        overlap = _START_BYTES - 1
+        while True:
+            at, chunk = self._window
+            if not at <= start < at + len(chunk) - overlap:
+                at, chunk = self._window = start, self._read(start, _WINDOW_BYTES)
+            if found := pattern.search(chunk, start - at):
+                return at + found.start()
+            if len(chunk) < _WINDOW_BYTES:
+                return -1
+            start = at + len(chunk) - overlap
 
 
 def _pack_block(marker: bytes, body: bytes, plain: int, first_ns: int, last_ns: int) -> bytes:

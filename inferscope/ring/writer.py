@@ -2,8 +2,8 @@
 
 A record is one `pwrite` of its frame. The header's words follow every 100 ms (`beat`), at each
 keyframe and before old frames are overwritten; readers look for frames beyond the head that they
-state. The file is not mapped: whoever shortens a mapped file (`: > file`, logrotate's copytruncate)
-kills every process that has it mapped with SIGBUS. A write that fails costs its record alone, and
+state. The file is not mapped: shortening a mapped file (`: > file`, logrotate's copytruncate) kills
+every process that has it mapped with SIGBUS. A write that fails costs its record alone, and
 `inspect` repairs a file that was shortened.
 
 As long as the file is open its writer holds an `flock` on it, which a SIGKILL releases: a process
@@ -200,7 +200,7 @@ class RingWriter:
         except OSError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self._inode:
-            self._file = -1  # somebody closed it: the number is another file's now, or will be
+            self._file = -1  # it was closed: the number is another file's now, or will be
             return f"the descriptor of {self.path} was closed from outside: nothing is recorded"
         try:
             is_repaired = self._repair(status.st_size)
@@ -337,7 +337,7 @@ def _allocate(handle: int, num_bytes: int) -> None:
 
 
 def _preallocate(handle: int, offset: int, num_bytes: int) -> bool:
-    """Have the file system keep blocks, and leave what is in them; return whether it can."""
+    """Reserve blocks without changing their content; return whether the file system can."""
     try:
         os.posix_fallocate(handle, offset, num_bytes)
     except OSError as error:

@@ -6,22 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from inferscope.cli.targets import rings_of
 from inferscope.errors import RingUnavailable
+from inferscope.probe import EngineInfo, Probe
 from inferscope.ring import discovery
 from inferscope.ring.control import control_path, open_control
 from inferscope.ring.discovery import (
     KEEP_DEAD_NS,
+    EngineRings,
     boot_id,
     find_engines,
     find_rings,
     make_private,
     remove_old_rings,
     ring_directory,
+    search_directories,
 )
 from inferscope.ring.layout import MIN_CAPACITY, Identity
+from inferscope.ring.profile_request import error_path, request_path, trace_path
 from inferscope.ring.writer import RingWriter
 
 NOW = 10**12
+LATER = 10**15
+HOUR_NS = 3600 * 10**9
 
 
 def ring_at(folder: Path, name: str, *, beat_ns: int = 0, boot: str | None = None) -> RingWriter:
@@ -51,14 +58,76 @@ def test_old_rings_of_dead_processes_go_and_take_their_folder_with_them(tmp_path
 
 
 def test_a_living_ring_is_never_removed_not_even_of_a_stopped_process(tmp_path: Path) -> None:
-    beating = ring_at(tmp_path, "beating", beat_ns=NOW)
+    beating = ring_at(tmp_path, "beating", beat_ns=LATER)
     stopped = ring_at(tmp_path, "stopped", beat_ns=1)  # its writer still holds it
     for ring in (beating, stopped):
         age(ring.path)
-    assert remove_old_rings(tmp_path, NOW) == 0
+    assert remove_old_rings(tmp_path, LATER) == 0
     stopped.close()
-    assert remove_old_rings(tmp_path, NOW) == 1
+    assert remove_old_rings(tmp_path, LATER) == 1
     assert beating.path.exists()
+
+
+def test_the_age_of_a_dead_ring_is_that_of_its_last_heartbeat_not_of_its_file(
+    tmp_path: Path,
+) -> None:
+    # On tmpfs a mapped file keeps the time of its creation, however long it is written.
+    crashed = ring_at(tmp_path, "crashed", beat_ns=LATER - 10**10)
+    crashed.close()
+    age(crashed.path)
+    assert remove_old_rings(tmp_path, LATER) == 0
+    assert remove_old_rings(tmp_path, LATER + KEEP_DEAD_NS) == 1
+
+
+@pytest.mark.parametrize(("beat_ago_ns", "is_held", "num"), [
+    (HOUR_NS, False, 0),
+    (KEEP_DEAD_NS + HOUR_NS, True, 0),
+    (KEEP_DEAD_NS + HOUR_NS, False, 1),
+])  # fmt: skip
+def test_a_ring_of_another_boot_goes_a_day_after_its_last_heartbeat_if_nothing_holds_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    beat_ago_ns: int,
+    is_held: bool,
+    num: int,
+) -> None:
+    monkeypatch.setattr(discovery, "KEEP_DEAD_BYTES", 0)  # another host's is not ours to judge
+    start_real_ns = time.time_ns() - 48 * HOUR_NS
+    me = Identity("other", "core", 0, 1, "elsewhere", "another boot", 5, start_real_ns)
+    ring = RingWriter(tmp_path / "other.ring", me, capacity=MIN_CAPACITY)
+    ring.beat(5 + 48 * HOUR_NS - beat_ago_ns)
+    if not is_held:
+        ring.close()
+    assert remove_old_rings(tmp_path, LATER) == num
+    ring.close()
+
+
+def test_what_stands_beside_a_dead_ring_goes_with_it(tmp_path: Path) -> None:
+    ring = ring_at(tmp_path / "engine", "core-0-1")
+    ring.close()
+    for path in (trace_path(ring.path), error_path(ring.path), request_path(ring.path)):
+        path.write_bytes(b"x")
+    age(ring.path)
+    assert remove_old_rings(tmp_path, NOW) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_ring_has_left_behind_goes_after_a_day(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        home = tmp_path / name
+        home.mkdir()
+        for left in ("core-0-1.control", "core-0-1.trace.json"):
+            (home / left).write_bytes(b"x")
+            if name == "old":
+                age(home / left)
+        (tmp_path / f"{name}-and-empty").mkdir()
+    age(tmp_path / "old-and-empty")
+    remove_old_rings(tmp_path, NOW)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-and-empty", "old"]
+    assert len(list((tmp_path / "new").iterdir())) == 2
+    age(tmp_path / "old")  # removing its files has moved its time
+    remove_old_rings(tmp_path, NOW)
+    assert not (tmp_path / "old").exists()
 
 
 def test_beyond_the_bytes_the_oldest_dead_rings_go_first(
@@ -139,13 +208,99 @@ def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
         make_private(tmp_path / "file")
 
 
-def test_the_folder_is_the_configured_one_then_the_runtime_one_then_tmp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in /tmp's place, with nothing in the environment that names one for rings."""
+    monkeypatch.setattr(discovery, "_TMP", tmp_path / "tmp")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.delenv("INFERSCOPE_DIR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.25")
+    return tmp_path / "tmp"
+
+
+def test_the_folder_is_the_configured_one_then_one_in_tmp(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    usual = tmp / f"inferscope-{os.getuid()}"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp.parent / "runtime"))
+    assert ring_directory() == usual
+    usual.symlink_to(tmp)  # another user has taken the name
+    assert ring_directory() == tmp.parent / "runtime" / "inferscope"
+    assert usual not in search_directories()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert ring_directory() == usual  # and making it private says what is wrong
     monkeypatch.setenv("INFERSCOPE_DIR", "/some/where")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert ring_directory() == Path("/some/where")
-    monkeypatch.delenv("INFERSCOPE_DIR")
-    assert ring_directory() == tmp_path / "inferscope"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    assert ring_directory() == Path(f"/tmp/inferscope-{os.getuid()}")
+    assert search_directories() == (Path("/some/where"),)
+
+
+@pytest.mark.parametrize("service_has_runtime", [False, True])
+def test_a_service_and_a_shell_meet_whichever_of_them_has_a_runtime_folder(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch, service_has_runtime: bool
+) -> None:
+    runtime = str(tmp.parent / "runtime")
+    if service_has_runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    service = Probe.open(EngineInfo(0, "test"))
+    if service_has_runtime:
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    found = [ring.path for engine in find_engines() for ring in engine.rings]
+    assert found == [service.path]
+    service.close()
+
+
+def test_an_engine_with_rings_in_two_places_is_one_engine(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp.parent / "runtime"))
+    usual, runtime = tmp / f"inferscope-{os.getuid()}", tmp.parent / "runtime" / "inferscope"
+    for folder, name in ((usual, "core"), (runtime, "worker")):
+        (folder / "engine").mkdir(parents=True)
+        me = Identity("engine", name, 0, 1, "host", boot_id(), 1, 2)
+        RingWriter(folder / "engine" / f"{name}-0-1.ring", me, capacity=MIN_CAPACITY)
+    (engine,) = find_engines()
+    assert len(engine.rings) == 2
+    first = EngineRings("engine", engine.rings[:1])
+    assert len([path for path in rings_of(first)() if path.suffix == ".ring"]) == 2
+
+
+def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "mode 0777" in make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert make_private(folder) == ""
+    folder.chmod(0o1777)  # as /tmp is: a user cannot remove another's files
+    assert make_private(folder) == ""
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_probe_says_that_it_has_closed_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "open"))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    Probe.open(EngineInfo(0, "test")).close()
+    assert "was open to other users" in caplog.text
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_rings_that_another_user_has_put_there_are_not_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    planted = ring_at(tmp_path / "engine", "planted")
+    os.chown(planted.path, 12345, 12345)
+    foreign = ring_at(tmp_path / "foreign", "foreign")
+    for path in (foreign.path, foreign.path.parent):
+        os.chown(path, 12345, 12345)
+    ours = ring_at(tmp_path / "ours", "ours")
+    assert [ring.path for ring in find_rings(tmp_path)] == [ours.path]
+    tmp_path.chmod(0o777)  # a volume that users share: each engine's folder is its user's
+    found = [ring.path for ring in find_rings(tmp_path)]
+    assert found == [foreign.path, ours.path]

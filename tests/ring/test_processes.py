@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.records import Keyframe, decode
-from inferscope.ring.discovery import remove_old_rings
+from inferscope.ring.discovery import KEEP_DEAD_NS, remove_old_rings
 from inferscope.ring.reader import Frame, Loss, RingReader
 from tests.children import child
 from tests.probe.fakes import everything
@@ -98,9 +97,9 @@ def test_a_ring_opens_after_its_writer_was_killed_in_the_midst_of_writing(
     assert isinstance(late[-1], Frame)
     assert late[-1].sequence == expected
     # Its lock died with it: only its age protects it now.
-    then = time.time_ns() - 2 * 24 * 3600 * 10**9
-    os.utime(path, ns=(then, then))
-    assert remove_old_rings(path.parent.parent, time.monotonic_ns() + 10**10) == 1
+    later_ns = time.monotonic_ns() + 10**10
+    assert remove_old_rings(path.parent.parent, later_ns) == 0
+    assert remove_old_rings(path.parent.parent, later_ns + KEEP_DEAD_NS) == 1
 
 
 def test_a_stopped_reader_does_not_touch_the_writer_and_counts_what_it_missed(

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,74 @@ writer.close()
 def test_a_recording_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     with pytest.raises(InferScopeError, match="cannot write"):
         RecordingWriter(tmp_path / "missing" / "a.isr")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_recordings_in_one_file_are_refused_with_the_place_where_the_second_begins(
+    tmp_path: Path, is_cut: bool, is_damaged: bool
+) -> None:
+    made(tmp_path / "a.isr", closes=not is_cut)
+    frames = made(tmp_path / "b.isr", closes=not is_cut)
+    first, second = (tmp_path / "a.isr").read_bytes(), (tmp_path / "b.isr").read_bytes()
+    if is_damaged:
+        first = first[:100] + bytes(50) + first[150:]
+    path = tmp_path / "c.isr"
+    path.write_bytes(first + second)
+    with pytest.raises(UnreadableFile, match=f"another begins at byte {len(first)}"):
+        RecordingReader(path)
+    path.write_bytes(path.read_bytes()[len(first) :])  # as the message says
+    assert read(path)[0] == frames
+
+
+def test_a_second_writer_is_refused_and_the_first_ones_file_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.isr"
+    first = RecordingWriter(path)
+    first.write(RecordedFrame(1, 7, 1, 5, b"first"))
+    first.flush()
+    with pytest.raises(InferScopeError, match="another recorder is writing it"):
+        RecordingWriter(path)
+    first.write(RecordedFrame(1, 7, 2, 6, b"second"))
+    first.close()
+    assert [frame.payload for frame in read(path)[0]] == [b"first", b"second"]
+    RecordingWriter(path).close()  # the lock is released
+    assert read(path)[0] == []
+
+
+def bare(marker: bytes, num_bytes: int) -> bytes:
+    return (marker * (num_bytes // len(marker) + 1))[:num_bytes]
+
+
+def swelling(marker: bytes, num_bytes: int) -> bytes:
+    """Headers that each announce a large body."""
+    header = struct.pack("<8sIIIqq", marker, 1 << 20, 0, 1 << 20, 0, 0)
+    return bare(header, num_bytes)
+
+
+@pytest.mark.parametrize("marker", [recording._MARKER, recording._INDEX_MARKER, recording.MAGIC])
+@pytest.mark.parametrize("body", [bare, swelling])
+def test_a_file_of_bare_markers_costs_reads_and_bytes_in_proportion_to_its_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    marker: bytes,
+    body: Callable[[bytes, int], bytes],
+) -> None:
+    num_bytes = 1 << 18
+    path = tmp_path / "a.isr"
+    path.write_bytes(recording.MAGIC + struct.pack("<I", 1) + b"x" + body(marker, num_bytes))
+    read_bytes = num_reads = 0
+    plain_read = RecordingReader._read
+
+    def counted(self: RecordingReader, offset: int, wanted: int) -> bytes:
+        nonlocal read_bytes, num_reads
+        found = plain_read(self, offset, wanted)
+        read_bytes += len(found)
+        num_reads += 1
+        return found
+
+    monkeypatch.setattr(RecordingReader, "_read", counted)
+    reader = RecordingReader(path)
+    assert list(reader.frames()) == []
+    reader.close()
+    assert read_bytes < 20 * num_bytes
+    assert num_reads < num_bytes
