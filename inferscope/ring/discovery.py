@@ -217,7 +217,7 @@ def find_rings(*folders: Path) -> Iterator[RingFile]:
 
 
 def ring_paths(*folders: Path) -> list[Path]:
-    """Return the files that end in .ring under the folders and belong to a user who may write there.
+    """Return the rings under the folders that belong to a user who may write there.
 
     A folder of root's that is open to others is a volume that several users share: each engine's
     folder in it is one user's. Elsewhere an engine's folder belongs to the owner of the folder

@@ -80,14 +80,14 @@ class RingWriter:
         self.num_failed = 0
         self.failure = ""
         self._head = 0
-        self._claim = capacity  # nothing is overwritten in the first lap
+        self._claim = 0
         self._heartbeat = self._pending = 0
         self._stride = capacity // _CLAIMS_PER_LAP
         self._repaired_at: int | None = None
         self._said: set[str] = set()
         self._was_failing = False
         self._header = header = bytearray(layout.pack_header(identity, capacity))
-        header[layout.CLAIM : layout.WORDS_END] = self._words(capacity)
+        header[layout.CLAIM : layout.WORDS_END] = self._words(0)
         # Made under another name and renamed, so that no reader sees a half-made ring. Whoever
         # holds the other name holds this one: two writers cannot both find it free.
         partial = path.with_name(path.name + ".partial")
@@ -258,6 +258,8 @@ class RingWriter:
     def _claim_to(self, position: int) -> bool:
         """Announce that frames will be overwritten up to a position and a stride beyond."""
         claim = position + self._stride
+        if position <= self.capacity < claim:
+            claim = self.capacity  # nothing is overwritten in the first lap
         if not self._put(self._words(claim), layout.CLAIM):
             return False
         self._claim = claim  # only now: `_repair` takes a word below it for damage

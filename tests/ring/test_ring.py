@@ -46,7 +46,7 @@ def test_what_is_written_is_read_back_in_order(tmp_path: Path) -> None:
     payloads = [os.urandom(n) for n in (0, 1, 7, 8, 9, 1000)]
     for i, payload in enumerate(payloads):
         ring.write(40 + i, payload)
-    assert reader.read() == [Frame(i + 1, 40 + i, p) for i, p in enumerate(payloads)]
+    assert everything(reader) == [Frame(i + 1, 40 + i, p) for i, p in enumerate(payloads)]
     assert reader.read() == []
 
 
