@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,8 @@ KEEP_DEAD_BYTES = 1 << 30
 _TMP = Path("/tmp")
 _COMPANIONS = (".control", ".profile", ".trace.json", ".trace.partial", ".profile-error")
 """What stands beside a ring: its control byte, a request for a profile, and the answer."""
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LEFTOVER = re.compile(r"(.+-\d+-\d+(?:\.\d+)?)(?:" + "|".join(map(re.escape, _COMPANIONS)) + ")")
+"""The name of such a file, and of its ring without the suffix."""
 
 
 class RingFile(msgspec.Struct, frozen=True):
@@ -92,7 +94,8 @@ def search_directories() -> tuple[Path, ...]:
         found.append(Path(f"/run/user/{os.getuid()}/inferscope"))
         found = [found[0], *filter(_is_usable, found[1:])]
         if os.geteuid() == 0:
-            found += sorted(_TMP.glob("systemd-private-*/tmp/inferscope-*"))
+            private = sorted(_TMP.glob("systemd-private-*/tmp/inferscope-*"))
+            found += [folder for folder in private if not folder.is_symlink()]
     return tuple({_file_of(folder): folder for folder in reversed(found)}.values())[::-1]
 
 
@@ -167,7 +170,7 @@ def make_private(folder: Path, *, group_id: int | None = None) -> str:
     if status.st_uid != os.geteuid():
         return ""
     mode, line = status.st_mode, ""
-    if mode & _OTHERS_MAY_WRITE and not mode & stat.S_ISVTX and not os.path.ismount(folder):
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.path.ismount(folder):
         try:
             folder.chmod(0o700)
         except OSError as error:
@@ -219,13 +222,17 @@ def find_rings(*folders: Path) -> Iterator[RingFile]:
 def ring_paths(*folders: Path) -> list[Path]:
     """Return the rings under the folders that belong to a user who may write there.
 
-    A folder of root's that is open to others is a volume that several users share: each engine's
-    folder in it is one user's. Elsewhere an engine's folder belongs to the owner of the folder
-    around it.
+    A folder of root's that is open to others, or one with the sticky bit, is shared by several
+    users: each engine's folder in it is one user's. Elsewhere an engine's folder belongs to the
+    owner of the folder around it.
     """
     found: list[Path] = []
     for folder in folders or search_directories():
-        owner, is_shared = _owner(folder), _is_shared(folder)
+        try:
+            status = folder.stat()
+        except OSError:
+            continue
+        owner, is_shared = status.st_uid, _is_shared(status)
         trusted: dict[Path, frozenset[int]] = {}
         for path in _rings_under(folder):
             home = path.parent
@@ -238,13 +245,10 @@ def ring_paths(*folders: Path) -> list[Path]:
     return found
 
 
-def _is_shared(folder: Path) -> bool:
-    """Return whether a folder is a volume of root's that other users may enter."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return False
-    return status.st_uid == 0 and bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+def _is_shared(status: os.stat_result) -> bool:
+    """Return whether a folder is for several users: root's and open to them, or as /tmp is."""
+    is_roots = status.st_uid == 0 and bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    return is_roots or bool(status.st_mode & stat.S_ISVTX)
 
 
 def _owner(path: Path) -> int:
@@ -325,7 +329,7 @@ def _age_ns(ring: RingFile, status: os.stat_result, now_ns: int) -> int:
 
 
 def _remove_leftovers(folder: Path) -> int:
-    """Delete what rings have left behind for a day: half-made ones, companions, empty folders."""
+    """Delete what rings have left behind for a day: half-made ones, and the files beside them."""
     removed = 0
     for path in folder.glob("**/*.ring.partial"):  # of writers killed while they made their ring
         removed += _is_old(path) and _remove(path)
@@ -334,18 +338,14 @@ def _remove_leftovers(folder: Path) -> int:
     except OSError:
         return removed
     for home in homes:
-        for path in home.glob("*-*-*"):
-            stem = path.name
-            for suffix in _COMPANIONS:
-                stem = stem.removesuffix(suffix)
-            if stem != path.name and not os.path.lexists(home / f"{stem}.ring") and _is_old(path):
-                with suppress(OSError):
-                    path.unlink()
         with suppress(OSError):
-            status = home.lstat()
-            is_own = status.st_uid == os.geteuid()
-            if is_own and time.time_ns() - status.st_mtime_ns > KEEP_DEAD_NS:
-                home.rmdir()  # which fails unless it is empty
+            for path in list(home.iterdir()):
+                name = _LEFTOVER.fullmatch(path.name)
+                if name and not os.path.lexists(home / f"{name[1]}.ring") and _is_old(path):
+                    path.unlink()
+                    if not any(home.iterdir()):
+                        home.rmdir()
+                        break
     return removed
 
 

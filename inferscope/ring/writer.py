@@ -286,7 +286,10 @@ class RingWriter:
         """Restore length, header and words where they are not as written; return whether so."""
         claim, whole_bytes = self._claim, _PAGE + self.capacity
         found = os.pread(self._file, layout.WORDS_END, 0)
-        is_header = found[: layout.FIXED.size] == self._header[: layout.FIXED.size]
+        is_header = (
+            len(found) == layout.WORDS_END
+            and found[: layout.FIXED.size] == self._header[: layout.FIXED.size]
+        )
         # The writer may be ahead of what was noted above. `beat` sees to the other words.
         if (
             num_bytes >= whole_bytes

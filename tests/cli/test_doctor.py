@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from inferscope.calibration import CACHE_VARIABLE, cpu_name, store
+from inferscope.cli.doctor import examine
 from inferscope.cli.doctor_device import devices, tracing
 from inferscope.counters.source import has_nvidia
+from inferscope.ring import discovery
+from inferscope.ring.discovery import boot_id
+from inferscope.ring.layout import MIN_CAPACITY, Identity
+from inferscope.ring.writer import RingWriter
 from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
@@ -68,3 +75,21 @@ def test_a_kernel_that_does_not_say_is_not_guessed_about(tmp_path: Path) -> None
     assert list(tracing(tmp_path / "no", tmp_path / "nor this")) == []
     (tmp_path / "odd").write_text("perhaps")
     assert list(tracing(tmp_path / "odd", tmp_path / "odd")) == []
+
+
+def test_the_folders_that_are_searched_are_listed_with_what_is_in_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_TMP", tmp_path)
+    monkeypatch.delenv("INFERSCOPE_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    home = tmp_path / "inferscope" / "engine"
+    home.mkdir(parents=True)
+    me = Identity("engine", "core", 0, 1, "host", boot_id(), 1, 2)
+    ring = RingWriter(home / "core-0-1.ring", me, capacity=MIN_CAPACITY)
+    ring.beat(time.monotonic_ns())
+    found = [row.found for row in examine() if row.name == "searched"]
+    assert found[0].startswith(f"{tmp_path / f'inferscope-{os.getuid()}'}: 0 engines now, 0 ended")
+    assert found[0].endswith("a probe started here writes to it")
+    assert f"{tmp_path / 'inferscope'}: 1 engines now, 0 ended" in found
+    ring.close()

@@ -120,14 +120,15 @@ def test_what_a_ring_has_left_behind_goes_after_a_day(tmp_path: Path) -> None:
             (home / left).write_bytes(b"x")
             if name == "old":
                 age(home / left)
-        (tmp_path / f"{name}-and-empty").mkdir()
-    age(tmp_path / "old-and-empty")
+        (home / "notes-1.profile").write_bytes(b"not ours")
+        age(home / "notes-1.profile")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "core-0-1.2.control").write_bytes(b"x")
+    age(tmp_path / "only" / "core-0-1.2.control")
     remove_old_rings(tmp_path, NOW)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-and-empty", "old"]
-    assert len(list((tmp_path / "new").iterdir())) == 2
-    age(tmp_path / "old")  # removing its files has moved its time
-    remove_old_rings(tmp_path, NOW)
-    assert not (tmp_path / "old").exists()
+    assert not (tmp_path / "only").exists()
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["notes-1.profile"]
+    assert len(list((tmp_path / "new").iterdir())) == 3
 
 
 def test_beyond_the_bytes_the_oldest_dead_rings_go_first(
