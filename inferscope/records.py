@@ -335,7 +335,11 @@ class EngineInfo(Record, frozen=True, gc=False, array_like=True):
 
 
 class Keyframe(Record, frozen=True, gc=False, array_like=True):
-    """Starts a keyframe: the records after it, up to the next other record, restate all state."""
+    """Starts a keyframe: EngineInfo, CostTable, Live and at its end a Clock restate all state.
+
+    With more than 512 requests in flight other records stand among the Live ones, before the Clock;
+    a Clock with `device_ns` is not the keyframe's.
+    """
 
     CODE: ClassVar[int] = 1
 

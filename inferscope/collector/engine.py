@@ -329,7 +329,8 @@ class EngineFold:
                 self._timeline.push(at_ns, ledger.paused, at_ns)
 
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
-        if ring.listed is not None:
+        # An anchor of the device may stand within a keyframe that lists many requests.
+        if ring.listed is not None and clock.device_ns is None:
             self._reconcile(ring, ring.listed, clock.t_ns)
             ring.listed = None
         if clock.device_ns is not None and clock.at_ns <= clock.t_ns:

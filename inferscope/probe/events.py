@@ -58,7 +58,8 @@ class RequestEvents:
                 external_id = self._hide(external_id)
             arrived_ns = t_ns if at_ns is None else int(at_ns)
             with log.lock:
-                index = log.requests.enter(request_id, arrived_ns, prompt_tokens or 0)
+                index = RequestIndex(log.requests.next_index())
+                log.requests.enter(index, request_id, arrived_ns, prompt_tokens or 0)
                 log.write(
                     RequestEvent(
                         t_ns,

@@ -22,6 +22,8 @@ from inferscope.probe.voice import warn
 from inferscope.ring.control import ControlByte
 
 IDLE_NS = 50_000_000
+_PARTS_AT_ONCE = 4
+"""Records of an unfinished keyframe written per look; the engine's thread may wait for them."""
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
@@ -71,7 +73,7 @@ class Keeper:
             line = ring.inspect()
             if line:
                 warn("%s", line)
-            if not life.on and not life.wants_on:
+            if not (life.on or life.wants_on or log.is_listing):
                 return
             if now_ns - self._spans.last_step_ns < IDLE_NS or not log.lock.acquire(blocking=False):
                 return
@@ -106,6 +108,8 @@ class Keeper:
         life, log, spans = self._life, self._log, self._spans
         if log.ring is None:
             return
+        for _ in range(_PARTS_AT_ONCE):
+            log.list_more(now_ns)
         if life.wants_on is not life.on and spans.is_between_steps(now_ns):
             life.turn(now_ns, spans.last_step + 1)
         if not life.on:
@@ -114,7 +118,8 @@ class Keeper:
         # A rank without requests of its own must not fall silent in a step that takes long.
         if log.has_news or log.requests.num_live or spans.timer.pending_ns:
             life.report(now_ns)
-        if now_ns >= log.keyframe_due_ns or log.ring.wants_keyframe:
+        is_due = now_ns >= log.keyframe_due_ns or log.ring.wants_keyframe
+        if is_due and not log.is_listing:
             log.restate(now_ns)
 
 
