@@ -15,6 +15,7 @@ from inferscope.probe.voice import warn
 
 VARIABLE = "INFERSCOPE_IDS"
 _HASH = "hash"
+_PERSON = b"inferscope"
 
 
 def hiding(environment: Mapping[str, str]) -> Callable[[object], str] | None:
@@ -29,8 +30,14 @@ def hiding(environment: Mapping[str, str]) -> Callable[[object], str] | None:
 
 
 def digits(name: object) -> str:
-    """Return sixteen digits that stand for a text, or for bytes."""
-    from hashlib import blake2b  # with OpenSSL: 5 ms that importing the probe need not take
+    """Return sixteen digits that stand for a text, or for bytes.
+
+    FIPS mode has no BLAKE2 and gives other digits: search for the name on a host in the same mode.
+    """
+    import hashlib  # with OpenSSL: 5 ms that importing the probe need not take
 
     raw = name if isinstance(name, bytes) else str(name).encode("utf-8", "surrogatepass")
-    return blake2b(raw, digest_size=8, person=b"inferscope").hexdigest()
+    try:
+        return hashlib.blake2b(raw, digest_size=8, person=_PERSON).hexdigest()
+    except (AttributeError, ValueError):
+        return hashlib.sha256(_PERSON + raw).hexdigest()[:16]
