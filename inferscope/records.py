@@ -337,8 +337,8 @@ class EngineInfo(Record, frozen=True, gc=False, array_like=True):
 class Keyframe(Record, frozen=True, gc=False, array_like=True):
     """Starts a keyframe: EngineInfo, CostTable, Live and at its end a Clock restate all state.
 
-    With more than 512 requests in flight other records stand among the Live ones, before the Clock;
-    a Clock with `device_ns` is not the keyframe's.
+    With more than 512 requests in flight other records stand among the Live ones, before the
+    Clock; a Clock with `device_ns` is not the keyframe's.
     """
 
     CODE: ClassVar[int] = 1
@@ -504,6 +504,10 @@ class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
     """Every step that started before this has its span in the ring."""
     dropped: int = 0
     message: str = ""
+    odd_values: int = 0
+    """Arguments that no record could hold: clamped, cut, left out, or their whole call left out."""
+    lost_calls: int = 0
+    """Calls left out because the probe was busy with others, or the process out of memory."""
 
 
 class CounterSample(Record, frozen=True, gc=False, array_like=True):

@@ -7,17 +7,29 @@ keyframe of switching on again would not know who is in flight.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from inferscope.probe.columns import (
+    LARGEST_INT64,
+    LEAST_INT64,
+    count_or_none,
+    name,
+    request_index,
+    text_or_empty,
+    time_or,
+    whole,
+)
 from inferscope.probe.columns import attributes as bounded
-from inferscope.probe.columns import name, text
 from inferscope.probe.ids import hiding
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
 from inferscope.probe.parts import Parts
 from inferscope.probe.parts import bounded as bounded_parts
-from inferscope.probe.prefixes import PrefixDigests
-from inferscope.records import WAITING, RequestEvent, RequestIndex, Transfer
+from inferscope.probe.prefixes import prefix_digests
+from inferscope.records import EVENTS, WAITING, RequestEvent, RequestIndex, Transfer
+
+Made = TypeVar("Made")
 
 NO_REQUEST = RequestIndex(0xFFFFFFFF)
 """What `queued` and `received` return when nothing is being recorded; every call accepts it."""
@@ -30,8 +42,9 @@ class RequestEvents:
         self._log = log
         self._life = life
         self._now = log.clock.monotonic_ns
-        self._prefixes = PrefixDigests()
-        self._hide = hiding(os.environ)
+        # Not for a probe that records nothing: both need `hashlib`.
+        self._prefixes = None if log.ring is None else prefix_digests()
+        self._hide = None if log.ring is None else hiding(os.environ)
 
     def enter(
         self,
@@ -49,45 +62,42 @@ class RequestEvents:
         adapter: str = "",
     ) -> RequestIndex:
         """Write the first event of a request's life in this ring, and give it its index."""
-        if not self._life.on:
+        life, log = self._life, self._log
+        if not life.on:
             return NO_REQUEST
         try:
-            t_ns, log = self._now(), self._log
-            request_id = self._name(request_id)
-            if external_id is not None and self._hide is not None:
-                external_id = self._hide(external_id)
-            arrived_ns = t_ns if at_ns is None else int(at_ns)
-            with log.lock:
-                index = RequestIndex(log.requests.next_index())
-                log.requests.enter(index, request_id, arrived_ns, prompt_tokens or 0)
-                log.write(
-                    RequestEvent(
-                        t_ns,
-                        index,
-                        kind,
-                        arrived_ns,
-                        request_id,
-                        None if external_id is None else text(external_id),
-                        prompt_tokens,
-                        None,
-                        "",
-                        self._name(parent) if parent else "",
-                        text(trace),
-                        bounded(attributes),
-                        bounded_parts(prompt_parts) if prompt_parts else (),
-                        adapter=name(adapter) if adapter else "",
-                        prefix_digests=self._prefixes.of(prompt) if prompt else (),
-                    )
+            t_ns, odd = self._now(), log.odd
+            try:
+                if external_id is not None and self._hide is not None:
+                    external_id = self._hide(external_id)
+                given = (
+                    time_or(at_ns, t_ns, odd),
+                    self._name(request_id),
+                    None if external_id is None else text_or_empty(external_id, odd),
+                    count_or_none(prompt_tokens, odd),
+                    None,
+                    "",
+                    "" if _is_empty(parent) else self._name(parent),
+                    text_or_empty(trace, odd),
+                    self._kept(bounded, attributes),
+                    self._parts(prompt_parts),
+                    None,
+                    "" if _is_empty(adapter) else name(adapter),
+                    self._digests(prompt),
                 )
-            log.cost_ns += self._now() - t_ns
+            except Exception as error:
+                life.refuse(EVENTS[kind], error)
+                return NO_REQUEST
+            index = log.requests.next_index()
+            if index >= NO_REQUEST:  # 4,294,967,295 requests in one ring: there are no more
+                log.num_lost_calls += 1
+                return NO_REQUEST
+            event = RequestEvent(t_ns, index, kind, *given)
+            life.perform(t_ns, self._enter, self._enter, event)
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
             return NO_REQUEST
-        return index
-
-    def _name(self, request_id: str) -> str:
-        """Return what a request is called in the records."""
-        return name(request_id if self._hide is None else self._hide(request_id))
+        return RequestIndex(index)
 
     def transferred(
         self,
@@ -100,18 +110,30 @@ class RequestEvents:
         peer_request_id: str,
     ) -> None:
         """Write that KV blocks came from another worker."""
-        if index == NO_REQUEST or not self._life.on:
+        life, log = self._life, self._log
+        if not life.on:
             return
         try:
-            t_ns, log = self._now(), self._log
-            sender = self._name(peer_request_id) if peer_request_id else ""
-            times = int(start_ns), int(end_ns)
-            record = Transfer(t_ns, index, int(num_bytes), *times, name(peer), sender)
-            with log.lock:
-                log.write(record)
-            log.cost_ns += self._now() - t_ns
+            t_ns, odd = self._now(), log.odd
+            try:
+                index = RequestIndex(request_index(index))
+                if index == NO_REQUEST:
+                    return
+                record = Transfer(
+                    t_ns,
+                    index,
+                    whole(num_bytes, 0, LARGEST_INT64, odd),
+                    whole(time_or(start_ns, t_ns, odd), LEAST_INT64, LARGEST_INT64, odd),
+                    whole(time_or(end_ns, t_ns, odd), LEAST_INT64, LARGEST_INT64, odd),
+                    name(peer),
+                    "" if _is_empty(peer_request_id) else self._name(peer_request_id),
+                )
+            except Exception as error:
+                life.refuse("transferred", error)
+                return
+            life.perform(t_ns, log.write, log.write, record)
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
 
     def note(
         self,
@@ -128,33 +150,75 @@ class RequestEvents:
         reasoning_tokens: int | None = None,
     ) -> None:
         """Write a later event of a request's life; `state` is what it is in from now on."""
-        if index == NO_REQUEST:
+        life, log = self._life, self._log
+        if log.ring is None:
             return
         try:
-            t_ns, log = self._now(), self._log
-            with log.lock:
-                # The table is kept while switched off too: the keyframe of switching on needs it.
-                if leaves:
-                    log.requests.leave(index)
-                else:
-                    log.requests.change(index, state, prompt_tokens, cached_tokens)
-                if not self._life.on:
+            t_ns, odd = self._now(), log.odd
+            try:
+                index = RequestIndex(request_index(index))
+                if index == NO_REQUEST:
                     return
-                log.write(
-                    RequestEvent(
-                        t_ns,
-                        index,
-                        kind,
-                        t_ns if at_ns is None else int(at_ns),
-                        "",
-                        None,
-                        prompt_tokens,
-                        cached_tokens,
-                        text(reason),
-                        prompt_parts=bounded_parts(prompt_parts) if prompt_parts else (),
-                        reasoning_tokens=reasoning_tokens,
-                    )
+                event = RequestEvent(
+                    t_ns,
+                    index,
+                    kind,
+                    time_or(at_ns, t_ns, odd),
+                    "",
+                    None,
+                    count_or_none(prompt_tokens, odd),
+                    count_or_none(cached_tokens, odd),
+                    text_or_empty(reason, odd),
+                    prompt_parts=self._parts(prompt_parts),
+                    reasoning_tokens=count_or_none(reasoning_tokens, odd),
                 )
-            log.cost_ns += self._now() - t_ns
+            except Exception as error:
+                life.refuse(EVENTS[kind], error)
+                return
+            change = (event, None if leaves else state)
+            life.perform(t_ns, self._note, self._note, change)
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
+
+    def _enter(self, event: RequestEvent) -> None:
+        log = self._log
+        log.requests.enter(event.index, event.request_id, event.at_ns, event.prompt_tokens or 0)
+        log.write(event)
+
+    def _note(self, change: tuple[RequestEvent, int | None]) -> None:
+        event, state = change
+        log, index = self._log, RequestIndex(event.index)
+        # The table is kept while switched off too: the keyframe of switching on needs it.
+        if state is None:
+            log.requests.leave(index)
+        else:
+            log.requests.change(index, state, event.prompt_tokens, event.cached_tokens)
+        if self._life.on:
+            log.write(event)
+
+    def _name(self, request_id: str) -> str:
+        """Return what a request is called in the records."""
+        return name(request_id if self._hide is None else self._hide(request_id))
+
+    def _parts(self, parts: Parts) -> Parts:
+        if parts is None or (type(parts) is tuple and not parts):
+            return ()
+        return self._kept(bounded_parts, parts) or ()
+
+    def _digests(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        if self._prefixes is None or prompt is None or (type(prompt) is tuple and not prompt):
+            return ()
+        return self._kept(self._prefixes.of, prompt) or ()
+
+    def _kept(self, make: Callable[[Any], Made], value: Any) -> Made | None:
+        """Return what is made of a value that a record can do without; None where that fails."""
+        try:
+            return make(value)
+        except Exception:
+            self._log.odd.num += 1
+            return None
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether a text is absent, without asking an object for its truth: it may raise."""
+    return value is None or (type(value) is str and not value)

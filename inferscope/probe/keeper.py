@@ -63,6 +63,7 @@ class Keeper:
         """Beat the heart, which goes on whatever the probe's state; see to an idle engine."""
         life, log = self._life, self._log
         try:
+            life.say()
             ring, now_ns = log.ring, self._now()
             if ring is None:
                 return
@@ -82,7 +83,7 @@ class Keeper:
             finally:
                 log.lock.release()
         except Exception as error:
-            life.fail(error)
+            life.caught(error)
 
     def fork(self) -> None:
         """Make the probe of a forked child a silent one."""
@@ -106,6 +107,7 @@ class Keeper:
     def _see_to(self, now_ns: int) -> None:
         """Do for an idle engine what its next step would do; the lock is held."""
         life, log, spans = self._life, self._log, self._spans
+        life.catch_up()
         if log.ring is None:
             return
         for _ in range(_PARTS_AT_ONCE):

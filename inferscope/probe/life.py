@@ -8,21 +8,42 @@
 
 Each change is a keyframe, for readers who come, and a report, for those who are there. The control
 byte is followed between two steps: half a step can be attributed to nobody.
+
+Every call goes through `perform`. A signal handler, or a finaliser that the garbage collector runs,
+may call the probe while the same thread is inside it: such a call is queued and carried out before
+the outer one returns. The wait for another thread is bounded: that thread may be running a
+finaliser that waits for a lock of this one.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from inferscope.probe.budget import Budget, budget_share
+from inferscope.probe.columns import text
 from inferscope.probe.log import Log
+from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
 from inferscope.probe.voice import note, warn
 from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET
 
+_PATIENCE_S = 0.1
+"""A thread holds the lock for less than a millisecond, unless it is descheduled."""
+_IMPATIENT_NS = 10_000_000_000
+"""No second wait within this time: a thread that never releases it costs the engine 1 %."""
+_MOST_QUEUED = 1024
+_MOST_MESSAGE_BYTES = 200
+
+Action = Callable[[Any], object]
+
 
 class Life:
-    """Switches a probe. The log's lock stands around all calls but `follow`, `fail` and `fork`.
+    """Switches a probe, and lets one call into it at a time.
+
+    The log's lock stands around `turn`, `report`, `close` and `catch_up`.
 
     Attributes:
         on: recording now.
@@ -39,14 +60,117 @@ class Life:
         self._spans = spans
         self._now = log.clock.monotonic_ns
         self._budget = Budget(budget_share(), self._now())
+        self._mark: ProcessMark = b"\1" if log.ring is None else process_mark()
+        self._queued: deque[tuple[Action, Any]] = deque()
+        self._waits_again_ns = 0
+        self._unsaid: list[str] = []
+
+    def is_ours(self) -> bool:
+        """Return whether this is the process that opened the probe; silence it where it is not."""
+        if self._mark[0]:
+            return True
+        self.fork()
+        return False
+
+    def perform(self, t_ns: int, later: Action | None, action: Action, argument: Any) -> None:
+        """Call an action under the lock, at once or, within another call of this thread, after it.
+
+        No exception leaves the lock held or a frame torn, not even one of a signal handler.
+
+        Args:
+            t_ns: when the call into the probe began; its cost is counted from here.
+            later: what to queue in place of the action; None where it makes no sense later.
+            action: what to call.
+            argument: of either; one, for a star costs 0.2 µs, five times a step.
+
+        Raises:
+            Exception: what the action raised.
+        """
+        if not self._mark[0]:
+            self.fork()
+            return
+        log, queued = self._log, self._queued
+        lock = log.lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            self._queue(later, argument)
+            return
+        try:
+            if not lock.acquire(False) and not self._wait_for(lock):
+                self._queue(later, argument)
+                return
+            if queued:
+                self.catch_up()
+            action(argument)
+            if queued:
+                self.catch_up()
+            log.cost_ns += self._now() - t_ns
+        except BaseException as error:
+            # Raised by a signal handler. Calls that it made before, such as `close`, are carried
+            # out now: the process may be about to end.
+            if queued and lock._is_owned() and not isinstance(error, Exception):  # type: ignore[attr-defined]
+                with suppress(Exception):
+                    self.catch_up()
+            raise
+        finally:
+            # The first thing here: no signal handler can run between an exception and this call.
+            try:  # noqa: SIM105 -- `suppress` would be a call before it
+                lock.release()
+            except RuntimeError:
+                pass  # it was not acquired
+
+    def catch_up(self) -> None:
+        """Carry out what was queued; the lock is held."""
+        queued = self._queued
+        while queued:
+            action, argument = queued.popleft()
+            action(argument)
+
+    def _queue(self, later: Action | None, argument: Any) -> None:
+        if later is None or len(self._queued) >= _MOST_QUEUED:
+            self._log.num_lost_calls += 1
+        else:
+            self._queued.append((later, argument))
+
+    def _wait_for(self, lock: Any) -> bool:
+        """Wait for another thread to release the lock; after it did not, not again for a while."""
+        now_ns = self._now()
+        if now_ns < self._waits_again_ns:
+            return False
+        if lock.acquire(True, _PATIENCE_S):
+            return True
+        self._waits_again_ns = now_ns + _IMPATIENT_NS
+        return False
+
+    def refuse(self, call: str, error: Exception) -> None:
+        """Count a call that is left out for its arguments; report the first one."""
+        log = self._log
+        log.odd.num += 1
+        if not log.message:
+            log.message = text(f"{call}() was left out: {_described(error)}", _MOST_MESSAGE_BYTES)
+            self._unsaid.append(log.message)
+
+    def say(self) -> None:
+        """Write pending messages to the host's log: on the keeper's thread, without the lock.
+
+        A handler of that log may block: its pipe is full, or another thread holds its lock.
+        """
+        while self._unsaid:
+            warn("%s", self._unsaid.pop(0))
+
+    def caught(self, error: Exception) -> None:
+        """Handle an exception within a call: a fault of the probe, or a process at its limits."""
+        if isinstance(error, (RecursionError, MemoryError)):
+            self._log.num_lost_calls += 1
+        else:
+            self.fail(error)
 
     def follow(self, step: int) -> None:
         """Stop or resume as the control byte says, between two steps of the engine."""
-        try:
-            with self._log.lock:
-                self.turn(self._now(), step)
-        except Exception as error:
-            self.fail(error)
+        now_ns = self._now()
+        self.perform(now_ns, self._turn, self._turn, (now_ns, step))
+
+    def _turn(self, at: tuple[int, int]) -> None:
+        self.turn(*at)
 
     def turn(self, now_ns: int, step: int) -> None:
         """Become what is wanted, from this step on."""
@@ -86,26 +210,30 @@ class Life:
         """Switch off for good, say so once, and never let anything out."""
         self.on = self.wants_on = False
         log = self._log
-        if log.state in (FAILED, CLOSED):
+        if log.state in (FAILED, CLOSED) or not self.is_ours():
             return
         log.state = FAILED
         log.num_errors += 1
-        log.message = f"{type(error).__name__}: {error}"[:200]
         try:
+            log.message = text(_described(error), _MOST_MESSAGE_BYTES)
             warn("the probe failed and is off: %s", log.message)
-            if log.lock.acquire(blocking=False):
-                try:
-                    if log.ring is not None:
-                        log.ring.set_pending(0)
-                    self._spans.report(self._now())
-                finally:
-                    log.lock.release()
+            now_ns = self._now()
+            self.perform(now_ns, self._tell_failure, self._tell_failure, now_ns)
         except Exception:
-            note("the failure could not be recorded")
+            with suppress(Exception):
+                note("the failure could not be recorded")
+
+    def _tell_failure(self, now_ns: int) -> None:
+        if self._log.ring is not None:
+            self._log.ring.set_pending(0)
+        self._spans.report(now_ns)
 
     def fork(self) -> None:
         """Leave the parent's ring alone: a forked child opens its own or stays silent."""
         self.on = self.wants_on = False
+        self._mark = b"\1"
+        self._queued.clear()
+        self._unsaid.clear()
         ring = self._log.abandon()
         if ring is not None:
             with suppress(Exception):  # its lock on the ring must die with the parent
@@ -127,15 +255,15 @@ class Life:
         else:
             log.message = f"the probe took {cost}, without step plans too: it has stopped"
             self._pause(now_ns, OVER_BUDGET)
-        warn("%s (INFERSCOPE_BUDGET)", log.message)
+        self._unsaid.append(f"{log.message} (INFERSCOPE_BUDGET)")
 
     def _pause(self, now_ns: int, state: int) -> None:
         """Stop recording and say so: in a keyframe, for those who come, and in a report."""
-        self.on = self.wants_on = False
         self._log.state = state
         self._spans.forget()
         self._log.restate(now_ns)
         self._spans.report(now_ns)
+        self.on = self.wants_on = False  # at the end: a signal handler may raise before it
 
     def _resume(self, now_ns: int, step: int) -> None:
         """Record again, from this step on: of one under way now, the beginning was not seen."""
@@ -148,3 +276,11 @@ class Life:
         self.on = self.wants_on = True
         log.restate(now_ns)
         self.report(now_ns)
+
+
+def _described(error: BaseException) -> str:
+    """Return type and text of an exception; its `__str__` may itself raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -8,6 +8,9 @@ A keyframe comes every 10 s and every quarter of the ring, so a whole one is alw
 512 requests in flight at once and the others 256 at a time, behind each record written: listing
 65,536 at once takes 40 to 70 ms. `Clock` ends it. A record too large for its ring is left out and
 counted, and the next report says so.
+
+A signal handler may raise in the middle of any method. The frame being written is then lost and
+counted, all others are whole, and the next record begins an unfinished keyframe anew.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.probe.clock import Clock as TimeSource
+from inferscope.probe.columns import OddValues
 from inferscope.probe.requests import MOST_ROW_BYTES, RequestTable
 from inferscope.records import (
     FAILED,
@@ -46,7 +50,8 @@ class Log:
     """Writes into one ring.
 
     Attributes:
-        lock: stands around every call, and around all that is kept beside the log.
+        lock: stands around every call, and around all that is kept beside the log. A thread can ask
+            whether it is its own: a signal handler or a finaliser may call the probe within a call.
         ring: None where there never was one, once it is closed, and in a forked child.
         path: of the ring; it stays when the log is closed.
         paused_ns: since when the engine is paused, None while it is not.
@@ -55,6 +60,8 @@ class Log:
         state: one of `PROBE_STATES`.
         message: what the next reports say of the probe.
         num_errors: failures so far.
+        odd: argument values that no record could hold.
+        num_lost_calls: calls left out because the probe was busy, or the process out of memory.
         cost_ns: spent on the engine's thread so far.
         health_due_ns: when a busy engine's next report is due.
         keyframe_due_ns: when the next keyframe is due, however little was written.
@@ -69,7 +76,7 @@ class Log:
         *,
         tables: Sequence[CostTable] = (),
     ) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.ring = ring
         self.path: Path | None = None if ring is None else ring.path
         self.clock = clock
@@ -77,6 +84,8 @@ class Log:
         self.state = FAILED if ring is None else ON
         self.message = ""
         self.num_errors = 0
+        self.odd = OddValues()
+        self.num_lost_calls = 0
         self.cost_ns = 0
         self.health_due_ns = 0
         self.keyframe_due_ns = 0
@@ -175,6 +184,8 @@ class Log:
                 complete_through_ns,
                 num_dropped,
                 self.message,
+                self.odd.num,
+                self.num_lost_calls,
             ),
         )
 
@@ -193,7 +204,7 @@ class Log:
         ring, self.ring = self.ring, None
         self.path = None
         self.state = FAILED
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         return ring
 
     def _put(self, ring: RingWriter, record: Record, *, flags: int = 0) -> None:

@@ -5,12 +5,20 @@
     probe.plan(...); probe.start(step); ...run...; probe.stop(step)
     probe.slices(...); probe.emitted(...); probe.finished(index, "stop")
 
-Every method may be called at any time from the engine's loop. None raises, waits or grows without
-bound: the first failure inside switches the probe off for good and says so once. A record too large
-for its ring is no failure: it is left out, counted, and readers know that they miss it. Switched
-off, a call is one attribute test. Budget: 15 µs per step at batch 64 for all calls together, 1 µs
-when off (benchmarks/probe_cost.py); within a running engine, whose weights have pushed our code out
-of the cache, several times that (benchmarks/probe_overhead.py).
+Every method may be called at any time and from anywhere: from other threads, from a signal handler
+or finaliser that interrupts another call. None raises, waits or grows without bound:
+
+    an argument that no record can hold   is clamped or left out, or its call is; `odd_values`
+    a call within a call of its thread    is queued, and written before the outer one returns;
+                                          of too many the last are left out: `lost_calls`
+    a record too large for its ring       is left out, and readers know that they miss it
+    any other exception, a fault of ours  switches the probe off for good and says so once
+
+Exceptions that are not `Exception`, such as KeyboardInterrupt, pass through. A call without a
+required argument is a TypeError, as everywhere in Python. Switched off, a call is one attribute
+test. Budget: 15 µs per step at batch 64 for all calls together, 1 µs when off
+(benchmarks/probe_cost.py); within a running engine, whose weights have pushed our code out of the
+cache, several times that (benchmarks/probe_overhead.py).
 
 A probe belongs to one process and one writing thread. Beneath it:
 
@@ -24,10 +32,26 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.clock import SystemClock
-from inferscope.probe.columns import column, digest64, slice_columns
+from inferscope.probe.columns import (
+    LARGEST_INT64,
+    LARGEST_U32,
+    LEAST_INT64,
+    column,
+    digest64,
+    index_column,
+    plan_numbers,
+    same_rows,
+    slice_columns,
+    text_or_empty,
+    time_or,
+    whole,
+    whole_or,
+)
+from inferscope.probe.engine_info import fit_info
 from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
@@ -59,6 +83,11 @@ from inferscope.records import (
 from inferscope.ring.control import ControlByte
 from inferscope.ring.writer import RingWriter
 
+_BINDINGS = frozenset(("none", "slots", "blocks", "budget"))
+_MOST_MODE = 64
+_Signature: TypeAlias = tuple[int, int, int, tuple[int | None, int]]
+"""When it was given; a step, its digest and its tokens, prefills' and others'."""
+
 
 class Probe:
     """Writes what an engine does into its ring."""
@@ -88,11 +117,13 @@ class Probe:
     @property
     def on(self) -> bool:
         """Recording now. Cheap; an engine may skip building columns when it is False."""
-        return self._life.on
+        life = self._life
+        return life.on and life.is_ours()
 
     @property
     def path(self) -> Path | None:
         """The ring file, None when there is none."""
+        self._life.is_ours()
         return self._log.path
 
     @classmethod
@@ -114,14 +145,20 @@ class Probe:
         """
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
-        ring = None
+        ring = switch = None
         try:
             ring = make_ring(role, rank, clock or SystemClock(), engine_id=engine_id)
+            info = fit_info(info)
             tables = _cost_tables(info, role)
-            probe = cls(ring, open_switch(ring), info, timer=timer, clock=clock, tables=tables)
+            switch = open_switch(ring)
+            probe = cls(ring, switch, info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
         except Exception as error:
-            warn("not recording: %s", error)
+            with suppress(Exception):
+                warn("not recording: %s: %s", type(error).__name__, error)
+            if switch is not None:
+                with suppress(Exception):
+                    switch.close()
             if ring is not None:
                 with suppress(Exception):
                     discard(ring)
@@ -290,19 +327,22 @@ class Probe:
         self._hold(is_paused=False)
 
     def _hold(self, *, is_paused: bool) -> None:
+        life = self._life
         try:
-            log = self._log
-            if is_paused is (log.paused_ns is not None):
-                return
             t_ns = self._now()
-            with log.lock:
-                # Noted while switched off too: the keyframe of switching on tells it.
-                log.paused_ns = t_ns if is_paused else None
-                if self._life.on:
-                    log.restate(t_ns)
-            log.cost_ns += self._now() - t_ns
+            life.perform(t_ns, self._set_paused, self._set_paused, (t_ns, is_paused))
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
+
+    def _set_paused(self, change: tuple[int, bool]) -> None:
+        t_ns, is_paused = change
+        log = self._log
+        if is_paused is (log.paused_ns is not None):
+            return
+        # Noted while switched off too: the keyframe of switching on tells it.
+        log.paused_ns = t_ns if is_paused else None
+        if self._life.on:
+            log.restate(t_ns)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -322,65 +362,77 @@ class Probe:
     ) -> None:
         """Note what the scheduler decided, before the step is launched."""
         life = self._life
-        if life.wants_on is not life.on:
-            life.follow(step)
-        if not life.on or not life.tells_plans:
+        if life.wants_on is life.on and not (life.on and life.tells_plans):
             return
         try:
             t_ns, log = self._now(), self._log
-            held = column("I", preempted) if len(preempted) else b""
-            with log.lock:
-                log.write(
-                    StepPlan(
-                        t_ns,
-                        step,
-                        start_ns,
-                        end_ns,
-                        waiting,
-                        running,
-                        blocks_used,
-                        blocks_cached,
-                        blocks_total,
-                        held,
-                        binding,
-                    )
+            try:
+                given = (
+                    step,
+                    start_ns,
+                    end_ns,
+                    waiting,
+                    running,
+                    blocks_used,
+                    blocks_cached,
+                    blocks_total,
                 )
-            log.cost_ns += self._now() - t_ns
+                numbers = plan_numbers(given, log.odd)
+                held = index_column(preempted, log.odd) if len(preempted) else b""
+                if type(binding) is not str or binding not in _BINDINGS:
+                    binding = text_or_empty(binding, log.odd)
+            except Exception as error:
+                life.refuse("plan", error)
+                return
+            if life.wants_on is not life.on:
+                life.follow(numbers[0])
+            if life.on:
+                record = StepPlan(t_ns, *numbers, held, binding)
+                life.perform(t_ns, log.write, log.write, record)
         except Exception as error:
-            life.fail(error)
+            life.caught(error)
 
     def start(
         self, step: int, *, mode: str = "eager", cold: bool = False, dummy: bool = False
     ) -> None:
         """Begin timing a step, right before its first launch."""
         life = self._life
-        if life.wants_on is not life.on:
-            life.follow(step)
+        if not life.on and not life.wants_on:
+            return
+        try:
+            t_ns, odd = self._now(), self._log.odd
+            try:
+                # `whole` and the others, only where they are needed: 0.15 µs
+                if type(step) is not int or not LEAST_INT64 <= step <= LARGEST_INT64:
+                    step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
+                if type(mode) is not str or not mode.isascii() or len(mode) > _MOST_MODE:
+                    mode = text_or_empty(mode, odd)
+                if type(cold) is not bool or type(dummy) is not bool:
+                    cold, dummy = bool(cold), bool(dummy)
+            except Exception as error:
+                life.refuse("start", error)
+                return
+            if life.wants_on is not life.on:
+                life.follow(step)
+            if life.on:
+                # Later it would be timed wrong.
+                begun = (step, t_ns, mode, cold, dummy)
+                life.perform(t_ns, None, self._spans.start, begun)
+        except Exception as error:
+            life.caught(error)
+
+    def stop(self, step: int, *, padded_tokens: int = 0) -> None:
+        """End timing the step begun last; with a host timer its outputs must be ready."""
+        life = self._life
         if not life.on:
             return
         try:
             t_ns = self._now()
-            log, spans = self._log, self._spans
-            with log.lock:
-                spans.start(step, t_ns, mode, cold, dummy)
-            spans.last_step_ns = now_ns = self._now()
-            log.cost_ns += now_ns - t_ns
+            if type(padded_tokens) is not int or not 0 <= padded_tokens <= LARGEST_U32:
+                padded_tokens = whole_or(padded_tokens, 0, 0, LARGEST_U32, self._log.odd)
+            life.perform(t_ns, None, self._spans.stop, (t_ns, padded_tokens))
         except Exception as error:
-            life.fail(error)
-
-    def stop(self, step: int, *, padded_tokens: int = 0) -> None:
-        """End timing the step begun last; with a host timer its outputs must be ready."""
-        if not self._life.on:
-            return
-        try:
-            t_ns = self._now()
-            log, spans = self._log, self._spans
-            with log.lock:
-                spans.stop(t_ns, padded_tokens)
-            spans.last_step_ns = now_ns = self._now()
-            log.cost_ns += now_ns - t_ns
-        except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
 
     def slices(
         self,
@@ -412,37 +464,41 @@ class Probe:
             accepted: draft tokens accepted.
         """
         life = self._life
-        if not life.on or step < life.first_step:
+        if not life.on:
             return
         try:
-            t_ns = self._now()
-            indices, kinds, counts, cached, marks, rows = slice_columns(
-                requests, phases, tokens, contexts, flags, sampled
-            )
-            digest = digest64(indices, counts)
-            record = StepSlices(
-                t_ns,
-                step,
-                digest,
-                indices,
-                kinds,
-                counts,
-                cached,
-                marks,
-                rows,
-                column("H", proposed) if len(proposed) else b"",
-                column("H", accepted) if len(accepted) else b"",
-            )
-            log, spans = self._log, self._spans
-            with log.lock:
-                spans.sign(step, digest)
-                spans.reap(t_ns)
-                log.write(record)
-                if t_ns >= log.health_due_ns:
-                    life.report(t_ns)
-            log.cost_ns += self._now() - t_ns
+            t_ns, log = self._now(), self._log
+            try:
+                if type(step) is not int or not LEAST_INT64 <= step <= LARGEST_INT64:
+                    step = whole(step, LEAST_INT64, LARGEST_INT64, log.odd)
+                if step < life.first_step:
+                    return
+                made = slice_columns(requests, phases, tokens, contexts, flags, sampled, log.odd)
+                drafted = verified = b""
+                if len(proposed) or len(accepted):
+                    drafted = column("H", proposed, log.odd)
+                    verified = column("H", accepted, log.odd)
+                    same_rows(len(made[0]) // 4, ("H", drafted), ("H", verified))
+            except Exception as error:
+                life.refuse("slices", error)
+                return
+            digest = digest64(made[0], made[2])
+            record = StepSlices(t_ns, step, digest, *made, drafted, verified)
+            life.perform(t_ns, self._write_slices, self._tell_slices, record)
         except Exception as error:
-            life.fail(error)
+            life.caught(error)
+
+    def _write_slices(self, record: StepSlices) -> None:
+        self._spans.sign(record.step, record.digest)
+        self._log.write(record)
+
+    def _tell_slices(self, record: StepSlices) -> None:
+        life, log, spans = self._life, self._log, self._spans
+        spans.sign(record.step, record.digest)
+        spans.reap(record.t_ns)
+        log.write(record)
+        if record.t_ns >= log.health_due_ns:
+            life.report(record.t_ns)
 
     def sign(
         self,
@@ -464,21 +520,40 @@ class Probe:
                 reader here knows the phases by nothing else.
         """
         life = self._life
-        if not life.on or step < life.first_step:
+        if not life.on:
             return
         try:
-            t_ns = self._now()
-            digest = digest64(column("I", requests), column("I", tokens))
-            others = 0 if prefill_tokens is None else sum(tokens) - prefill_tokens
-            log, spans = self._log, self._spans
-            with log.lock:
-                spans.sign(step, digest, (prefill_tokens, others))
-                spans.reap(t_ns)
-                if t_ns >= log.health_due_ns:
-                    life.report(t_ns)
-            log.cost_ns += self._now() - t_ns
+            t_ns, odd = self._now(), self._log.odd
+            try:
+                step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
+                if step < life.first_step:
+                    return
+                indices, counts = index_column(requests, odd), column("I", tokens, odd)
+                same_rows(len(indices) // 4, ("I", counts))
+                signed: tuple[int | None, int] = (None, 0)
+                if prefill_tokens is not None:
+                    computed = sum(memoryview(counts).cast("I"))
+                    prefills = whole(prefill_tokens, 0, computed, odd)
+                    signed = prefills, computed - prefills
+            except Exception as error:
+                life.refuse("sign", error)
+                return
+            digest = digest64(indices, counts)
+            signature = (t_ns, step, digest, signed)
+            life.perform(t_ns, self._keep_signature, self._tell_signature, signature)
         except Exception as error:
-            life.fail(error)
+            life.caught(error)
+
+    def _keep_signature(self, signature: _Signature) -> None:
+        _, step, digest, tokens = signature
+        self._spans.sign(step, digest, tokens)
+
+    def _tell_signature(self, signature: _Signature) -> None:
+        t_ns = signature[0]
+        self._keep_signature(signature)
+        self._spans.reap(t_ns)
+        if t_ns >= self._log.health_due_ns:
+            self._life.report(t_ns)
 
     def emitted(
         self,
@@ -489,16 +564,27 @@ class Probe:
         at_ns: int | None = None,
     ) -> None:
         """Note that tokens leave the engine's loop, or (in a front end) were written to clients."""
-        if not self._life.on:
+        life = self._life
+        if not life.on:
             return
         try:
             t_ns, log = self._now(), self._log
-            record = Emitted(t_ns, column("I", requests), column("I", tokens), step, at_ns)
-            with log.lock:
-                log.write(record)
-            log.cost_ns += self._now() - t_ns
+            odd = log.odd
+            try:
+                indices, counts = index_column(requests, odd), column("I", tokens, odd)
+                if len(indices) != len(counts):
+                    same_rows(len(indices) // 4, ("I", counts))
+                if type(step) is not int or not LEAST_INT64 <= step <= LARGEST_INT64:
+                    step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
+                if at_ns is not None:
+                    at_ns = time_or(at_ns, t_ns, odd)
+            except Exception as error:
+                life.refuse("emitted", error)
+                return
+            record = Emitted(t_ns, indices, counts, step, at_ns)
+            life.perform(t_ns, log.write, log.write, record)
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -507,16 +593,21 @@ class Probe:
         self._life.fail(error)
 
     def close(self) -> None:
-        """Write the last word and leave the ring on disk. Safe to call twice."""
+        """Write the last word and leave the ring on disk. Safe to call twice.
+
+        From a signal handler within another call of the probe, it is that call that does it, before
+        it returns or an exception of the handler's goes through it.
+        """
+        life = self._life
         if self._log.ring is None:
             return
         try:
             self._keeper.stop()
-            with self._log.lock:
-                self._life.close(self._now())
+            t_ns = self._now()
+            life.perform(t_ns, life.close, life.close, t_ns)
             self._keeper.close()
         except Exception as error:
-            self._life.fail(error)
+            life.caught(error)
 
 
 def _cost_tables(info: EngineInfo, role: str) -> Sequence[CostTable]:

@@ -45,19 +45,23 @@ class Spans:
         self._signed: dict[int, tuple[int, tuple[int | None, int]]] = {}
         """By step: its digest and its tokens, prefills' and others', until its span is written."""
 
-    def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
-        """Begin timing a step; positional, for each keyword is to be paid in every step."""
+    def start(self, begun: tuple[int, int, str, bool, bool]) -> None:
+        """Begin timing a step: its number, when, its mode, whether it is cold, and a dummy."""
+        step, now_ns, mode, cold, dummy = begun
         self._thread = get_ident()
         if self._has_stopped or self._pending_ns:
             self.reap(now_ns)
+        self.last_step_ns = now_ns
         timer = self.timer
         self._is_open = True
         timer.start(step, now_ns, mode, cold, dummy)
         self._publish_pending(timer.pending_ns)
         self.last_step = step
 
-    def stop(self, now_ns: int, padded_tokens: int) -> None:
-        """End timing the step begun last."""
+    def stop(self, ended: tuple[int, int]) -> None:
+        """End timing the step begun last: when, and its padded tokens."""
+        now_ns, padded_tokens = ended
+        self.last_step_ns = now_ns
         self.timer.stop(now_ns, padded_tokens=padded_tokens)
         self._is_open, self._has_stopped = False, True
 

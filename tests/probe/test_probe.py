@@ -295,9 +295,8 @@ def test_the_heart_beats_on_when_the_probe_is_off_or_has_failed(
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)
     with caplog.at_level(logging.WARNING):
-        probe.queued("r", prompt_tokens="three")  # type: ignore[arg-type]
-        probe.emitted(["x"], [1])  # type: ignore[list-item]
-        probe.emitted(["x"], [1])  # type: ignore[list-item]
+        for _ in range(2):
+            probe.fail(ValueError("lost count"))
     assert not probe.on
     assert len([r for r in caplog.records if "failed" in r.message]) == 1
     assert of(ProbeHealth, path_of(probe))[-1].state == FAILED

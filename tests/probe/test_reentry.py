@@ -1,0 +1,391 @@
+"""Calls from within a call: signal handlers, finalisers, and exceptions that they raise."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferscope.probe import NO_REQUEST, EngineInfo, HostTimer, Probe
+from inferscope.probe.life import _MOST_QUEUED
+from inferscope.records import (
+    CLOSED,
+    FAILED,
+    Clock,
+    Emitted,
+    Keyframe,
+    ProbeHealth,
+    RequestEvent,
+    StepPlan,
+    StepSlices,
+    StepSpan,
+    decode,
+)
+from inferscope.ring.reader import Frame, Loss, RingReader
+from inferscope.ring.writer import RingWriter
+from tests.probe.fakes import FakeClock, do_step, everything, make_probe, make_ring, of, records
+from tests.probe.test_any_call import check_ring
+
+
+class RingWithin:
+    """A ring writer that calls something in the midst of each frame it writes."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.__dict__.update(ring=ring, within=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ring, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "within":
+            self.__dict__[name] = value
+        else:
+            setattr(self.ring, name, value)
+
+    def write(self, code: int, payload: bytes, *, flags: int = 0) -> bool:
+        within, self.within = self.within, None
+        if within is not None:
+            within()
+        return bool(self.ring.write(code, payload, flags=flags))
+
+
+def probe_within(folder: Path, clock: FakeClock | None = None) -> tuple[Probe, Any]:
+    ring: Any = RingWithin(make_ring(folder, capacity=1 << 20))
+    probe = Probe(ring, None, EngineInfo(0, "test"), clock=clock or FakeClock(step_ns=1000))
+    return probe, ring
+
+
+def test_a_call_within_a_call_is_written_before_the_outer_one_returns(tmp_path: Path) -> None:
+    probe, ring = probe_within(tmp_path)
+    found: list[int] = []
+
+    def handler() -> None:
+        index = probe.queued("inner", prompt_tokens=2)
+        probe.admitted(index)
+        do_step(probe, 8, [index])
+        probe.finished(index, "stop")
+        probe.paused()
+        found.append(index)
+        assert not of(RequestEvent, tmp_path / "a.ring")
+
+    ring.within = handler
+    outer = probe.queued("outer", prompt_tokens=1)
+    assert len({outer, *found}) == 2
+    path = tmp_path / "a.ring"
+    told = [(event.index, event.kind) for event in of(RequestEvent, path)]
+    assert told == [(outer, 2), (found[0], 2), (found[0], 3), (found[0], 8)]
+    assert [plan.step for plan in of(StepPlan, path)] == [8]
+    assert [slices.step for slices in of(StepSlices, path)] == [8]
+    assert of(Keyframe, path)[-1].paused_ns is not None
+    # A step's own times would be wrong later: it has none, and that is counted.
+    assert not of(StepSpan, path)
+    probe.close()
+    assert of(ProbeHealth, path)[-1].lost_calls == 2
+    check_ring(path)
+
+
+def test_too_many_calls_within_a_call_are_counted(tmp_path: Path) -> None:
+    probe, ring = probe_within(tmp_path)
+    indices = []
+    ring.within = lambda: indices.extend(
+        probe.queued("inner", prompt_tokens=2) for _ in range(_MOST_QUEUED + 7)
+    )
+    probe.emitted([0], [1])
+    assert NO_REQUEST not in indices
+    assert len(set(indices)) == _MOST_QUEUED + 7
+    probe.close()
+    path = tmp_path / "a.ring"
+    assert len(of(RequestEvent, path)) == _MOST_QUEUED
+    assert of(ProbeHealth, path)[-1].lost_calls == 7
+    check_ring(path)
+
+
+def test_a_fault_within_a_call_is_recorded_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe, ring = probe_within(tmp_path)
+    ring.within = lambda: probe.fail(ValueError("lost count"))
+    probe.emitted([0], [1])
+    assert not probe.on
+    assert len(caplog.records) == 1
+    path = tmp_path / "a.ring"
+    assert [type(record) for record in records(path)][-2:] == [Emitted, ProbeHealth]
+    assert of(ProbeHealth, path)[-1].state == FAILED
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_a_handler_that_closes_the_probe_and_ends_the_process_leaves_a_closed_ring(
+    tmp_path: Path, raised: type[BaseException]
+) -> None:
+    probe, ring = probe_within(tmp_path)
+
+    def handler() -> None:
+        probe.close()
+        raise raised
+
+    ring.within = handler
+    with pytest.raises(raised):
+        probe.emitted([0], [1])
+    assert of(ProbeHealth, tmp_path / "a.ring")[-1].state == CLOSED
+    check_ring(tmp_path / "a.ring")
+    probe.emitted([0], [1])
+
+
+def test_an_interrupted_keyframe_is_begun_anew(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=1000)
+    for num_frames in range(1, 5):  # in the midst of each of its records
+        ring: Any = RingWithin(make_ring(tmp_path, f"r{num_frames}", capacity=1 << 20))
+        probe = Probe(ring, None, EngineInfo(0, "test"), clock=clock)
+        index = probe.queued("r", prompt_tokens=1)
+        clock.now_ns += 11 * 10**9
+        count = 0
+
+        def interrupt(num_frames: int = num_frames, ring: Any = ring) -> None:
+            nonlocal count
+            count += 1
+            if count > num_frames:
+                raise KeyboardInterrupt
+            ring.within = interrupt
+
+        ring.within = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            probe.emitted([index], [1])
+        probe.emitted([index], [2])
+        path = tmp_path / f"r{num_frames}.ring"
+        # All that a reader needs who starts at the last keyframe.
+        kinds = [type(record) for record in records(path)]
+        last = len(kinds) - kinds[::-1].index(Keyframe)
+        assert {EngineInfo, Clock} < set(kinds[last:])
+        assert of(Emitted, path)[-1].tokens == b"\2\0\0\0"
+        probe.close()
+        check_ring(path)
+
+
+@contextmanager
+def signals(handler: Callable[..., object]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
+    tmp_path: Path,
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000), capacity=8 << 20)
+    chance, num_handled = random.Random(1), 0
+
+    def handler(*_: object) -> None:
+        nonlocal num_handled
+        num_handled += 1
+        do_step(probe, 10**6, [probe.queued("inner", prompt_tokens=1)])
+        if num_handled % 2:
+            raise KeyboardInterrupt
+
+    def interrupted(step: int) -> bool:
+        num_before = num_handled
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 150e-6))
+            do_step(probe, step, [probe.queued("outer", prompt_tokens=1)])
+            while num_handled == num_before:
+                pass
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    with signals(handler):
+        num_raised = sum(interrupted(step) for step in range(500))
+    assert probe.on
+    assert num_raised == num_handled / 2
+    assert not probe._log.lock._is_owned()  # type: ignore[attr-defined]
+    do_step(probe, 2 * 10**6, [1])
+    path = probe.path
+    assert path is not None
+    assert [slices.step for slices in of_all(StepSlices, path)][-1] == 2 * 10**6
+    # What is missing are the frames that were being written, one of each exception at most.
+    reader = RingReader(path)
+    losses = [found for found in everything(reader) if isinstance(found, Loss)]
+    reader.close()
+    assert sum(loss.num_frames for loss in losses) <= num_raised
+    # Another thread gets in as well.
+    other = threading.Thread(target=probe.emitted, args=([1], [77]))
+    other.start()
+    other.join(10)
+    assert of_all(Emitted, path)[-1].tokens == b"\x4d\0\0\0"
+    probe.close()
+
+
+def of_all(kind: type[Any], path: Path) -> list[Any]:
+    """Return records of a kind; an interrupted write may have used up a number."""
+    reader = RingReader(path)
+    frames = [frame for frame in everything(reader) if isinstance(frame, Frame)]
+    reader.close()
+    found = [decode(frame.code, frame.payload) for frame in frames]
+    return [record for record in found if isinstance(record, kind)]
+
+
+def test_finalisers_that_the_collector_runs_within_a_call_do_not_wait(tmp_path: Path) -> None:
+    probe, ring = probe_within(tmp_path)
+
+    class Task:
+        def __init__(self) -> None:
+            self.me = self
+            self.index = probe.queued("task", prompt_tokens=1)
+
+        def __del__(self) -> None:
+            probe.finished(self.index, "client_cancel")
+
+    for _ in range(50):
+        Task()
+    ring.within = gc.collect
+    probe.emitted([0], [1])
+    finished = [event for event in of(RequestEvent, tmp_path / "a.ring") if event.kind == 8]
+    assert len(finished) == 50
+    assert probe._log.requests.num_live == 0
+    probe.close()
+    check_ring(tmp_path / "a.ring")
+
+
+def test_two_threads_with_crossed_locks_go_on(tmp_path: Path) -> None:
+    probe, ring = probe_within(tmp_path)
+    theirs, is_inside = threading.Lock(), threading.Event()
+
+    def finaliser() -> None:
+        is_inside.set()
+        with theirs:
+            pass
+
+    def holder() -> None:
+        with theirs:
+            is_inside.wait(10)
+            probe.emitted([1], [2])  # waits for the other thread, which waits for `theirs`
+
+    ring.within = finaliser
+    thread = threading.Thread(target=holder)
+    with theirs:
+        pass
+    thread.start()
+    while not theirs.locked():
+        pass
+    probe.emitted([0], [1])
+    thread.join(10)
+    assert not thread.is_alive()
+    probe.emitted([0], [3])
+    tokens = [emitted.tokens[0] for emitted in of(Emitted, tmp_path / "a.ring")]
+    assert sorted(tokens) == [1, 2, 3]
+    probe.close()
+    check_ring(tmp_path / "a.ring")
+
+
+def test_a_thread_that_never_leaves_the_probe_costs_others_little(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    is_over, is_inside = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        with probe._log.lock:
+            is_inside.set()
+            is_over.wait(60)
+
+    thread = threading.Thread(target=stuck)
+    thread.start()
+    is_inside.wait(10)
+    waits = []
+    probe._log.lock, real = Waiting(probe._log.lock, waits), probe._log.lock  # type: ignore[assignment]
+    for step in range(100):
+        do_step(probe, step, [1])
+    assert waits == [0.1]
+    probe._log.lock = real
+    is_over.set()
+    thread.join()
+    do_step(probe, 100, [1])
+    path = probe.path
+    assert path is not None
+    assert [slices.step for slices in of(StepSlices, path)] == list(range(101))
+    probe.close()
+
+
+class Waiting:
+    """A lock that notes for how long it was waited for."""
+
+    def __init__(self, lock: Any, waits: list[float]) -> None:
+        self.lock, self.waits = lock, waits
+
+    def acquire(self, is_blocking: bool, timeout_s: float = -1) -> bool:
+        if is_blocking:
+            self.waits.append(timeout_s)
+        return bool(self.lock.acquire(is_blocking, timeout_s))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lock, name)
+
+
+def test_a_step_timed_across_a_call_within_is_timed_by_its_own_start(tmp_path: Path) -> None:
+    probe, ring = probe_within(tmp_path)
+    probe.start(1)
+    ring.within = lambda: probe.start(2)  # lost: its timer would be started too late
+    probe.emitted([0], [1])
+    probe.stop(1)
+    probe.close()
+    assert [span.step for span in of(StepSpan, tmp_path / "a.ring")] == [1]
+
+
+PROGRAM = """
+import os, signal, sys
+from inferscope.probe import EngineInfo, Probe
+probe = Probe.open(EngineInfo(0, "test"))
+
+def stop(*_):
+    probe.finished(index, "server_abort")
+    probe.close()
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, stop)
+index = probe.queued("r", prompt_tokens=1)
+print(probe.path, flush=True)
+while True:  # inside the probe, for all of its time but little
+    probe.emitted([index], [1])
+"""
+
+
+def test_a_server_stopped_within_the_probe_ends_and_its_ring_is_closed(tmp_path: Path) -> None:
+    environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        path = Path(server.stdout.readline().strip())
+        server.terminate()
+        assert server.wait(20) == 7
+        server.stdout.close()
+    finally:
+        server.kill()
+        server.wait()
+    assert of_all(ProbeHealth, path)[-1].state == CLOSED
+    assert of_all(RequestEvent, path)[-1].kind == 8
+
+
+def test_a_timer_of_ones_own_is_still_called_under_the_lock(tmp_path: Path) -> None:
+    owned: list[bool] = []
+
+    class Timer(HostTimer):
+        def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
+            owned.append(probe._log.lock._is_owned())  # type: ignore[attr-defined]
+            super().start(step, now_ns, mode, cold, dummy)
+
+    probe = make_probe(tmp_path, FakeClock(), timer=Timer())
+    probe.start(1)
+    assert owned == [True]
+    probe.close()
