@@ -159,7 +159,7 @@ class Life:
 
     def caught(self, error: Exception) -> None:
         """Handle an exception within a call: a fault of the probe, or a process at its limits."""
-        if isinstance(error, (RecursionError, MemoryError)):
+        if isinstance(error, (RecursionError, MemoryError)) or _is_at_stack_end(error):
             self._log.num_lost_calls += 1
         else:
             self.fail(error)
@@ -276,6 +276,14 @@ class Life:
         self.on = self.wants_on = True
         log.restate(now_ns)
         self.report(now_ns)
+
+
+def _is_at_stack_end(error: Exception) -> bool:
+    """Return whether ctypes could not convert arguments because the stack was at its end.
+
+    It wraps that RecursionError in an ArgumentError; what the probe passes always converts.
+    """
+    return type(error).__name__ == "ArgumentError"
 
 
 def _described(error: BaseException) -> str:

@@ -43,4 +43,7 @@ def _c_function() -> PWrite:
 
 
 pwrite = _c_function()
-"""Write `num_bytes` of a `bytes` at an offset; return how many were written, -1 for an error."""
+"""Write `num_bytes` of a `bytes` at an offset; return how many were written, -1 for an error.
+
+At the end of the stack ctypes raises an ArgumentError that names the RecursionError.
+"""

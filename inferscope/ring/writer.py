@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ _NO_CLAIM = struct.Struct("<4Q")
 """Head, sequence, heartbeat, pending: the words that may be written beside the writer's thread."""
 _NOT_ENOUGH_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_CLOSE_PATIENCE_S = 0.2
 _CLAIMS_PER_LAP = 64
 """The claim is this part of the ring ahead of the head, so that it is written that seldom."""
 _HIGH_HANDLE = 512
@@ -116,6 +118,9 @@ class RingWriter:
             partial.unlink(missing_ok=True)
             os.close(handle)
             raise _cannot_make(path, error) from error
+        self._is_closing = False
+        self._in_use = threading.Lock()
+        """Held by all uses of the descriptor but `write`, which the probe's lock guards."""
         self._file = _high(handle)
         status = os.fstat(self._file)
         self._inode = status.st_dev, status.st_ino
@@ -169,10 +174,18 @@ class RingWriter:
 
     def beat(self, now_ns: int) -> None:
         """Write the time of the heartbeat, and the words that `write` leaves; 0: it is closed."""
-        self._heartbeat = max(0, now_ns)
-        sequence = self.sequence
-        words = _NO_CLAIM.pack(self._head, sequence, self._heartbeat, self._pending)
-        pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
+        is_last = now_ns <= 0
+        if not self._in_use.acquire(timeout=_CLOSE_PATIENCE_S if is_last else 0):
+            return
+        try:
+            if self._is_closing:
+                return
+            self._is_closing, self._heartbeat = is_last, max(0, now_ns)
+            sequence = self.sequence
+            words = _NO_CLAIM.pack(self._head, sequence, self._heartbeat, self._pending)
+            pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
+        finally:
+            self._in_use.release()
 
     def set_pending(self, start_ns: int) -> None:
         """Publish the start of the oldest step without a span; 0 when there is none.
@@ -193,8 +206,14 @@ class RingWriter:
         Returns:
             A line for the log where something has happened to the file, else nothing.
         """
-        if self._file < 0:
+        if self._file < 0 or not self._in_use.acquire(blocking=False):
             return ""
+        try:
+            return self._inspected()
+        finally:
+            self._in_use.release()
+
+    def _inspected(self) -> str:
         try:
             status = os.fstat(self._file)
         except OSError:
@@ -224,9 +243,14 @@ class RingWriter:
     def close(self) -> None:
         """Close the file; it stays, as the flight recorder. Safe to call twice."""
         handle, self._file = self._file, -1
-        if handle >= 0:
-            with suppress(OSError):
-                os.close(handle)
+        # The thread beside the writer's may be about to use the number, which the process gives to
+        # the next file that it opens. Where it does not end in time, the descriptor stays open.
+        if handle >= 0 and self._in_use.acquire(timeout=_CLOSE_PATIENCE_S):
+            try:
+                with suppress(OSError):
+                    os.close(handle)
+            finally:
+                self._in_use.release()
 
     def _words(self, claim: int) -> bytes:
         """Return the header's words as they should be now."""

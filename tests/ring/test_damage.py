@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from inferscope.records import Keyframe, ProbeHealth, decode
 from inferscope.ring import layout
 from inferscope.ring.layout import MIN_CAPACITY
 from inferscope.ring.reader import Frame, Loss, RingReader
+from inferscope.ring.writer import RingWriter
 from tests.probe.fakes import everything, make_ring
 from tests.ring.test_ring import fill, keyframe, num_seen
 
@@ -296,3 +298,33 @@ with tempfile.TemporaryDirectory() as folder:
     )
     # Handing over a hundred times would take five seconds.
     assert float(done.stdout) < 2.5
+
+
+def test_a_closed_ring_writes_into_no_file_that_has_its_number(tmp_path: Path) -> None:
+    # A host opens files all the time: one of them gets the number of the descriptor just closed.
+    other = tmp_path / "other"
+    for number in range(50):
+        ring = make_ring(tmp_path, str(number))
+        is_done = threading.Event()
+
+        def beat(ring: RingWriter = ring, is_done: threading.Event = is_done) -> None:
+            while not is_done.is_set():
+                ring.beat(time.monotonic_ns())
+                ring.inspect()
+
+        beside = threading.Thread(target=beat)
+        beside.start()
+        descriptor = ring._file
+        ring.write(5, b"x" * 100)
+        ring.beat(0)
+        ring.close()
+        handle = os.open(other, os.O_RDWR | os.O_CREAT)
+        os.dup2(handle, descriptor)
+        is_done.set()
+        beside.join()
+        os.close(descriptor)
+        os.close(handle)
+        assert other.stat().st_size == 0
+        reader = RingReader(ring.path)
+        assert reader.heartbeat_ns() == 0
+        reader.close()
