@@ -126,8 +126,8 @@ Binding = Literal["none", "slots", "blocks", "budget"]
 WAITING, RUNNING, HELD = range(3)
 """States in `Live`; `HELD` is preempted, waiting to be resumed."""
 
-ON, OFF, FAILED, OVER_BUDGET, CLOSED = range(5)
-PROBE_STATES = ("on", "off", "failed", "over_budget", "closed")
+ON, OFF, FAILED, OVER_BUDGET, CLOSED, UNSUPPORTED = range(6)
+PROBE_STATES = ("on", "off", "failed", "over_budget", "closed", "unsupported")
 
 # --- counters ---------------------------------------------------------------------------------
 
@@ -508,6 +508,8 @@ class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
     """Arguments that no record could hold: clamped, cut, left out, or their whole call left out."""
     lost_calls: int = 0
     """Calls left out because the probe was busy with others, or the process out of memory."""
+    unsupported: tuple[str, ...] = ()
+    """Features of this process's engine that the probe cannot observe, with the reason."""
 
 
 class CounterSample(Record, frozen=True, gc=False, array_like=True):

@@ -3,8 +3,8 @@
 Four kinds of line: `step`, `request`, `device`, `run`. In every step the shares, the padding and
 the unattributed time sum to `measured_ns`; in every request the ledger sums to
 `delivered_ns - arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`; whom a request waited
-for, by cause, sums to the ledger's rows. Unknown is null. Each number's origin stands under
-`provenance`.
+for, by cause, sums to the ledger's rows. A request without a ledger has null in both places, and
+the reason under `ledger_missing`. Unknown is null. Each number's origin stands under `provenance`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "external_id": request.external_id,
         "adapter": request.adapter or None,
         "prompt_tokens": request.prompt_tokens,
-        "cached_tokens": request.cached_tokens,
+        "cached_tokens": None if request.ledger_missing else request.cached_tokens,
         "output_tokens": request.output_tokens,
         "arrived_ns": request.arrived_ns,
         "first_token_ns": request.first_token_ns,
@@ -183,8 +183,9 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "joined_late": request.joined_late,
         "preemptions": request.num_preemptions,
         "transfers": [transfer_facts(each) for each in request.transfers] or None,
-        "ledger_ns": request.ledger_ns,
-        "ttft_ledger_ns": request.ttft_ledger_ns,
+        "ledger_ns": None if request.ledger_missing else request.ledger_ns,
+        "ttft_ledger_ns": None if request.ledger_missing else request.ttft_ledger_ns,
+        "ledger_missing": request.ledger_missing or None,
         "prompt_parts": [structs.asdict(part) for part in request.parts] or None,
         "blame": [
             {"cause": cause, "request": request_id, "ns": ns}
@@ -192,6 +193,13 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         ],
         "tbt_ns": request.tbt_ns,
         "tokens_per_event": list(request.tokens_per_event),
+        **_computed(request),
+    }
+
+
+def _computed(request: FinalRequest) -> dict[str, Any]:
+    """Return what was computed for a request; all of it is unknown where it has no ledger."""
+    computed: dict[str, Any] = {
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
         "by_phase": {
             "prefill": {
@@ -212,6 +220,13 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
             "flops": request.saved.flops,
             "ns": request.saved.ns,
         },
+    }
+    return _all_unknown(computed) if request.ledger_missing else computed
+
+
+def _all_unknown(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _all_unknown(fact) if isinstance(fact, dict) else None for name, fact in facts.items()
     }
 
 

@@ -67,6 +67,7 @@ def root_attributes(
     """
     request, given = finished.request, finished.request.attributes
     is_whole = not request.joined_late
+    has_ledger = is_whole and not request.ledger_missing
     is_failure = request.finish in FAILURES
     port = given.get(names.SERVER_PORT, "")
     stream = given.get("stream", "").lower()
@@ -99,8 +100,9 @@ def root_attributes(
             names.ARRIVED_AT: request.arrived_at,
             names.DELIVERED_AT: request.delivered_at,
             names.JOINED_LATE: True if request.joined_late else None,
-            names.PREEMPTIONS: request.num_preemptions if is_whole else None,
-            names.METHOD: "measured" if request.is_alone else "apportioned",
+            names.LEDGER_MISSING: request.ledger_missing or None,
+            names.PREEMPTIONS: request.num_preemptions if has_ledger else None,
+            names.METHOD: _method(request),
             names.UNCERTAINTY: _uncertainty(request, residual),
             names.CLOCK: request.clock,
             names.SLO_CAUSE: finished.cause,
@@ -113,7 +115,7 @@ def root_attributes(
     if finished.verdicts and "goodput" not in finished.verdicts:
         is_good = all(finished.verdicts.values()) and not is_failure
         attributes[names.SLO + "goodput"] = "good" if is_good else "bad"
-    if is_whole:
+    if has_ledger:
         attributes[names.GPU_SECONDS] = (request.prefill_ns + request.decode_ns) / _NS_PER_S
         energy_uj = [each.get("energy_uj") for each in _by_phase(request)]
         if None not in energy_uj:
@@ -122,6 +124,13 @@ def root_attributes(
             if spent_ns:
                 attributes[names.LEDGER + cause] = spent_ns / _NS_PER_S
     return attributes
+
+
+def _method(request: FinalRequest) -> str | None:
+    """Return how the request's compute is known; None where it is not."""
+    if request.ledger_missing:
+        return None
+    return "measured" if request.is_alone else "apportioned"
 
 
 def _asked(given: dict[str, str]) -> Attributes:
@@ -158,6 +167,8 @@ def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:
 
     What was alone in its steps is measured.
     """
+    if request.ledger_missing:
+        return None
     if request.is_alone:
         return 0.0
     return None if residual is None else abs(residual)
@@ -242,7 +253,7 @@ def _phase_attributes(
     finished: Finished, phase: str, *, spent_ns: int, flops: int | None, steps: PhaseSteps | None
 ) -> Attributes:
     attributes: Attributes = {names.PHASE: phase}
-    if finished.request.joined_late:
+    if finished.request.joined_late or finished.request.ledger_missing:
         return attributes
     waited_ns = finished.request.ledger_ns.get(f"{phase}_interference", 0)
     attributes[names.GPU_SECONDS] = spent_ns / _NS_PER_S

@@ -113,6 +113,7 @@ REQUESTS = pa.schema(
         ("provenance", pa.map_(_TEXT, _ORIGIN)),
         ("adapter", _TEXT),
         ("transfers", pa.list_(_TRANSFER)),
+        ("ledger_missing", _TEXT),
     ]
 )
 _OF_STEP = [
@@ -192,6 +193,7 @@ def _requests(batch: Batch, host: str | None) -> pa.Table:
     assert offset_ns is not None
     engines = [batch.engines.get(each.engine_id, Engine()) for each in requests]
     given = [each.attributes for each in requests]
+    is_missing = [bool(each.ledger_missing) for each in requests]
     traces = [_TRACE_ID.fullmatch(each.trace) if each.trace else None for each in requests]
     made = {
         "host": [host] * num,
@@ -208,8 +210,10 @@ def _requests(batch: Batch, host: str | None) -> pa.Table:
         "arrived_utc": [(each.arrived_ns + offset_ns) // 1000 for each in requests],
         "delivered_utc": [(each.delivered_ns + offset_ns) // 1000 for each in requests],
         "preemptions": [each.num_preemptions for each in requests],
-        "ledger_ns": _by_cause([each.ledger_ns for each in requests]),
-        "ttft_ledger_ns": _by_cause([each.ttft_ledger_ns for each in requests]),
+        "cached_tokens": [None if each.ledger_missing else each.cached_tokens for each in requests],
+        "ledger_missing": [each.ledger_missing or None for each in requests],
+        "ledger_ns": _by_cause([each.ledger_ns for each in requests], is_missing),
+        "ttft_ledger_ns": _by_cause([each.ttft_ledger_ns for each in requests], is_missing),
         "prompt_parts": [[asdict(part) for part in each.parts] or None for each in requests],
         "blame": _blame(requests),
         "tbt_ns": _whole_lists([_gaps_ns(each) for each in requests]),
@@ -218,15 +222,20 @@ def _requests(batch: Batch, host: str | None) -> pa.Table:
             REQUESTS.field("compute_ns").type,
             [each.prefill_ns for each in requests],
             [each.decode_ns for each in requests],
+            is_missing=is_missing,
         ),
         "by_phase": _struct(
-            REQUESTS.field("by_phase").type, _prefills(requests), _decodes(requests)
+            REQUESTS.field("by_phase").type,
+            _prefills(requests),
+            _decodes(requests),
+            is_missing=is_missing,
         ),
         "saved_by_cache": _struct(
             REQUESTS.field("saved_by_cache").type,
             [each.cached_tokens for each in requests],
             [each.saved.flops for each in requests],
             [each.saved.ns for each in requests],
+            is_missing=is_missing,
         ),
         _ORIGINS: _origins(requests),
     }
@@ -239,22 +248,34 @@ def _requests(batch: Batch, host: str | None) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=REQUESTS)
 
 
-def _struct(kind: pa.StructType, *columns: pa.Array | list[int | None]) -> pa.Array:
+def _struct(
+    kind: pa.StructType,
+    *columns: pa.Array | list[int | None],
+    is_missing: list[bool] | None = None,
+) -> pa.Array:
     fields = [kind.field(at) for at in range(kind.num_fields)]
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, field.type)
         for field, column in zip(fields, columns, strict=True)
     ]
-    return pa.StructArray.from_arrays(arrays, fields=fields)
+    mask = pa.array(is_missing, _BOOL) if is_missing and any(is_missing) else None
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
 
 
 def _offsets(lengths: Iterable[int]) -> pa.Array:
     return pa.array([0, *accumulate(lengths)], pa.int32())
 
 
-def _by_cause(rows: list[dict[str, int]]) -> pa.Array:
+def _by_cause(rows: list[dict[str, int]], is_missing: list[bool]) -> pa.Array:
+    offsets = _offsets(map(len, rows))
+    if any(is_missing):  # an offset of null begins a map that is null
+        starts = [
+            None if missing else at
+            for at, missing in zip(offsets.to_pylist()[:-1], is_missing, strict=True)
+        ]
+        offsets = pa.array([*starts, offsets[-1].as_py()], pa.int32())
     return pa.MapArray.from_arrays(
-        _offsets(map(len, rows)),
+        offsets,
         pa.array(list(chain.from_iterable(rows)), _TEXT),
         pa.array(list(chain.from_iterable(row.values() for row in rows)), _INT),
     )

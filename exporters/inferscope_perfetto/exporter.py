@@ -137,6 +137,7 @@ class PerfettoExporter:
                 "output_tokens": request.output_tokens,
                 "preemptions": request.num_preemptions,
                 "joined_late": request.joined_late,
+                **({"ledger": f"- ({request.ledger_missing})"} if request.ledger_missing else {}),
                 "prefill_compute_ms": round(request.prefill_ns / 1e6, 3),
                 "decode_compute_ms": round(request.decode_ns / 1e6, 3),
                 **causes,

@@ -117,9 +117,12 @@ class Counts:
         ledger_ns = request.ledger_ns
         spent = {
             "request_duration": request.delivered_ns - request.arrived_ns,
-            "request_queue": sum(ledger_ns.get(c, 0) for c in names.QUEUES),
-            "request_stall": sum(ledger_ns.get(c, 0) for c in names.STALLS),
         }
+        if not request.ledger_missing:
+            spent["request_queue"] = sum(ledger_ns.get(c, 0) for c in names.QUEUES)
+            spent["request_stall"] = sum(ledger_ns.get(c, 0) for c in names.STALLS)
+            self.gpu_ns["prefill"].add(request.prefill_ns)
+            self.gpu_ns["decode"].add(request.decode_ns)
         if not request.is_in_one_piece:
             spent |= _of_tokens(request)
             self._add_gaps(request, trace_id)
@@ -128,8 +131,6 @@ class Counts:
             if trace_id is not None:
                 exemplar = Exemplar(trace_id, duration_ns, request.delivered_ns)
                 self.histograms[name].show(exemplar)
-        self.gpu_ns["prefill"].add(request.prefill_ns)
-        self.gpu_ns["decode"].add(request.decode_ns)
         self.finishes[request.finish] += 1
         for cause, spent_ns in ledger_ns.items():
             self.cause_ns[cause] += spent_ns

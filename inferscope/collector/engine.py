@@ -40,6 +40,7 @@ from inferscope.records import (
     PREEMPTED,
     QUEUED,
     RESUMED,
+    UNSUPPORTED,
     Clock,
     CostTable,
     Emitted,
@@ -161,7 +162,7 @@ class EngineFold:
         for ring in self.rings.values():
             heir = newest.get(ring.slots.teller, ring)
             is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
-            ring.is_out = is_silent or ring.state in (OFF, FAILED)
+            ring.is_out = is_silent or ring.state in (OFF, FAILED, UNSUPPORTED)
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
         self.joins.give_up()
@@ -313,7 +314,7 @@ class EngineFold:
         )
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
-        ring.state = keyframe.state
+        ring.enter(keyframe.state)
         ring.listed = set()
         ring.has_lost_frames |= keyframe.state == OFF
         ring.paused_ns = keyframe.paused_ns
@@ -340,7 +341,7 @@ class EngineFold:
         spent_ns = health.cost_ns - ring.cost_ns
         ring.cost_ns = health.cost_ns
         ring.health = health
-        ring.state = health.state
+        ring.enter(health.state)
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
         self._sweep()

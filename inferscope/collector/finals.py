@@ -24,6 +24,9 @@ from inferscope.slo.verdicts import Judged
 Ints = NDArray[np.int64]
 
 
+CORE_NOT_OBSERVED = "core not observed"
+"""Why a request has no ledger: no core reported it, and there is none that would have."""
+
 MOST_TRANSFERS = 64
 """Kept of one request; all are in its ledger."""
 
@@ -173,6 +176,9 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """By a reader's objectives; None where it has none."""
     transfers: tuple[KvTransfer, ...] = ()
     """Of its KV blocks from another worker; the first MOST_TRANSFERS."""
+    ledger_missing: str = ""
+    """Why the request has no ledger; then both ledgers, what it computed and its blame are unknown,
+    whatever the fields hold. Empty where it has one."""
     adapter: str = ""
     """LoRA, as the engine says, else an allowed header; empty for the base model."""
 

@@ -20,11 +20,18 @@ from inferscope.collector.accounts import Left
 from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
-from inferscope.collector.finals import MOST_TRANSFERS, FinalRequest, KvTransfer, Part, Sink
+from inferscope.collector.finals import (
+    CORE_NOT_OBSERVED,
+    MOST_TRANSFERS,
+    FinalRequest,
+    KvTransfer,
+    Part,
+    Sink,
+)
 from inferscope.collector.keep import Keep
 from inferscope.collector.recent import Recent
 from inferscope.collector.requests import Request, RequestTable
-from inferscope.collector.rings import RingState
+from inferscope.collector.rings import RingState, is_core_observed
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.collector.windows import Bucket, Windows
@@ -81,6 +88,7 @@ class Lives:
         self._sinks = sinks
         self._mix = mix
         self._book = book
+        self._rings = rings
         self.table = RequestTable()
         self.windows = Windows(keep)
         self.emissions = Emissions(self.table, self.windows)
@@ -254,7 +262,7 @@ class Lives:
                 self.table.has_front_end[slot] = False
                 return
             # No core has spoken of it, or that was not seen.
-            request.joined_late = True
+            request.joined_late |= not self.ledger_missing(request, event.at_ns)
             has_tokens = self.table.tokens.edges_of(slot)[0] > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
         last_token_ns, _ = self.table.tokens.edges_of(slot)
@@ -304,14 +312,29 @@ class Lives:
             self.num_dropped += 1
             self.table.remove(request)
 
-    def blame_of(self, request: Request) -> tuple[Culprit, ...]:
+    def ledger_missing(self, request: Request, at_ns: int) -> str:
+        """Return why a request has no ledger at a time; empty where it has one.
+
+        What only a front end has seen would all be booked as `frontend`.
+        """
+        if request.is_told_by_core or is_core_observed(self._rings.values(), at_ns):
+            return ""
+        return CORE_NOT_OBSERVED
+
+    def blame_of(self, request: Request, now_ns: int) -> tuple[Culprit, ...]:
         """Return whom a request has waited for so far; in the queue it has waited until now."""
         ledger, slot = self.table.ledger, request.slot
         waited_ns, at_ns = ledger.waited_ns(slot), ledger.mark_of(slot)
-        return ledger.blame.of(slot, self.ledger_of(request), at_ns=at_ns, waited_ns=waited_ns)
+        ledger_ns = self.ledger_of(request, now_ns)
+        return ledger.blame.of(slot, ledger_ns, at_ns=at_ns, waited_ns=waited_ns)
 
-    def ledger_of(self, request: Request) -> dict[str, int]:
-        """Return the causes of a life so far; in the queue it has waited until now."""
+    def ledger_of(self, request: Request, now_ns: int) -> dict[str, int]:
+        """Return the causes of a life so far; in the queue it has waited until now.
+
+        None are known of a request whose ledger is missing.
+        """
+        if self.ledger_missing(request, now_ns):
+            return {}
         ledger = self.table.ledger
         ledger_ns = by_cause(ledger.row(request.slot))
         waited_ns = ledger.waited_ns(request.slot)
@@ -336,7 +359,9 @@ class Lives:
         table = self.table
         row = table.ledger.row(slot)
         delivered_ns = table.ledger.mark_of(slot)
-        ledger_ns = by_cause(row)
+        ledger_missing = self.ledger_missing(request, delivered_ns)
+        ledger_ns = {} if ledger_missing else by_cause(row)
+        ttft_row = request.ttft_row if request.first_edge_ns and not ledger_missing else None
         last_ns, _ = table.tokens.edges_of(slot)
         prefill, decode = table.work.of(slot)
         prefill_ns, decode_ns = prefill[COMPUTE_NS], decode[COMPUTE_NS]
@@ -363,7 +388,7 @@ class Lives:
             joined_late=request.joined_late,
             num_preemptions=request.num_preemptions,
             ledger_ns=ledger_ns,
-            ttft_ledger_ns=by_cause(request.ttft_row) if request.first_edge_ns else {},
+            ttft_ledger_ns=by_cause(ttft_row),
             token_times_ns=times,
             tokens_per_event=tokens_per_event,
             prefill_ns=prefill_ns,
@@ -388,12 +413,14 @@ class Lives:
             saved=saved_by_cache(request, self.rates, model),
             transfers=tuple(request.transfers),
             adapter=request.adapter or request.attributes.get("adapter", ""),
+            ledger_missing=ledger_missing,
         )
         self.num_finished += 1
         self.finished.append(final)
         bucket = self.windows.at(delivered_ns)
         bucket.amounts["finished"] += 1
-        bucket.add_causes(row)
+        if not ledger_missing:
+            bucket.add_causes(row)
         if last_ns and final.finish in _ANSWERS:
             bucket.durations["e2e"].add(last_ns - request.arrived_ns, 1)
         if self._mix is not None:

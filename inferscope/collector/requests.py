@@ -52,6 +52,8 @@ class Request(msgspec.Struct, eq=False):
     transfers: list[KvTransfer] = []
     adapter: str = ""
     reasoning_tokens: int | None = None
+    is_told_by_core: bool = False
+    """A core ring has reported it, whether or not that ring knows it still."""
     joined_late: bool = False
     """Part of its life was not seen: its ledger has holes."""
     is_first_unknown: bool = False
@@ -67,6 +69,7 @@ class Request(msgspec.Struct, eq=False):
     def bind(self, slots: SlotMap, index: int) -> None:
         """Make the request known to a ring's map."""
         slots.put(index, self.slot)
+        self.is_told_by_core |= not slots.is_front_end
         self.bindings.append((slots, index))
 
     def unbind(self, slots: SlotMap) -> None:

@@ -10,9 +10,12 @@ from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import RankSpan, rank_span
 from inferscope.records import (
     CLOSED,
+    FAILED,
     OFF,
     ON,
+    OVER_BUDGET,
     PROBE_STATES,
+    UNSUPPORTED,
     EngineInfo,
     ProbeHealth,
     RingOpened,
@@ -55,6 +58,8 @@ class RingState:
         """Since when somebody has paused what its process does."""
         self.has_lost_frames = False
         self.is_lost = False
+        self.is_unsupported = False
+        """Its probe has reported that it cannot observe the engine; it may be closed by now."""
         self.listed: set[int] | None = None
         """Requests that the keyframe being read has named; None outside of one."""
         self.unlisted: set[int] = set()
@@ -82,13 +87,29 @@ class RingState:
         """Tell whether its process has said goodbye."""
         return self.state == CLOSED
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether its probe writes nothing although its process may work on."""
+        return self.state in (OFF, UNSUPPORTED)
+
+    @property
+    def is_observing(self) -> bool:
+        """Return whether its probe reports what its process does, by its own state."""
+        states = (OFF, FAILED, OVER_BUDGET, UNSUPPORTED)
+        return not (self.is_unsupported or self.state in states)
+
+    def enter(self, state: int) -> None:
+        """Take the probe's state from a keyframe or a report."""
+        self.state = state
+        self.is_unsupported |= state == UNSUPPORTED
+
     def is_silent(self, now_ns: int) -> bool:
         """Tell whether it has said goodbye, or nothing for long although it is switched on."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
+        return self.is_closed or (not self.is_quiet and now_ns - self.last_ns > SILENT_NS)
 
     def is_gone(self, now_ns: int) -> bool:
         """Tell whether its process has said goodbye, or nothing for too long."""
-        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
+        return self.is_closed or (not self.is_quiet and now_ns - self.last_ns > GONE_NS)
 
     def is_past(self, at_ns: int) -> bool:
         """Tell whether it has told all it will tell of a step last spoken of at this time."""
@@ -138,6 +159,23 @@ def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], Ring
     begun = (ring for ring in rings if ring.opened.start_ns < now_ns)
     by_start = sorted(begun, key=lambda ring: ring.opened.start_ns)
     return {ring.slots.teller: ring for ring in by_start}
+
+
+def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
+    """Return whether a request that no core has reported was in no core either.
+
+    It was not if the engine has core rings and the probes of all of them report what they see. A
+    core that was killed, or whose ring has a gap, counts: its requests are lost or joined late.
+    """
+    newest = heirs(rings, now_ns).values()
+    cores = [ring for ring in newest if not (ring.is_front_end or ring.is_worker)]
+    return bool(cores) and all(ring.is_observing for ring in cores)
+
+
+def unsupported_by(rings: Iterable[RingState]) -> tuple[str, ...]:
+    """Return what the probes of some rings report as unsupported, each feature once."""
+    reports = [ring.health for ring in rings if ring.health is not None]
+    return tuple(dict.fromkeys(name for report in reports for name in report.unsupported))
 
 
 def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:

@@ -91,6 +91,8 @@ class RequestRow:
     """Whom it has waited for so far, by cause: of the request in focus only."""
     counters: RequestCounters = NOT_COUNTED
     """What samples of its devices say, once it has ended."""
+    ledger_missing: str = ""
+    """Why it has no ledger; then the causes above are empty and its compute is unknown."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,8 @@ class Health:
     num_unknown: int
     """Frames of types this version does not know."""
     message: str
+    unsupported: tuple[str, ...] = ()
+    """Features of the engine that its probes cannot observe, with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,8 @@ class EngineView:
     """Since the fold began, those after a preemption included; None where no core is observed."""
     num_admissible: int | None = None
     """Queued requests that it could admit and does not; None where that is unknown."""
+    ledger_missing: str = ""
+    """Why its requests have no ledger; empty where they have one."""
 
     @property
     def has_ended(self) -> bool:

@@ -16,12 +16,19 @@ from inferscope.collector.admissible import num_admissible
 from inferscope.collector.counters_view import counters_view
 from inferscope.collector.devices import with_foreign
 from inferscope.collector.engine import EngineFold
-from inferscope.collector.finals import FinalRequest
+from inferscope.collector.finals import CORE_NOT_OBSERVED, FinalRequest
 from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
 from inferscope.collector.overdue import overdue
 from inferscope.collector.requests import Request
-from inferscope.collector.rings import RingState, chiefs, in_office, probe_state
+from inferscope.collector.rings import (
+    RingState,
+    chiefs,
+    in_office,
+    is_core_observed,
+    probe_state,
+    unsupported_by,
+)
 from inferscope.collector.snapshot import (
     CostModel,
     Deployment,
@@ -200,7 +207,16 @@ def _engine(
             max_running=info.max_running,
             has_admitted=engine.lives.num_admissions > 0,
         ),
+        ledger_missing=_ledger_missing(engine, rings),
     )
+
+
+def _ledger_missing(engine: EngineFold, rings: list[RingState]) -> str:
+    """Return why the requests of an engine have no ledger; empty where they have one, or none."""
+    has_front_end = any(ring.is_front_end for ring in rings)
+    if not has_front_end or is_core_observed(engine.rings.values(), engine.now_ns):
+        return ""
+    return CORE_NOT_OBSERVED
 
 
 def model_of(engine: EngineFold) -> str:
@@ -301,6 +317,7 @@ def _health(
         num_unjoined=engine.num_unjoined,
         num_unknown=collector.num_unknown,
         message=next((report.message for report in reports if report.message), ""),
+        unsupported=unsupported_by(rings),
     )
 
 
@@ -308,11 +325,14 @@ def _requests(
     engine: EngineFold, alive: list[Request], max_requests: int, focus: str | None
 ) -> tuple[RequestRow, ...]:
     rows = []
+    is_observed = is_core_observed(engine.rings.values(), engine.now_ns)
     for request in alive[::-1][:max_requests]:
-        row = alive_row(engine, request)
+        row = alive_row(engine, request, is_observed=is_observed)
         if request.request_id == focus:
             times_ns = engine.lives.table.token_times_ns[request.slot]
-            row = _in_focus(row, times_ns, request.trace, engine.lives.blame_of(request))
+            row = _in_focus(
+                row, times_ns, request.trace, engine.lives.blame_of(request, engine.now_ns)
+            )
         rows.append(row)
     room = max_requests - len(rows)
     for final in list(engine.lives.finished)[::-1][:room]:
@@ -336,8 +356,14 @@ def _in_focus(
     return replace(row, gaps_ns=tuple(longest.tolist()), gaps_per_cell=per_cell)
 
 
-def alive_row(engine: EngineFold, request: Request) -> RequestRow:
-    """Return a request that is not final as the table shows it."""
+def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False) -> RequestRow:
+    """Return a request that is not final as the table shows it.
+
+    Args:
+        engine: its engine.
+        request: to show.
+        is_observed: the caller knows that the core of the engine is observed.
+    """
     table = engine.lives.table
     slot = request.slot
     ledger_row = table.ledger.rows[slot]
@@ -347,6 +373,10 @@ def alive_row(engine: EngineFold, request: Request) -> RequestRow:
     times = table.token_times_ns[slot]
     num_gaps = len(times) - 1
     prefill, decode = table.work.of(slot)
+    missing = ""
+    if not is_observed:
+        missing = engine.lives.ledger_missing(request, engine.now_ns)
+    waited_ns = int(ledger_row[_INTERFERENCE].sum())
     return RequestRow(
         request_id=request.request_id,
         external_id=request.external_id,
@@ -363,11 +393,12 @@ def alive_row(engine: EngineFold, request: Request) -> RequestRow:
         e2e_ns=None,
         prefill_ns=prefill[COMPUTE_NS],
         decode_ns=decode[COMPUTE_NS],
-        interference_share=int(ledger_row[_INTERFERENCE].sum()) / age_ns if age_ns else None,
+        interference_share=waited_ns / age_ns if age_ns and not missing else None,
         num_preemptions=request.num_preemptions,
-        ledger_ns=by_cause(ledger_row),
-        ttft_ledger_ns=by_cause(request.ttft_row),
+        ledger_ns={} if missing else by_cause(ledger_row),
+        ttft_ledger_ns={} if missing else by_cause(request.ttft_row),
         joined_late=request.joined_late,
+        ledger_missing=missing,
     )
 
 
@@ -396,7 +427,7 @@ def finished_row(final: FinalRequest) -> RequestRow:
         arrived_ns=final.arrived_ns,
         age_ns=life_ns,
         prompt_tokens=final.prompt_tokens,
-        cached_tokens=final.cached_tokens,
+        cached_tokens=None if final.ledger_missing else final.cached_tokens,
         output_tokens=final.output_tokens,
         ttft_ns=None if first_ns is None else first_ns - final.arrived_ns,
         tbt_mean_ns=sum(gaps) / len(gaps) if gaps else None,
@@ -404,12 +435,13 @@ def finished_row(final: FinalRequest) -> RequestRow:
         e2e_ns=None if last_ns is None else last_ns - final.arrived_ns,
         prefill_ns=final.prefill_ns,
         decode_ns=final.decode_ns,
-        interference_share=waited_ns / life_ns if life_ns else None,
+        interference_share=waited_ns / life_ns if life_ns and not final.ledger_missing else None,
         num_preemptions=final.num_preemptions,
         ledger_ns=final.ledger_ns,
         ttft_ledger_ns=final.ttft_ledger_ns,
         joined_late=final.joined_late,
         counters=final.counters,
+        ledger_missing=final.ledger_missing,
     )
 
 

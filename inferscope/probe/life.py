@@ -3,6 +3,7 @@
     ON ── control byte ──► OFF ──┐
      │ ◄─────────────────────────┤ control byte, off and on again
      ├─── costs too much ──► OVER_BUDGET
+     ├─── `give_up` ───────► UNSUPPORTED for good; `close` still writes CLOSED
      ├─── `close` ─────────► CLOSED      for good
      └─── any exception ───► FAILED      for good; so is a forked child's
 
@@ -24,11 +25,11 @@ from typing import Any
 
 from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.columns import text
-from inferscope.probe.log import Log
+from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
 from inferscope.probe.voice import note, warn
-from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET
+from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET, UNSUPPORTED
 
 _PATIENCE_S = 0.1
 """A thread holds the lock for less than a millisecond, unless it is descheduled."""
@@ -184,7 +185,20 @@ class Life:
 
     def want(self, *, is_on: bool) -> None:
         """Note what the control byte says; one that has failed stays off whatever it says."""
-        self.wants_on = is_on and self._log.state != FAILED
+        self.wants_on = is_on and self._log.state not in (FAILED, UNSUPPORTED)
+
+    def note_unsupported(self, noted: tuple[int, str, bool]) -> None:
+        """Report a feature that cannot be observed; record nothing more where it is everything."""
+        now_ns, feature, is_everything = noted
+        log = self._log
+        if log.ring is None or log.state in (FAILED, CLOSED):
+            return
+        if feature not in log.unsupported:
+            log.unsupported = (*log.unsupported, feature)[:MOST_UNSUPPORTED]
+        if is_everything:
+            self._pause(now_ns, UNSUPPORTED)
+        else:
+            self.report(now_ns)
 
     def report(self, now_ns: int) -> None:
         """Write how the probe is, and keep it to its budget."""

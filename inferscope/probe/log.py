@@ -44,6 +44,8 @@ _ROWS_AT_ONCE = 512
 """Requests in flight listed where a keyframe begins."""
 _ROWS_PER_RECORD = 256
 """Requests listed behind each record after that: 0.07 ms, measured here."""
+MOST_UNSUPPORTED = 8
+"""Features that a report names as unsupported; later ones are in the host's log only."""
 
 
 class Log:
@@ -59,6 +61,7 @@ class Log:
         requests: what is in flight, for keyframes.
         state: one of `PROBE_STATES`.
         message: what the next reports say of the probe.
+        unsupported: features of the engine that cannot be observed, at most MOST_UNSUPPORTED.
         num_errors: failures so far.
         odd: argument values that no record could hold.
         num_lost_calls: calls left out because the probe was busy, or the process out of memory.
@@ -83,6 +86,7 @@ class Log:
         self.requests = RequestTable()
         self.state = FAILED if ring is None else ON
         self.message = ""
+        self.unsupported: tuple[str, ...] = ()
         self.num_errors = 0
         self.odd = OddValues()
         self.num_lost_calls = 0
@@ -186,6 +190,7 @@ class Log:
                 self.message,
                 self.odd.num,
                 self.num_lost_calls,
+                self.unsupported,
             ),
         )
 

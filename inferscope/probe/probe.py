@@ -586,6 +586,23 @@ class Probe:
         except Exception as error:
             life.caught(error)
 
+    # --- what cannot be observed --------------------------------------------------------------
+
+    def unsupported(self, feature: str, *, is_everything: bool = False) -> None:
+        """Report a feature of the engine that cannot be observed, with the reason.
+
+        With `is_everything` the probe records nothing from now on, and its ring says so.
+        """
+        life, log = self._life, self._log
+        if log.ring is None:
+            return
+        try:
+            t_ns = self._now()
+            noted = t_ns, text_or_empty(feature, log.odd), is_everything is True
+            life.perform(t_ns, life.note_unsupported, life.note_unsupported, noted)
+        except Exception as error:
+            life.caught(error)
+
     # --- the end ------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:

@@ -63,7 +63,7 @@ def why(facts: Facts) -> Report:
     life_ns, sum_ns = row.age_ns, sum(row.ledger_ns.values())
     ranked = sorted(row.ledger_ns.items(), key=lambda item: (-item[1], item[0]))
     rest_ns = life_ns - sum_ns
-    if rest_ns > 0:
+    if rest_ns > 0 and not row.ledger_missing:
         ranked.append((UNSEEN if row.joined_late else UNBOOKED, rest_ns))
     amounts = [ns for _, ns in ranked]
     tenths = closed(amounts, round(sum(amounts) / NS_PER_TENTH_MS))
@@ -126,8 +126,8 @@ def _summary(facts: Facts) -> str:
 
 def _conclusions(facts: Facts) -> tuple[str, ...]:
     row = facts.row
-    said = []
-    if row.ttft_ns:
+    said: list[str] = []
+    if row.ttft_ns and not row.ledger_missing:
         said.append(f"Up to the first token: {_largest(row.ttft_ledger_ns)}.")
         after = {
             cause: ns - row.ttft_ledger_ns.get(cause, 0) for cause, ns in row.ledger_ns.items()
@@ -211,6 +211,11 @@ def _longest_gap(facts: Facts) -> str:
 
 
 def _closing(facts: Facts, sum_ns: int, life_ns: int) -> str:
+    if facts.row.ledger_missing:
+        return (
+            f"It has no ledger ({facts.row.ledger_missing}): only a front end reported it, so where"
+            " its time went is unknown. Its arrival, first token and end are measured there."
+        )
     if sum_ns == life_ns:
         return f"Every nanosecond is accounted for: the rows sum to {sum_ns:,} ns."
     missing = f"the rows sum to {sum_ns:,} of {life_ns:,} ns."

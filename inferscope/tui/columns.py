@@ -47,7 +47,7 @@ def _state_role(row: RequestRow) -> Role:
 
 
 def _compute(value_ns: int, row: RequestRow, unit: Unit) -> str:
-    if not value_ns and row.state in ("arriving", "waiting"):
+    if row.ledger_missing or (not value_ns and row.state in ("arriving", "waiting")):
         return UNKNOWN
     if unit == "ms":
         return milliseconds(value_ns)

@@ -60,6 +60,10 @@ def confessions(scene: Scene) -> list[str]:
         said.append("engine lost")
     elif health.probe_state not in ("on", "") and not view.has_ended:
         said.append(f"probe {health.probe_state.replace('_', ' ')}")
+    if view.ledger_missing:
+        said.append(view.ledger_missing)
+    if health.unsupported:
+        said.append(f"unsupported: {plain('; '.join(health.unsupported))}")
     if health.num_lost:
         said.append(f"{count(health.num_lost)} records lost")
     if health.num_unjoined:

@@ -116,7 +116,8 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
 def _causes(view: EngineView, width: int) -> list[str]:
     rows = cause_rows(view.ledger_ns, _NUM_CAUSES)
     if not rows:
-        return ["  none yet"]
+        missing = view.ledger_missing
+        return [f"  - ({missing}: requests have no ledger)" if missing else "  none yet"]
     largest = max(tenths for _, _, tenths in rows)
     num = max(view.e2e.num, 1)
     return [

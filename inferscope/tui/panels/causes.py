@@ -35,7 +35,8 @@ def causes(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> li
     rows = cause_rows(view.ledger_ns, height - 2)
     title = "Where latency went"
     if not rows:
-        empty: Line = (("no request finished in this window", "dim"),)
+        why = "no request finished in this window"
+        empty: Line = ((f"- ({view.ledger_missing})" if view.ledger_missing else why, "dim"),)
         return frame(title, [empty], width, height)
     in_ms = unit == "ms" and num_finished > 0
     lines: list[Line] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from inferscope.records import CAUSES
 from inferscope.tui.lines import Line, Role
-from inferscope.tui.plots import closed, fit, offset_bar
+from inferscope.tui.plots import UNKNOWN, closed, fit, offset_bar
 from inferscope.tui.words import CAUSE_MEANINGS, cause_role
 
 _NS_PER_TENTH_MS = 100_000
@@ -44,7 +44,13 @@ def closed_ms(value_ns: int) -> str:
 
 
 def waterfall(
-    ledger_ns: dict[str, int], width: int, num_rows: int, *, total: str, note: str
+    ledger_ns: dict[str, int],
+    width: int,
+    num_rows: int,
+    *,
+    total: str,
+    note: str,
+    missing: str = "",
 ) -> list[Line]:
     """Draw the ledger: an axis, one line per cause, and the sum.
 
@@ -54,6 +60,7 @@ def waterfall(
         num_rows: At most so many causes.
         total: What the sum is called.
         note: What to say beside the sum.
+        missing: Why there is no ledger; empty where there is one.
     """
     rows = in_life_order(ledger_ns, num_rows)
     sum_ns = sum(cause_ns for _, cause_ns in rows)
@@ -81,11 +88,11 @@ def waterfall(
             line = (*line, (fit(f"  {meaning}", _MEANING), "dim"))
         lines.append(line)
     if not rows:
-        lines.append((("nothing booked yet", "dim"),))
+        lines.append(((f"- ({missing})" if missing else "nothing booked yet", "dim"),))
     lines.append(
         (
             (fit(f"── {total} ", 22), "strong"),
-            (f"{closed_ms(sum_ns):>9}", "strong"),
+            (f"{UNKNOWN if missing else closed_ms(sum_ns):>9}", "strong"),
             (f"{'100.0%' if rows else '-':>8}", "dim"),
             (f"   {note}", "dim"),
         )

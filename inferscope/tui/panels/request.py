@@ -89,10 +89,11 @@ def request_detail(
         if first_ns is None:
             first_ns = row.age_ns if not is_over else None
         first = waterfall(
-            row.ttft_ledger_ns, inner, rows.first, total="first token", note=_first_note(row)
-        )
+            row.ttft_ledger_ns, inner, rows.first,
+            total="first token", note=_first_note(row), missing=row.ledger_missing,
+        )  # fmt: skip
         is_known = row.ttft_ns is not None
-        equals = equation(row.ttft_ledger_ns, first_ns, is_over=is_known)
+        equals = row.ledger_missing or equation(row.ttft_ledger_ns, first_ns, is_over=is_known)
         lines += _block("To the first token", first, width, chrome + rows.first, equals)
     gaps: list[Line] = []
     if rows.gaps:
@@ -102,8 +103,9 @@ def request_detail(
     whole = waterfall(
         row.ledger_ns, inner, rows.whole,
         total="last token" if is_over else "so far", note=_whole_note(row),
+        missing=row.ledger_missing,
     )  # fmt: skip
-    equals = equation(row.ledger_ns, row.age_ns, is_over=is_over)
+    equals = row.ledger_missing or equation(row.ledger_ns, row.age_ns, is_over=is_over)
     lines += _block("Latency ledger", whole, width, height - foot - len(lines) - len(gaps), equals)
     lines += gaps
     if is_framed:

@@ -1,0 +1,195 @@
+"""A request of a core that is not observed has no ledger, and its times at the front end stay."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inferscope_jsonl import JsonlExporter
+from inferscope_otlp.attributes import root_attributes
+from inferscope_otlp.finished import Engine, Finished
+from inferscope_prometheus.numbers import Numbers
+
+from inferscope.collector.finals import CORE_NOT_OBSERVED, FinalRequest
+from inferscope.collector.view import finished_row, snapshot
+from inferscope.records import (
+    CLOSED,
+    FAILED,
+    OFF,
+    ON,
+    OVER_BUDGET,
+    UNSUPPORTED,
+    ProbeHealth,
+)
+from tests.collector.scripts import MS, START_NS, Ring, Script
+
+SECOND_NS = 10**9
+
+
+def front_end_serves(script: Script, front: Ring, name: str = "a", *, from_ms: float = 1) -> None:
+    """Have the front end report a request of three tokens, 40 ms long."""
+    script.at(from_ms)
+    asked = front.received(name)
+    front.tokenised(asked)
+    for number in range(3):
+        script.at(from_ms + 20 + 10 * number)
+        front.emitted([asked])
+    front.last_byte(asked)
+
+
+def row_of(final: FinalRequest) -> dict[str, Any]:
+    out = io.BytesIO()
+    JsonlExporter(out).request(final)
+    return dict(json.loads(out.getvalue()))
+
+
+def test_without_a_core_ring_a_request_has_no_ledger_and_the_front_ends_times() -> None:
+    script = Script()
+    front_end_serves(script, script.ring("frontend"))
+    collector, finals = script.play(until_ms=900)
+    final = finals.only()
+    assert (final.ledger_ns, final.ttft_ledger_ns, final.blame) == ({}, {}, ())
+    assert final.ledger_missing == CORE_NOT_OBSERVED
+    assert not final.joined_late
+    assert final.first_token_ns == START_NS + 21 * MS
+    assert final.delivered_ns - final.arrived_ns == 40 * MS
+    row = row_of(final)
+    assert row["ledger_ns"] is row["ttft_ledger_ns"] is row["cached_tokens"] is None
+    assert row["ledger_missing"] == "core not observed"
+    assert row["compute_ns"] == {"prefill": None, "decode": None}
+    assert set(row["by_phase"]["decode"].values()) == {None}
+    assert row["tbt_ns"] == [10 * MS, 10 * MS]
+    (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
+    assert view.ledger_missing == CORE_NOT_OBSERVED
+    assert view.ledger_ns == {}
+    assert view.ttft.num == view.e2e.num == 1
+
+
+@pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
+@pytest.mark.parametrize("is_closed_after", [False, True])
+def test_a_core_whose_probe_says_that_it_is_silent_is_not_observed(
+    state: int, is_closed_after: bool
+) -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    core.keyframe(state=state)
+    script.at(1)
+    if is_closed_after and state == UNSUPPORTED:
+        core.keyframe(state=CLOSED)
+    front_end_serves(script, front)
+    _, finals = script.play(until_ms=900)
+    assert finals.only().ledger_missing == CORE_NOT_OBSERVED
+
+
+def test_a_request_that_the_core_reported_keeps_its_ledger_whatever_becomes_of_the_core() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(1)
+    asked, mine = front.received("a"), core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=12)
+    front.emitted([asked])
+    core.finished(mine, "length")
+    script.at(13)
+    core.keyframe(state=FAILED)
+    front.last_byte(asked)
+    _, finals = script.play(until_ms=900)
+    final = finals.only()
+    assert not final.ledger_missing
+    assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+
+
+def test_a_core_that_is_observed_and_says_nothing_of_a_request_leaves_it_joined_late() -> None:
+    script = Script()
+    script.ring()
+    front_end_serves(script, script.ring("frontend"))
+    _, finals = script.play(until_ms=900)
+    final = finals.only()
+    assert final.joined_late
+    assert not final.ledger_missing
+
+
+def test_a_request_in_flight_shows_no_cause_either_until_a_core_reports_it() -> None:
+    script = Script()
+    front = script.ring("frontend")
+    script.at(1)
+    front.received("a")
+    script.at(50)
+    front.health()
+    collector, _ = script.play(until_ms=600)
+    (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
+    (row,) = view.requests
+    assert (row.ledger_ns, row.interference_share) == ({}, None)
+    assert row.ledger_missing == CORE_NOT_OBSERVED
+    lives = collector.engines["engine"].lives
+    assert lives.ledger_of(lives.table.alive()[0], collector.now_ns) == {}
+
+
+def test_what_is_unsupported_is_in_the_view_once() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    for ring in (core, front):
+        told = ProbeHealth(script.now_ns, ON, 0, 0, 0, script.now_ns, 0, "", ("pauses: gone",))
+        ring.tell(told)
+    collector, _ = script.play(until_ms=300)
+    (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
+    assert view.health.unsupported == ("pauses: gone",)
+
+
+STATES = st.sampled_from([ON, OFF, FAILED, OVER_BUDGET, UNSUPPORTED, None])
+
+
+@given(before=STATES, after=STATES, is_told=st.booleans())
+def test_no_ledger_is_all_front_end_unless_the_core_was_there_to_report(
+    before: int | None, after: int | None, is_told: bool
+) -> None:
+    script = Script()
+    core = None if before is None else script.ring()
+    front = script.ring("frontend")
+    if core is not None:
+        core.keyframe(state=before or ON)
+    script.at(1)
+    if core is not None and is_told and before == ON:
+        mine = core.queued("a")
+        core.finished(mine, "stop")
+    if core is not None and after is not None:
+        core.keyframe(state=after)
+    front_end_serves(script, front, from_ms=2)
+    _, finals = script.play(until_ms=900)
+    for final in finals.requests:
+        if set(final.ledger_ns) == {"frontend"}:
+            assert final.joined_late
+            assert core is not None
+            assert (before if after is None else after) == ON
+        elif not final.ledger_ns:
+            assert final.ledger_missing
+
+
+def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
+    script = Script()
+    front_end_serves(script, script.ring("frontend"))
+    _, finals = script.play(until_ms=900)
+    final = finals.only()
+    numbers = Numbers()
+    numbers.request(final)
+    counts = numbers.by_replica[0]
+    assert sum(counts.cause_ns.values()) == 0
+    assert sum(counts.histograms["request_queue"].counts) == 0
+    assert sum(counts.histograms["request_duration"].counts) == 1
+    finished = Finished(final, None, None, None, {})
+    told = root_attributes(finished, Engine("engine"), "text_completion", None)
+    assert told["inferscope.ledger_missing"] == "core not observed"
+    assert not [name for name in told if name.startswith("inferscope.ledger.")]
+    assert "inferscope.gpu_seconds" not in told
+
+
+def test_a_row_of_such_a_request_has_unknowns_in_place_of_zeros() -> None:
+    script = Script()
+    front_end_serves(script, script.ring("frontend"))
+    _, finals = script.play(until_ms=900)
+    row = finished_row(finals.only())
+    assert (row.cached_tokens, row.interference_share, row.ledger_ns) == (None, None, {})
