@@ -36,6 +36,7 @@ from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
 
+from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.receipt import received_ns, stamp_receipts
 from inferscope.probe import Probe
@@ -167,7 +168,7 @@ class Edge:
         """Take the front end's probe, and the adapter's patches, which guard our hooks too."""
         self._probe = probe
         self._patches = patches
-        self._by_id: dict[str, Exchange] = {}
+        self._by_id: LiveTable[Exchange] = LiveTable(probe)
         self._stamps_receipts = False
         self._numbers = itertools.count(1)
         self.labels = Labels()
@@ -214,7 +215,7 @@ class Edge:
             prompt_parts=exchange.parts,
         )
         exchange.index_by_id[request_id] = index
-        self._by_id[request_id] = exchange
+        self._by_id.put(request_id, exchange)
         if prompt_tokens is not None:
             exchange.probe.tokenised(index, prompt_tokens)
 
@@ -314,7 +315,7 @@ class Edge:
             return
         exchange.has_ended = True
         for request_id, index in exchange.index_by_id.items():
-            del self._by_id[request_id]
+            self._by_id.pop(request_id, None)
             exchange.probe.last_byte(index, at_ns=at_ns)
         if not exchange.index_by_id and exchange.status >= _REFUSED:
             self._refused(exchange)

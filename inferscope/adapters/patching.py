@@ -5,15 +5,16 @@
 A wrapper calls the original exactly once and hands on its result or its exception, whatever became
 of the hooks around it. The first fault in any hook switches all hooks of the adapter off, and its
 probes with them, once and loudly. A hook whose place does not exist is `unsupported`: that is said
-once, and the engine runs as it would without us.
+once, in the log and in the rings, and the engine runs as it would without us. Hooks that open and
+close the same state are a `unit`: all of them are put in place, or none.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
@@ -21,6 +22,13 @@ from inferscope.probe.voice import note, warn
 
 _MARK = "_inferscope_original"
 _ABSENT = object()
+
+
+class Around(NamedTuple):
+    """The two hooks around one method; see `Patches.around`."""
+
+    before: Callable[..., Any] | None = None
+    after: Callable[..., Any] | None = None
 
 
 class Patches:
@@ -38,7 +46,8 @@ class Patches:
         self._adapter = adapter
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
-        self._said: set[str] = set()
+        self._said: dict[str, None] = {}
+        """Features that are unsupported, in the order in which they were reported."""
 
     def find(self, module: str, name: str) -> Any:
         """Import a module and return one of its attributes; None, once said, where there is none.
@@ -52,10 +61,45 @@ class Patches:
             return None
 
     def unsupported(self, what: str) -> None:
-        """Say once that something cannot be observed here."""
-        if what not in self._said:
-            self._said.add(what)
-            warn("unsupported: %s (%s)", what, self._adapter)
+        """Report once, in the log and in the rings, that something cannot be observed here."""
+        if what in self._said:
+            return
+        self._said[what] = None
+        warn("unsupported: %s (%s)", what, self._adapter)
+        for probe in self.probes:
+            probe.unsupported(what)
+
+    def attach(self, probe: Probe, *, is_observing: bool = True) -> None:
+        """Take a probe that the hooks write to, and report in its ring what is unsupported.
+
+        Args:
+            probe: just opened.
+            is_observing: False where what is unsupported is all that the probe was to record.
+        """
+        self.probes.append(probe)
+        for what in self._said:
+            probe.unsupported(what, is_everything=not is_observing)
+
+    def unit(self, feature: str, owner: Any, hooks: Mapping[str, Around]) -> bool:
+        """Put the hooks of a feature in place, all of them or, where one has no place, none.
+
+        Args:
+            feature: what is not observed without them.
+            owner: a class; None is one that this version does not have.
+            hooks: by the name of the method that they are put around.
+
+        Returns:
+            Whether they are in place.
+        """
+        missing = [name for name in hooks if not callable(getattr(owner, name, None))]
+        if owner is None:
+            self.unsupported(f"{feature}: its class is missing")
+        elif missing:
+            self.unsupported(f"{feature}: {_name(owner)}.{', '.join(missing)} is missing")
+        else:
+            for name, (before, after) in hooks.items():
+                self.around(owner, name, before=before, after=after)
+        return owner is not None and not missing
 
     def around(
         self,

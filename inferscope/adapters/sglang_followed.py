@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from inferscope.adapters.sglang_phases import Rows
@@ -12,11 +13,21 @@ MARK = "_inferscope"
 
 
 class Followed:
-    """What is remembered of a request while SGLang holds it."""
+    """What is remembered of a request while SGLang holds it.
 
-    __slots__ = ("has_ended", "has_run", "index", "is_held", "num_emitted", "seen")
+    It ends with SGLang's own object. What had not ended by then, ended where no hook is.
+    """
 
-    def __init__(self, index: int) -> None:
+    __slots__ = ("_left", "has_ended", "has_run", "index", "is_held", "num_emitted", "seen")
+
+    def __init__(self, index: int, left: deque[RequestIndex]) -> None:
+        """Follow a request.
+
+        Args:
+            index: of the request.
+            left: takes the index if the request goes before its end was seen.
+        """
+        self._left = left
         self.index = RequestIndex(index)
         self.seen = 0
         """Positions that had ever been computed."""
@@ -24,6 +35,11 @@ class Followed:
         self.has_run = False
         self.is_held = False
         self.has_ended = False
+
+    # A collector may run this anywhere, in a call of the probe too: so it calls nothing.
+    def __del__(self) -> None:
+        if not self.has_ended:
+            self._left.append(self.index)
 
 
 class Team:

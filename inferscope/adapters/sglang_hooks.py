@@ -46,27 +46,39 @@ def place_hooks() -> None:
     if multiprocessing.parent_process() is None:
         engine_id()  # named here, so that all children inherit the name
         front_end = FrontEndHooks()
-        _place(front_end.by_target(), pauses=front_end.pauses.by_target(_MANAGER))
+        _place("requests at the front end", front_end, f"{_MANAGER}.__init__")
     elif _SCHEDULER in sys.modules:
-        core = SchedulerHooks()
-        _place(core.by_target(), pauses=core.pauses.by_target(f"{_SCHEDULER}.Scheduler"))
+        _place("the scheduler", SchedulerHooks(), f"{_SCHEDULER}.Scheduler.run_event_loop")
 
 
-def _place(hooks: dict[str, Hook], *, pauses: dict[str, Hook]) -> None:
+def _place(name: str, hooks: SchedulerHooks | FrontEndHooks, opener: str) -> None:
+    """Place the hooks of a process: those of its unit all or none, the others feature by feature.
+
+    Args:
+        name: what the unit observes.
+        hooks: of the process.
+        opener: the hook of the unit that opens the ring. Where the unit is not whole it is placed
+            alone, for the ring to report that.
+    """
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     except ImportError:
         patches.unsupported("this version has no registry of hooks")
         return
-    for target in hooks:
-        if not _exists(target):
-            patches.unsupported(f"{target} is missing")
-            return
-    if all(map(_exists, pauses)):
-        hooks |= pauses
+    placed = hooks.by_target()
+    missing = [target for target in placed if not _exists(target)]
+    if missing:
+        hooks.is_whole = False
+        patches.unsupported(f"{name}: {', '.join(missing)} is missing")
+        placed = {} if opener in missing else {opener: placed[opener]}
     else:
-        patches.unsupported(f"pauses: one of {', '.join(pauses)} is missing")
-    for target, hook in hooks.items():
+        for feature, wanted in hooks.by_feature().items():
+            lacking = [target for target in wanted if not _exists(target)]
+            if lacking:
+                patches.unsupported(f"{feature}: {', '.join(lacking)} is missing")
+            else:
+                placed |= wanted
+    for target, hook in placed.items():
         HookRegistry.register(target, hook, HookType.AROUND)
 
 
@@ -111,6 +123,8 @@ class SchedulerHooks:
     """The hooks of a scheduler's process. They pass on until its loop begins."""
 
     def __init__(self) -> None:
+        self.is_whole = True
+        """All hooks of the unit are placed; else only the one that opens the ring is."""
         self._watch: SchedulerWatch | None = None
         self.pauses = PauseHooks(lambda: None if self._watch is None else self._watch.probe)
 
@@ -120,13 +134,24 @@ class SchedulerHooks:
         return {
             f"{scheduler}.run_event_loop": self._run_event_loop,
             f"{scheduler}._add_request_to_queue": self._add_request_to_queue,
-            f"{scheduler}.get_next_batch_to_run": self._get_next_batch_to_run,
             f"{scheduler}.run_batch": self._run_batch,
             f"{scheduler}.process_batch_result": self._process_batch_result,
-            f"{scheduler}.send_abort_output": self._send_abort_output,
             f"{_WORKER}.forward_batch_generation": self._forward,
-            f"{_WORKER}.forward_batch_embedding": self._forward,
             _STREAMER: self._stream_output,
+        }
+
+    def by_feature(self) -> dict[str, dict[str, Hook]]:
+        """Return the hooks that each serve one feature, likewise; the scheduler needs none."""
+        scheduler = f"{_SCHEDULER}.Scheduler"
+        return {
+            "when scheduling began": {
+                f"{scheduler}.get_next_batch_to_run": self._get_next_batch_to_run
+            },
+            "how requests end outside of a batch": {
+                f"{scheduler}.send_abort_output": self._send_abort_output
+            },
+            "steps of embeddings": {f"{_WORKER}.forward_batch_embedding": self._forward},
+            "pauses": self.pauses.by_target(scheduler),
         }
 
     # Opening is the first thing the loop does: model loading, warm-up and capture are over.
@@ -143,10 +168,9 @@ class SchedulerHooks:
         timer = step_timer(scheduler)
         if timer is None:
             patches.unsupported(f"steps on a device of type {scheduler.device}")
-            return
-        if scheduler.enable_pdmux:
+        is_muxed = getattr(scheduler, "enable_pdmux", False)
+        if is_muxed:
             patches.unsupported("--enable-pdmux, which runs two batches at a time")
-            return
         if getattr(scheduler.server_args, "tokenizer_worker_num", 1) > 1:
             # SGLang loads no plug-ins in them. The engine is observed all the same.
             patches.unsupported("--tokenizer-worker-num above 1: latencies are the engine's")
@@ -157,7 +181,11 @@ class SchedulerHooks:
             rank=where.world_rank,
             timer=timer,
         )
-        patches.probes.append(probe)
+        is_observing = self.is_whole and timer is not None and not is_muxed
+        patches.attach(probe, is_observing=is_observing)
+        if not is_observing:
+            atexit.register(probe.close)
+            return
         self._hook_drafting(scheduler)
         self._watch = SchedulerWatch(
             probe,
@@ -249,6 +277,8 @@ class FrontEndHooks:
     """The hooks of the process that serves HTTP. They pass on until it has a tokenizer manager."""
 
     def __init__(self) -> None:
+        self.is_whole = True
+        """All hooks of the unit are placed; else only the one that opens the ring is."""
         self._watch: FrontEndWatch | None = None
         self._probe: Probe | None = None
         self.pauses = PauseHooks(lambda: self._probe)
@@ -258,8 +288,16 @@ class FrontEndHooks:
         return {
             f"{_MANAGER}.__init__": self._init,
             f"{_MANAGER}._send_one_request": self._send_one_request,
-            f"{_MANAGER}._send_batch_request": self._send_batch_request,
             f"{_MANAGER}._handle_batch_output": self._handle_batch_output,
+        }
+
+    def by_feature(self) -> dict[str, dict[str, Hook]]:
+        """Return the hooks that each serve one feature, likewise; requests need none of them."""
+        return {
+            "several prompts in one request": {
+                f"{_MANAGER}._send_batch_request": self._send_batch_request
+            },
+            "pauses": self.pauses.by_target(_MANAGER),
         }
 
     def _init(self, original: Hook, manager: Any, *args: Any, **kwargs: Any) -> None:
@@ -281,8 +319,10 @@ class FrontEndHooks:
             ),
             role="frontend",
         )
-        patches.probes.append(probe)
+        patches.attach(probe, is_observing=self.is_whole)
         atexit.register(probe.close)
+        if not self.is_whole:
+            return
         edge = Edge(probe, patches)
         edge.watch(application)
         self._watch, self._probe = FrontEndWatch(edge), probe

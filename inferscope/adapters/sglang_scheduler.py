@@ -16,6 +16,7 @@ same batches and tell only when they worked (role `worker`).
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from inferscope.adapters.sglang_phases import (
 )
 from inferscope.probe import Probe
 from inferscope.probe.clock import Clock, SystemClock
+from inferscope.probe.requests import MAX_LIVE
+from inferscope.records import RequestIndex
 
 _LATE = 8
 """Launched batches kept until their results; overlap has one, a pipeline one per stage."""
@@ -78,6 +81,8 @@ class SchedulerWatch:
         self._now = (clock or SystemClock()).monotonic_ns
         self._scheduled_ns = (0, 0)
         self._preempted: list[int] = []
+        self._left: deque[RequestIndex] = deque(maxlen=MAX_LIVE)
+        """Requests that SGLang has dropped, and of whose end no hook was called."""
         self._indices = itertools.count()
         self._forward: Forward | None = None
         self._depth = 0
@@ -99,7 +104,7 @@ class SchedulerWatch:
             return
         followed = getattr(request, MARK, None)
         if followed is None:
-            setattr(request, MARK, Followed(self._enter(request)))
+            setattr(request, MARK, Followed(self._enter(request), self._left))
         elif request.is_retracted and not followed.is_held:
             followed.is_held = True
             self._break_up_team()
@@ -128,6 +133,14 @@ class SchedulerWatch:
             if self._is_core:
                 self.probe.finished(followed.index, reason)
 
+    def _end_left(self) -> None:
+        """Report the ends that were not seen: most are of clients that left while they waited."""
+        left = self._left
+        while left:
+            index = left.popleft()
+            if self._is_core:
+                self.probe.finished(index, "client_cancel")
+
     # --- batches ------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
@@ -137,9 +150,11 @@ class SchedulerWatch:
     def scheduled(self, start_ns: int) -> None:
         """Note when the scheduler was at work on the batch that comes next."""
         self._scheduled_ns = (start_ns, self._now())
+        self._end_left()
 
     def launching(self, scheduler: Any, batch: Any) -> None:
         """Take in what a batch holds, before it runs."""
+        self._end_left()
         self._forward = self._rows = None
         mode, step = batch.forward_mode.name, scheduler.forward_ct + 1
         if not has_forward(mode):

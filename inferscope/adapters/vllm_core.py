@@ -6,14 +6,22 @@ The methods are those of its interface, which custom schedulers keep. What is to
 
 from __future__ import annotations
 
+import atexit
 from time import monotonic_ns
 from typing import Any
 
-from inferscope.adapters.patching import Patches
+from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
 from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_transfers import Transfers, groups_of
 from inferscope.probe import Probe
+
+SCHEDULER = "the scheduler"
+_NEEDED = (
+    *("vllm_config", "requests", "kv_cache_manager", "get_request_counts"),
+    *("max_num_running_reqs", "max_num_scheduled_tokens"),
+)
+"""Attributes of a scheduler that the hooks read in every step."""
 
 
 class CoreHooks:
@@ -24,26 +32,47 @@ class CoreHooks:
         self._core: Core | None = None
 
     def install(self, scheduler_class: Any) -> None:
-        """Hook `Scheduler`."""
+        """Hook `Scheduler`: what begins and ends requests and steps whole, or not at all."""
         patches = self._patches
-        patches.around(scheduler_class, "__init__", after=self.made)
-        patches.around(scheduler_class, "add_request", after=self.added)
-        patches.around(scheduler_class, "schedule", before=self.scheduling, after=self.scheduled)
-        patches.around(
-            scheduler_class, "update_from_output", before=self.updating, after=self.updated
+        is_whole = patches.unit(
+            SCHEDULER,
+            scheduler_class,
+            {
+                "__init__": Around(after=self.made),
+                "add_request": Around(after=self.added),
+                "schedule": Around(self.scheduling, self.scheduled),
+                "update_from_output": Around(self.updating, self.updated),
+                "finish_requests": Around(after=self.aborted),
+            },
         )
-        patches.around(scheduler_class, "finish_requests", after=self.aborted)
-        patches.around(scheduler_class, "shutdown", after=self.closed)
-        patches.around(scheduler_class, "set_pause_state", after=self.turned)
+        if not is_whole:
+            patches.around(scheduler_class, "__init__", after=self.made_otherwise)
+            return
+        patches.unit(
+            "its shutdown in good order", scheduler_class, {"shutdown": Around(after=self.closed)}
+        )
+        patches.unit("pauses", scheduler_class, {"set_pause_state": Around(after=self.turned)})
+
+    def made_otherwise(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
+        """Open this process's ring, which reports that this scheduler is unsupported."""
+        config = scheduler.vllm_config
+        probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
+        self._patches.attach(probe, is_observing=False)
+        atexit.register(probe.close)
 
     def made(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring."""
         if self._core is not None:
             self._patches.unsupported("a second scheduler in one process")
             return
+        missing = [name for name in _NEEDED if not hasattr(scheduler, name)]
+        if missing:
+            self._patches.unsupported(f"{SCHEDULER}: it has no {', '.join(missing)}")
+            self.made_otherwise(None, None, scheduler)
+            return
         config = scheduler.vllm_config
         probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
-        self._patches.probes.append(probe)
+        self._patches.attach(probe)
         self._core = core = Core(scheduler, probe)
         connector = getattr(scheduler, "connector", None)
         if connector is None:
@@ -90,7 +119,7 @@ class CoreHooks:
         """Requests are ended from outside."""
         core = self._of(scheduler)
         if core is not None:
-            core.aborted(result, finished_status, is_everything=request_ids is None)
+            core.aborted(request_ids, finished_status)
 
     def turned(self, _: None, result: None, scheduler: Any, pause_state: Any) -> None:
         """The core is paused or goes on: for new weights, to sleep, for good measure."""

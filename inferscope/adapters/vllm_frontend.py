@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
-from inferscope.adapters.patching import Patches
+from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.vllm_info import engine_info
 from inferscope.probe import Probe
 
@@ -30,7 +30,7 @@ class FrontEndHooks:
 
     def install(self, engine_class: Any) -> None:
         """Hook `AsyncLLM`."""
-        self._patches.around(engine_class, "__init__", after=self.made)
+        self._patches.unit("the front end", engine_class, {"__init__": Around(after=self.made)})
 
     def made(
         self, _: None, result: None, engine: Any, vllm_config: Any, *args: Any, **kw: Any
@@ -43,14 +43,26 @@ class FrontEndHooks:
         probe = Probe.open(
             engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
         )
-        patches.probes.append(probe)
+        application = patches.find("starlette.applications", "Starlette")
+        is_whole = application is not None and patches.unit(
+            "requests at the front end",
+            type(getattr(engine, "output_processor", None)),
+            {
+                "add_request": Around(after=self.added),
+                "process_outputs": Around(after=self.processed),
+            },
+        )
+        patches.attach(probe, is_observing=is_whole)
+        patches.unit(
+            "the front end's shutdown in good order",
+            type(engine),
+            {"shutdown": Around(after=lambda *_, **__: probe.close())},
+        )
+        if not is_whole:
+            return
         self._max_model_tokens = int(getattr(vllm_config.model_config, "max_model_len", 0) or 0)
         self._edge = edge = Edge(probe, patches)
-        edge.watch(patches.find("starlette.applications", "Starlette"))
-        processor = type(engine.output_processor)
-        patches.around(processor, "add_request", after=self.added)
-        patches.around(processor, "process_outputs", after=self.processed)
-        patches.around(type(engine), "shutdown", after=lambda *_, **__: probe.close())
+        edge.watch(application)
 
     def added(
         self,

@@ -9,9 +9,11 @@ steps still come back in their order. Steps without tokens are not numbered: not
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.vllm_phases import Part, Progress, part_of
 from inferscope.probe import Probe
 from inferscope.probe.columns import column
@@ -86,7 +88,7 @@ class Core:
     def __init__(self, scheduler: Any, probe: Probe) -> None:
         self.scheduler = scheduler
         self.probe = probe
-        self._requests: dict[str, Progress] = {}
+        self._requests: LiveTable[Progress] = LiveTable(probe)
         self._next_step = 0
         self._flying: dict[int, list[Part] | tuple[Team, list[int]]] = {}
         """Steps whose outputs are not known: what is in them, or a team and its contexts."""
@@ -105,7 +107,7 @@ class Core:
         num_prompt = int(request.num_prompt_tokens)
         adapter = getattr(getattr(request, "lora_request", None), "lora_name", "")
         index = self.probe.queued(request_id, prompt_tokens=num_prompt, adapter=adapter)
-        self._requests[request_id] = Progress(index, num_prompt)
+        self._requests.put(request_id, Progress(index, num_prompt))
 
     def progress_of(self, request_id: str) -> Progress | None:
         """Return how far a request has come; None where it is not known, or through."""
@@ -115,6 +117,10 @@ class Core:
         """Tell the plan, and who came and went with it."""
         end_ns = monotonic_ns()
         probe, requests = self.probe, self._requests
+        for request_id in getattr(output, "finished_req_ids", None) or ():
+            # All that ends by a way that is hooked has left the table before the next step.
+            if request_id in requests and self._is_over(request_id):
+                self._end(request_id, "error")
         preempted = []
         for request_id in output.preempted_req_ids or ():
             progress = requests.get(request_id)
@@ -185,16 +191,29 @@ class Core:
         for request_id, reason in ended:
             self._end(request_id, reason)
 
-    def aborted(self, requests: Any, status: Any, *, is_everything: bool) -> None:
-        """Tell that requests were ended from outside; all of them at once is the server's doing."""
+    def aborted(self, request_ids: Any, status: Any) -> None:
+        """Report requests that were ended from outside, by what the scheduler still holds.
+
+        What `finish_requests` returns is another thing in every other version, and None in some.
+
+        Args:
+            request_ids: one, several, or None for all; an iterator is used up by now.
+            status: as `finish_requests` was given it. All requests at once are the server's doing.
+        """
         reason = _FINISH_BY_STATUS.get(status.name, "error")
-        if is_everything and reason == "client_cancel":
+        if request_ids is None and reason == "client_cancel":
             reason = "server_abort"
-        for request in requests or ():
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        elif not isinstance(request_ids, Collection):
+            request_ids = list(self._requests)
+        for request_id in request_ids:
+            if request_id not in self._requests or not self._is_over(request_id):
+                continue
             if self._ended is None:
-                self._end(request.request_id, reason)
+                self._end(request_id, reason)
             else:
-                self._ended.append((request.request_id, reason))
+                self._ended.append((request_id, reason))
 
     # --- inside -------------------------------------------------------------------------------
 

@@ -14,12 +14,11 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from inferscope.adapters.patching import Patches
+from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
 from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_steps import Tag
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
-
 
 class WorkerHooks:
     """Observes the worker of a process."""
@@ -49,22 +48,44 @@ class WorkerHooks:
             return
         self._worker = worker = wrapper.worker
         patches, kind = self._patches, type(worker)
-        patches.around(kind, "initialize_from_config", after=self.configured)
-        patches.around(kind, "execute_model", before=self.starting, after=self.executed)
-        patches.around(kind, "sample_tokens", after=self.sampled)
-        patches.around(kind, "execute_dummy_batch", before=self.idling, after=self.idled)
-        patches.around(kind, "shutdown", after=self.closed)
+        is_whole = patches.unit(
+            "steps of the worker",
+            kind,
+            {
+                "initialize_from_config": Around(after=self.configured),
+                "execute_model": Around(self.starting, self.executed),
+                "sample_tokens": Around(after=self.sampled),
+            },
+        )
+        if not is_whole:
+            self._open_ring(is_observing=False)
+            return
+        patches.unit(
+            "steps of an idle replica",
+            kind,
+            {"execute_dummy_batch": Around(self.idling, self.idled)},
+        )
+        patches.unit(
+            "the worker's shutdown in good order", kind, {"shutdown": Around(after=self.closed)}
+        )
 
     def configured(self, _: None, result: None, worker: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring: the number of blocks is known now."""
-        timer = self._timer(worker.device)
-        if worker is not self._worker or timer is None:
+        if worker is not self._worker:
             return
+        timer = self._timer(worker.device)
+        if timer is None:
+            self._open_ring(is_observing=False)
+            return
+        self._samples = _is_last_stage()
+        self._modes = modes_of(worker.vllm_config)
+        self._open_ring(timer)
+
+    def _open_ring(self, timer: StepTimer | None = None, *, is_observing: bool = True) -> None:
+        worker = self._worker
         config = worker.vllm_config
         world = int(config.parallel_config.world_size)
         rank = int(worker.rank) % world
-        self._samples = _is_last_stage()
-        self._modes = modes_of(config)
         device, uuid = _name_and_uuid(worker.device)
         self._probe = Probe.open(
             engine_info(config, device=device, device_uuid=uuid, rank=rank),
@@ -72,7 +93,7 @@ class WorkerHooks:
             rank=data_rank(config) * world + rank,
             timer=timer,
         )
-        self._patches.probes.append(self._probe)
+        self._patches.attach(self._probe, is_observing=is_observing)
 
     def starting(self, worker: Any, scheduler_output: Any) -> None:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""

@@ -96,7 +96,10 @@ def watched(
     hooks = FrontEndHooks()
     hooks._watch = FrontEndWatch(edge)
     kind = type("TokenizerManager", (TokenizerManager,), {})
-    for target, hook in hooks.by_target().items():
+    for target, hook in (
+        *hooks.by_target().items(),
+        *hooks.by_feature()["several prompts in one request"].items(),
+    ):
         name = target.rpartition(".")[2]
         if name != "__init__":
             setattr(kind, name, _wrapped(getattr(kind, name), hook))

@@ -88,10 +88,10 @@ def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) 
     assert "inferscope.adapters.sglang_hooks" in loaded
 
 
-def test_a_missing_place_is_said_once_and_nothing_is_placed(tmp_path: Path) -> None:
+def test_of_a_unit_with_a_missing_place_only_what_opens_the_ring_is_placed(tmp_path: Path) -> None:
     changed = MANAGER.replace("_handle_batch_output", "_handle_outputs")
     (_, placed), said = say(engine(tmp_path, manager=changed), INFERSCOPE="1")
-    assert placed == "[]"
+    assert placed == "['sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__']"
     (line,) = said.splitlines()
     assert "unsupported" in line
     assert "_handle_batch_output is missing" in line

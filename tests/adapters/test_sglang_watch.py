@@ -54,7 +54,7 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> Patches:
 
 
 def watched(
-    folder: Path, patches: Patches, *, name: str = "core", is_core: bool = True
+    folder: Path, patches: Patches, *, name: str = "core", is_core: bool = True, lacking: str = ""
 ) -> tuple[type[Scheduler], Probe]:
     probe = make_probe(folder, FakeClock(step_ns=1000), name=name)
     patches.probes.append(probe)
@@ -67,7 +67,10 @@ def watched(
         max_running=8,
         adapter_of={"1f": "sql"}.__getitem__,
     )
-    return hooked({k: v for k, v in hooks.by_target().items() if "run_event_loop" not in k}), probe
+    placed = dict(hooks.by_target())
+    for feature, wanted in hooks.by_feature().items():
+        placed |= wanted if feature not in ("pauses", lacking) else {}
+    return hooked({k: v for k, v in placed.items() if "run_event_loop" not in k}), probe
 
 
 def requests_of(sizes: list[tuple[int, int]]) -> list[Req]:
@@ -390,3 +393,72 @@ def test_an_engine_error_passes_through_and_the_next_step_is_timed(
     scheduler.run_batch(_extend(request, 0, 8))
     assert probe.on
     assert [slices.step for slices in of(StepSlices, path_of(probe))] == [2]
+
+
+@pytest.mark.parametrize(
+    "lacking", ["how requests end outside of a batch", "when scheduling began"]
+)
+def test_a_feature_that_a_version_lacks_costs_that_feature_alone(
+    tmp_path: Path, patches: Patches, lacking: str
+) -> None:
+    kind, probe = watched(tmp_path, patches, lacking=lacking)
+    outputs = run(kind(), requests_of([(20, 12), (5, 3)]))
+    assert [len(tokens) for tokens in outputs.values()] == [12, 3]
+    path = path_of(probe)
+    tokens: dict[int, int] = defaultdict(int)
+    for row in rows_of(path):
+        tokens[row["requests"]] += row["tokens"]
+    assert tokens == {0: 31, 1: 7}
+    assert [kinds_of(path, index)[-1] for index in (0, 1)] == ["finished", "finished"]
+
+
+def test_a_request_that_ends_where_no_hook_is_leaves_nothing_behind(
+    tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches, lacking="how requests end outside of a batch")
+    scheduler = kind()
+    scheduler._add_request_to_queue(Req("left", 5, 1))
+    scheduler.waiting_queue.clear()  # as a client's abort takes it from the queue
+    run(scheduler, [Req("next", 5, 2)])
+    ends = {e.index: e.reason for e in of(RequestEvent, path_of(probe)) if e.reason}
+    assert ends == {0: "client_cancel", 1: "length"}
+    assert probe._log.requests.num_live == 0
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(events=st.lists(st.sampled_from(["add", "drop", "retract", "step"]), max_size=80))
+def test_what_is_kept_of_requests_goes_with_them_though_they_never_end(
+    events: list[str], tmp_path: Path, patches: Patches
+) -> None:
+    for old in tmp_path.glob("*.ring"):
+        old.unlink()
+    kind, probe = watched(tmp_path, patches, lacking="how requests end outside of a batch")
+    scheduler, live, num_added = kind(), [], 0
+    for event in events:
+        if event == "add":
+            live.append(Req(f"r{num_added}", 5, 1000))
+            num_added += 1
+            scheduler._add_request_to_queue(live[-1])
+        elif event == "drop" and live:
+            gone = live.pop()
+            for queue in (scheduler.waiting_queue, scheduler.running_batch.reqs):
+                if gone in queue:
+                    queue.remove(gone)
+            del queue
+            if scheduler.chunked_req is gone:
+                scheduler.chunked_req = None
+            scheduler._results.clear()
+            del gone
+        elif event == "retract" and live and live[-1] not in scheduler.waiting_queue:
+            live[-1].is_retracted = True
+            scheduler._add_request_to_queue(live[-1], is_retracted=True)
+        elif event == "step":
+            scheduler.get_next_batch_to_run(scheduler.running_batch)
+    live.clear()
+    scheduler.waiting_queue.clear()
+    scheduler.running_batch = Batch([])
+    scheduler.chunked_req = None
+    scheduler.get_next_batch_to_run(scheduler.running_batch)
+    assert probe.on
+    assert probe._log.requests.num_live == 0
+    probe.close()

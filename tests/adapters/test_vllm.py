@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import logging
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
+from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_core import CoreHooks
 from inferscope.adapters.vllm_frontend import FrontEndHooks, asked_of
@@ -23,10 +25,10 @@ from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up
-from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY
+from inferscope.records import DECODE, PREFILL, RECOMPUTED, UNSUPPORTED, VERIFY, ProbeHealth
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
-from tests.probe.fakes import tokens_signed, tokens_told
+from tests.probe.fakes import FakeClock, make_probe, of, tokens_signed, tokens_told
 
 
 class Told:
@@ -125,6 +127,7 @@ options = st.builds(
     is_async=st.booleans(),
     is_v2=st.booleans(),
     abort_every=st.sampled_from([0, 7]),
+    returns_nothing=st.booleans(),
     lives=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 14)), min_size=1, max_size=6),
 )
 
@@ -354,10 +357,151 @@ def test_what_is_missing_is_unsupported_and_nothing_else_happens(
     bare = type("Scheduler", (), {"__init__": Scheduler.__init__})
     with caplog.at_level(logging.WARNING):
         CoreHooks(patches).install(bare)
-    assert "Scheduler.schedule is missing" in caplog.text
-    assert caplog.text.count("unsupported") == 6
+    missing = "add_request, schedule, update_from_output, finish_requests is missing"
+    assert f"unsupported: the scheduler: {__name__}.Scheduler.{missing}" in caplog.text
+    assert caplog.text.count("unsupported") == 1
     patches.restore()
     assert set(vars(bare)) - {"__module__", "__dict__", "__weakref__", "__doc__"} == {"__init__"}
+
+
+def core_of(scheduler: Scheduler) -> Core:
+    """Return what the hooks in place know of a scheduler."""
+    (core,) = (
+        one for one in gc.get_referrers(scheduler.__dict__, scheduler) if isinstance(one, Core)
+    )
+    return core
+
+
+UNIT = ("add_request", "schedule", "update_from_output", "finish_requests")
+
+
+@pytest.mark.parametrize("missing", UNIT)
+def test_without_one_method_of_the_scheduler_none_is_hooked_and_the_ring_reports_it(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    methods = {name: vars(Scheduler)[name] for name in UNIT if name != missing}
+    other = type("Scheduler", (), {**methods, "__init__": Scheduler.__init__, "_free": None})
+    patches = Patches("vLLM")
+    CoreHooks(patches).install(other)
+    FrontEndHooks(patches).install(toy_vllm.AsyncLLM)
+    try:
+        setting = toy_vllm.config(Options())
+        other(setting)
+        assert {name: vars(other)[name] for name in methods} == methods
+        (probe,) = patches.probes
+        assert not probe.on
+        (health,) = of(ProbeHealth, next(rings.glob("core-*.ring")))
+        assert health.state == UNSUPPORTED
+        (feature,) = health.unsupported
+        assert feature.startswith("the scheduler: ")
+        assert f".{missing} is missing" in feature
+    finally:
+        patches.restore()
+        for probe in patches.probes:
+            probe.close()
+    assert caplog.text.count("unsupported: ") == 1
+
+
+@pytest.mark.parametrize("missing", ["set_pause_state", "shutdown"])
+def test_a_hook_of_one_feature_costs_that_feature_alone(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    original = getattr(Scheduler, missing)
+    monkeypatch.delattr(Scheduler, missing)
+    patches = hooked()
+    try:
+        monkeypatch.setattr(
+            Scheduler, missing, original, raising=False
+        )  # the toy needs it, the hooks did not
+        scheduler, requests = serve(Options(lives=[(5, 3)] * 3))
+    finally:
+        for probe in patches.probes:
+            probe.close()
+        patches.restore()
+    hold_to_the_laws(rings, scheduler, requests)
+    (health, *_) = of(ProbeHealth, next(rings.glob("core-*.ring")))
+    (feature,) = health.unsupported
+    assert f".{missing} is missing" in feature
+
+
+@pytest.mark.parametrize("how", ["one", "several", "an iterator", "all"])
+@pytest.mark.parametrize("returns_nothing", [False, True])
+def test_requests_ended_from_outside_leave_nothing_behind(
+    rings: Path, patches: Patches, how: str, returns_nothing: bool
+) -> None:
+    options = Options(returns_nothing=returns_nothing)
+    scheduler = Scheduler(toy_vllm.config(options))
+    for name in ("a", "b"):
+        scheduler.add_request(Request(name, 5, 3))
+    core = core_of(scheduler)
+    ids = {"one": "a", "several": ["a", "gone"], "an iterator": iter(["a"]), "all": None}[how]
+    scheduler.finish_requests(ids, toy_vllm.Status.FINISHED_ABORTED)
+    assert set(core._requests) == set(scheduler.requests)
+    scheduler.finish_requests(None, toy_vllm.Status.FINISHED_ABORTED)
+    assert not core._requests
+    scheduler.shutdown()
+    told, _ = fold(rings)
+    ended = "server_abort" if how == "all" else "client_cancel"
+    assert {name: each.finish for name, each in told.requests.items()} == {
+        "a": ended,
+        "b": "server_abort",
+    }
+
+
+def test_a_request_that_ends_where_no_hook_is_leaves_with_the_next_step(
+    rings: Path, patches: Patches
+) -> None:
+    scheduler = Scheduler(toy_vllm.config(Options()))
+    scheduler.add_request(Request("a", 5, 3))
+    scheduler.add_request(Request("b", 5, 3))
+    core = core_of(scheduler)
+    scheduler._forget(scheduler.requests["a"])  # by none of the scheduler's methods
+    scheduler.schedule()
+    assert set(core._requests) == {"b"}
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["add", "step", "abort", "lose"]), st.integers(0, 11)), max_size=60
+)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(events=EVENTS, most=st.integers(1, 6))
+def test_tables_stay_bounded_whatever_never_ends(
+    rings: Path, tmp_path: Path, events: list[tuple[str, int]], most: int
+) -> None:
+    for ring in tmp_path.glob("*.ring"):
+        ring.unlink()
+    probe = make_probe(tmp_path, FakeClock(step_ns=10))
+    scheduler = Scheduler(toy_vllm.config(Options(num_blocks=200)))
+    core = Core(scheduler, probe)
+    core._requests = LiveTable(probe, most=most)
+    num_added = 0
+    for event, number in events:
+        name = f"r{number}"
+        if event == "add" and name not in scheduler.requests:
+            request = Request(name, 5, 100)
+            scheduler.add_request(request)
+            core.added(request)
+            num_added += 1
+        elif event == "step":
+            core.scheduled(scheduler.schedule(), start_ns=0)  # whose outputs never come
+        elif event == "abort" and name in scheduler.requests:
+            scheduler.finish_requests([name], toy_vllm.Status.FINISHED_ABORTED)
+            core.aborted([name], toy_vllm.Status.FINISHED_ABORTED)
+        elif event == "lose" and name in scheduler.requests:
+            scheduler._forget(scheduler.requests[name])
+        assert len(core._requests) <= most
+        assert len(core._flying) <= 64
+    assert probe.on
+    path = probe.path
+    assert path is not None
+    probe.close()
+    unsupported = of(ProbeHealth, path)[-1].unsupported
+    assert bool(unsupported) == bool(core._requests.num_dropped)
 
 
 def test_all_hooks_are_taken_back(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +557,9 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
 
 def test_the_names_of_faults_are_those_of_hooks() -> None:
     hooks = {name for name in vars(vllm_core.CoreHooks) if not name.startswith("_")}
-    assert hooks - {"install"} == {hook for owner, hook in FAULTS if owner is CoreHooks}
+    assert hooks - {"install", "made_otherwise"} == {
+        hook for owner, hook in FAULTS if owner is CoreHooks
+    }
     hooks = {name for name in vars(vllm_worker.WorkerHooks) if not name.startswith("_")}
     assert hooks - {"install", "idling", "idled"} == {
         hook for owner, hook in FAULTS if owner is WorkerHooks

@@ -50,6 +50,7 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     scheduled_spec_decode_tokens: dict[str, list[int]]
     preempted_req_ids: set[str] | None
+    finished_req_ids: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -91,6 +92,7 @@ class Scheduler:
         self.num_blocks = options.num_blocks
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
+        self.finished_req_ids: set[str] = set()
         self.running: list[Request] = []
         self.num_recomputed = 0
         self.num_preempted = 0
@@ -169,7 +171,9 @@ class Scheduler:
             sum(tokens.values()),
             drafts,
             preempted,
+            self.finished_req_ids,
         )
+        self.finished_req_ids = set()
         for request_id, num in tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens += num
@@ -210,18 +214,20 @@ class Scheduler:
             )
         return {0: SimpleNamespace(outputs=outputs)}
 
-    def finish_requests(self, request_ids: Any, finished_status: Status) -> list[Request]:
+    def finish_requests(self, request_ids: Any, finished_status: Status) -> list[Request] | None:
         wanted = list(self.requests) if request_ids is None else request_ids
+        wanted = [wanted] if isinstance(wanted, str) else wanted
         ended = [self.requests[name] for name in wanted if name in self.requests]
         for request in ended:
             request.status = finished_status
             self._forget(request)
-        return ended
+        return None if self.vllm_config.toy.returns_nothing else ended
 
     def shutdown(self) -> None:
         """End."""
 
     def _forget(self, request: Request) -> None:
+        self.finished_req_ids.add(request.request_id)
         del self.requests[request.request_id]
         if request in self.running:
             self.running.remove(request)
@@ -253,6 +259,25 @@ class Connector:
         """Hear of what workers have received."""
 
 
+class ModelRunner:
+    """Computes nothing; where a real one calls the model, and where it waits for the tokens."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def prepare(self) -> None:
+        self.told.append("prepare")
+
+    def _model_forward(self, input_ids: Any = None) -> None:
+        self.told.append("forward")
+
+    def _sample(self) -> None:
+        self.told.append("sample")
+
+    def _bookkeeping_sync(self, scheduler_output: Any) -> None:
+        self.told.append("sync")
+
+
 class Worker:
     """Executes nothing; knows from its own account which requests to sample."""
 
@@ -263,6 +288,7 @@ class Worker:
         self.rng = random.Random(vllm_config.toy.seed)
         self.due: dict[str, int] = {}
         self.order: list[SchedulerOutput] = []
+        self.model_runner = ModelRunner()
 
     def init_device(self) -> None:
         """Begin."""
@@ -272,10 +298,15 @@ class Worker:
 
     def execute_model(self, scheduler_output: Any) -> Any:
         self.order.append(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens:
+            self.model_runner.prepare()
+            self.model_runner._model_forward(input_ids=None)
         return None if scheduler_output.total_num_scheduled_tokens else "nothing"
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = self.order.pop()
+        self.model_runner._sample()
+        self.model_runner._bookkeeping_sync(output)
         ids = list(output.num_scheduled_tokens)
         sampled = []
         for request_id in ids:
@@ -329,6 +360,8 @@ class Options:
     is_async: bool = False
     is_v2: bool = False
     abort_every: int = 0
+    returns_nothing: bool = False
+    """`finish_requests` returns None, as in versions before 0.12."""
     pause_at: int = 0
     """The turn from which on it is paused for three; 0 for none."""
     lives: list[tuple[int, int]] = field(default_factory=list)
