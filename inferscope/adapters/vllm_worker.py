@@ -20,6 +20,9 @@ from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_steps import Tag
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
+_FORWARD = "device spans that begin at the forward"
+
+
 class WorkerHooks:
     """Observes the worker of a process."""
 
@@ -80,6 +83,7 @@ class WorkerHooks:
         self._samples = _is_last_stage()
         self._modes = modes_of(worker.vllm_config)
         self._open_ring(timer)
+        self._hook_device_span(worker)
 
     def _open_ring(self, timer: StepTimer | None = None, *, is_observing: bool = True) -> None:
         worker = self._worker
@@ -95,6 +99,29 @@ class WorkerHooks:
         )
         self._patches.attach(self._probe, is_observing=is_observing)
 
+    def _hook_device_span(self, worker: Any) -> None:
+        """Hook where a step's device span begins and ends, within the model runner.
+
+        Both are optional. A span begins at the entry of `execute_model` otherwise, which counts the
+        preparation of inputs as device time, and ends where `sample_tokens` returns: without
+        asynchronous scheduling that is after the host has waited for the tokens.
+        """
+        patches, runner = self._patches, getattr(worker, "model_runner", None)
+        kind = type(runner)
+        if hasattr(kind, "_model_forward"):
+            patches.unit(_FORWARD, kind, {"_model_forward": Around(before=self.forwarding)})
+            if not _drafts_late(worker.vllm_config):
+                patches.unit(
+                    "device spans that end before the host waits",
+                    kind,
+                    {"_bookkeeping_sync": Around(before=self.waiting)},
+                )
+            return
+        # The second model runner waits for nothing in `sample_tokens`.
+        connector = getattr(runner, "kv_connector", None)
+        owner = None if connector is None else type(connector)
+        patches.unit(_FORWARD, owner, {"pre_forward": Around(after=self.forwarding)})
+
     def starting(self, worker: Any, scheduler_output: Any) -> None:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""
         if worker is not self._worker or not scheduler_output.total_num_scheduled_tokens:
@@ -106,6 +133,16 @@ class WorkerHooks:
         self._probe.start(step, mode=mode, cold=self._next_step == 0)
         self._next_step = step + 1
         self._open = (step, padded, scheduler_output)
+
+    def forwarding(self, *args: Any, **kw: Any) -> None:
+        """Begin the device span of the step: its inputs are prepared."""
+        if self._open is not None:
+            self._probe.device_start()
+
+    def waiting(self, *args: Any, **kw: Any) -> None:
+        """End the device span of the step: all its kernels are queued."""
+        if self._open is not None:
+            self._probe.device_end()
 
     def executed(self, _: None, result: Any, worker: Any, scheduler_output: Any) -> None:
         """End the step, unless sampling is still to come."""
@@ -154,6 +191,14 @@ class WorkerHooks:
             return EventTimer(TorchEvents(device))
         self._patches.unsupported(f"timing steps on a device of type {device.type}")
         return None
+
+
+def _drafts_late(config: Any) -> bool:
+    """Return whether a draft model may run on the device after the host has the step's tokens."""
+    speculation = getattr(config, "speculative_config", None)
+    return speculation is not None and bool(
+        getattr(speculation, "disable_padded_drafter_batch", True)
+    )
 
 
 def _is_last_stage() -> bool:

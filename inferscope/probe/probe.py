@@ -29,7 +29,7 @@ A probe belongs to one process and one writing thread. Beneath it:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -418,6 +418,30 @@ class Probe:
                 # Later it would be timed wrong.
                 begun = (step, t_ns, mode, cold, dummy)
                 life.perform(t_ns, None, self._spans.start, begun)
+        except Exception as error:
+            life.caught(error)
+
+    def device_start(self) -> None:
+        """Move the start of the open step's device span here, right before its first kernel.
+
+        Optional: without it the span starts at `start`. Host times stay as they are.
+        """
+        self._move_span(self._spans.device_start)
+
+    def device_end(self) -> None:
+        """Set the end of the open step's device span here, before the host waits for its outputs.
+
+        Optional: without it the span ends at `stop`.
+        """
+        self._move_span(self._spans.device_end)
+
+    def _move_span(self, action: Callable[[int], None]) -> None:
+        life = self._life
+        if not life.on:
+            return
+        try:
+            t_ns = self._now()
+            life.perform(t_ns, None, action, t_ns)
         except Exception as error:
             life.caught(error)
 

@@ -58,6 +58,14 @@ class Spans:
         self._publish_pending(timer.pending_ns)
         self.last_step = step
 
+    def device_start(self, now_ns: int) -> None:
+        """Move the start of the open step's device span here."""
+        self.timer.device_start()
+
+    def device_end(self, now_ns: int) -> None:
+        """Set the end of the open step's device span here."""
+        self.timer.device_end()
+
     def stop(self, ended: tuple[int, int]) -> None:
         """End timing the step begun last: when, and its padded tokens."""
         now_ns, padded_tokens = ended

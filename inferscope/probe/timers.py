@@ -46,6 +46,12 @@ class StepTimer(Protocol):
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin a step, right before its first launch; positional, for it is called every step."""
 
+    def device_start(self) -> None:
+        """Move the start of the open step's device span here: nothing ran for it before."""
+
+    def device_end(self) -> None:
+        """Set the end of the open step's device span here, before the host waits for it."""
+
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """End the step begun last."""
 
@@ -90,6 +96,12 @@ class HostTimer:
             self.dropped += 1
         self._open = (step, now_ns, mode, cold, dummy)
         self.pending_ns = now_ns
+
+    def device_start(self) -> None:
+        """Do nothing: a host span runs from launch to outputs ready."""
+
+    def device_end(self) -> None:
+        """Do nothing, likewise."""
 
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
         """End the step: its span is complete at once."""
@@ -243,18 +255,34 @@ class EventTimer:
         else:
             self._open = _Flight(step, now_ns, mode, cold, dummy, event)
 
+    def device_start(self) -> None:
+        """Record the start event again, later on the same stream."""
+        flight = self._open
+        if flight is None or flight.end is not None:
+            return
+        try:
+            self._events.record(flight.start)
+        except Exception:
+            self._restart()
+
+    def device_end(self) -> None:
+        """Record the end event; without a free event `stop` tries again."""
+        flight = self._open
+        if flight is not None and flight.end is None:
+            flight.end = self._recorded(self._events.record)
+
     def stop(self, now_ns: int, *, padded_tokens: int) -> None:
-        """Record the end event on the same stream."""
+        """Record the end event on the same stream, unless `device_end` has."""
         flight = self._open
         if flight is None:
             return
-        event = self._recorded(self._events.record)
-        if event is None:
+        self.device_end()
+        if flight.end is None:
             if self._open is not None:  # the pool is exhausted
                 self._give_up(flight)
             return
         self._open = None
-        flight.end, flight.launch_end_ns, flight.padded = event, now_ns, padded_tokens
+        flight.launch_end_ns, flight.padded = now_ns, padded_tokens
         self._flights.append(flight)
 
     def reap(self, now_ns: int) -> list[Span]:
@@ -279,7 +307,7 @@ class EventTimer:
             self._free += (flight.start, flight.end)
         self._flights.clear()
         if self._open is not None:
-            self._free.append(self._open.start)
+            self._release(self._open)
             self._open = None
         if self._anchor_next is not None:
             self._free.append(self._anchor_next[0])
@@ -351,8 +379,14 @@ class EventTimer:
     def _give_up(self, flight: _Flight) -> None:
         """Leave a step without a span."""
         self._open = None
-        self._free.append(flight.start)
+        self._release(flight)
         self.dropped += 1
+
+    def _release(self, flight: _Flight) -> None:
+        """Return the events of an open step to the pool."""
+        self._free.append(flight.start)
+        if flight.end is not None:
+            self._free.append(flight.end)
 
     def _collect(self, now_ns: int) -> list[Span]:
         if self._anchor_next is not None:

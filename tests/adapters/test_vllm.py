@@ -292,6 +292,8 @@ FAULTS = [
     (WorkerHooks, "initialised"),
     (WorkerHooks, "configured"),
     (WorkerHooks, "starting"),
+    (WorkerHooks, "forwarding"),
+    (WorkerHooks, "waiting"),
     (WorkerHooks, "executed"),
     (WorkerHooks, "sampled"),
     (WorkerHooks, "closed"),

@@ -264,3 +264,68 @@ def test_anchors_show_a_drifting_clock_and_spans_stay_placed_after_an_hour() -> 
     assert worst_ns < 40 * US
     host_ns = anchors[-1].host_ns - anchors[0].host_ns
     assert abs((anchors[-1].device_ns / host_ns - 1) - 50e-6) < 1e-6
+
+
+def test_a_device_span_starts_and_ends_at_its_own_marks_and_host_times_stay() -> None:
+    clock, _, timer = made()
+    launched_ns = clock.now_ns
+    timer.start(1, clock.now_ns, mode="eager", cold=False, dummy=False)
+    clock.now_ns += 3 * MS  # inputs are prepared
+    timer.device_start()
+    clock.now_ns += 5 * MS  # the model, and the sampler
+    timer.device_end()
+    clock.now_ns += 7 * MS  # the host waits for the tokens
+    timer.stop(clock.now_ns, padded_tokens=0)
+    stopped_ns = clock.now_ns
+    (span,) = timer.reap(clock.now_ns)
+    assert span.device_start_ns is not None
+    assert span.device_end_ns is not None
+    assert abs(span.device_end_ns - span.device_start_ns - 5 * MS) < 20 * US
+    # `start` looks at the clock some times for the anchor.
+    assert (span.launch_start_ns, span.launch_end_ns) == (launched_ns, stopped_ns)
+
+
+def test_without_its_start_or_end_a_device_span_is_as_wide_as_the_step() -> None:
+    for says_start, says_end, took_ms in ((False, True, 8), (True, False, 12), (False, False, 15)):
+        clock, _, timer = made()
+        timer.start(1, clock.now_ns, mode="eager", cold=False, dummy=False)
+        clock.now_ns += 3 * MS
+        if says_start:
+            timer.device_start()
+        clock.now_ns += 5 * MS
+        if says_end:
+            timer.device_end()
+        clock.now_ns += 7 * MS
+        timer.stop(clock.now_ns, padded_tokens=0)
+        (span,) = timer.reap(clock.now_ns)
+        assert span.device_start_ns is not None
+        assert span.device_end_ns is not None
+        took_ns = span.device_end_ns - span.device_start_ns
+        assert abs(took_ns - took_ms * MS) < 50 * US
+
+
+def test_no_event_is_lost_to_steps_that_end_early_twice_or_never() -> None:
+    clock, device, timer = made(pool_steps=4)
+    for step in range(50):
+        timer.device_start()  # no step is open
+        timer.device_end()
+        timer.start(step, clock.now_ns, mode="eager", cold=False, dummy=False)
+        timer.device_end()
+        timer.device_start()  # too late
+        timer.device_end()
+        if step % 3 == 1:
+            timer.forget()
+        elif step % 3:
+            timer.stop(clock.now_ns, padded_tokens=0)
+        clock.now_ns += 5 * MS
+        timer.reap(clock.now_ns)
+    assert device.num_made <= 2 * 4 + 2
+    device.fails = {"record"}
+    timer.start(99, clock.now_ns, mode="eager", cold=False, dummy=False)
+    device.fails = set()
+    timer.start(100, clock.now_ns, mode="eager", cold=False, dummy=False)
+    device.fails = {"record"}
+    timer.device_start()
+    device.fails = set()
+    timer.stop(clock.now_ns, padded_tokens=0)
+    assert timer.pending_ns == 0
