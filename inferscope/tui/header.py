@@ -63,7 +63,8 @@ def confessions(scene: Scene) -> list[str]:
     if view.ledger_missing:
         said.append(view.ledger_missing)
     if health.unsupported:
-        said.append(f"unsupported: {plain('; '.join(health.unsupported))}")
+        features = ", ".join(name.partition(":")[0] for name in health.unsupported)
+        said.append(f"unsupported: {plain(features)}")
     if health.num_lost:
         said.append(f"{count(health.num_lost)} records lost")
     if health.num_unjoined:

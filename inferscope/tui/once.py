@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import wrap
 
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.tui.columns import columns_for, heading_line, order_rows, row_line
@@ -74,7 +75,7 @@ def _engine(scene: Scene, view: EngineView, width: int) -> list[str]:
         *_requests(view, width),
     ]
     problem = largest_problem(view)
-    return [*lines, "", f"▲ {plain(problem)}"] if problem else lines
+    return [*lines, "", *wrap(f"▲ {plain(problem)}", width)] if problem else lines
 
 
 def _header(scene: Scene, view: EngineView) -> list[str]:

@@ -25,6 +25,7 @@ from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up
+from inferscope.probe.timers import EventTimer
 from inferscope.records import DECODE, PREFILL, RECOMPUTED, UNSUPPORTED, VERIFY, ProbeHealth
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
@@ -504,6 +505,93 @@ def test_tables_stay_bounded_whatever_never_ends(
     probe.close()
     unsupported = of(ProbeHealth, path)[-1].unsupported
     assert bool(unsupported) == bool(core._requests.num_dropped)
+
+
+class MarkedEvents:
+    """Events of a device that notes each record among what the model runner does."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.made: list[object] = []
+
+    def new(self) -> object:
+        self.made.append(object())
+        return self.made[-1]
+
+    def record(self, event: object) -> None:
+        self.told.append(f"event {self.made.index(event)}")
+
+    def record_aside(self, event: object) -> None:
+        """An anchor is not the step's."""
+
+    def is_done(self, event: object) -> bool:
+        return False
+
+    def elapsed_ms(self, start: object, end: object) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("drafts_late", [False, True])
+def test_a_device_span_is_from_the_forward_to_before_the_host_waits(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, drafts_late: bool
+) -> None:
+    events = MarkedEvents()
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(vllm_worker, "_drafts_late", lambda config: drafts_late)
+    monkeypatch.setattr(WorkerHooks, "_timer", lambda self, device: EventTimer(events))
+    patches = hooked()
+    try:
+        setting = toy_vllm.config(Options())
+        wrapper = toy_vllm.WorkerWrapperBase(setting)
+        wrapper.init_device()
+        worker, runner = wrapper.worker, wrapper.worker.model_runner
+        worker.initialize_from_config(None)
+        runner.told = events.told
+        scheduler = Scheduler(setting)
+        scheduler.add_request(Request("r", 5, 3))
+        output = scheduler.schedule()
+        runner._model_forward()  # a warm-up: no step is open
+        worker.execute_model(output)
+        worker.sample_tokens({"r"})
+    finally:
+        patches.restore()
+        for probe in patches.probes:
+            probe.close()
+    last = max(int(line.split()[1]) for line in events.told if line.startswith("event"))
+    start, end = f"event {last - 1}", f"event {last}"
+    tail = ["sync", end] if drafts_late else [end, "sync"]
+    assert events.told == [
+        *("forward", start, "prepare", start, "forward", "sample"),
+        *tail,
+    ]
+
+
+def test_a_model_runner_without_these_places_is_timed_by_the_workers_calls(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(toy_vllm, "ModelRunner", OtherRunner)
+    patches = hooked()
+    try:
+        scheduler, requests = serve(Options(lives=[(5, 3)] * 3))
+    finally:
+        patches.restore()
+        for probe in patches.probes:
+            probe.close()
+    hold_to_the_laws(rings, scheduler, requests)
+    assert caplog.text.count("unsupported: device spans that begin at the forward") == 1
+
+
+class OtherRunner:
+    """A model runner whose methods go by other names."""
+
+    def prepare(self) -> None:
+        """Prepare inputs."""
+
+    def __getattr__(self, name: str) -> object:
+        if name == "kv_connector":
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
 
 
 def test_all_hooks_are_taken_back(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:

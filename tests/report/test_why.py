@@ -282,3 +282,17 @@ def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:
     )
     for residual, words in ((-0.09, "9% less than modelled"), (0.5, "50% more than modelled")):
         assert words in " ".join(why(replace(facts, residual=residual)).caveats)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_request_without_a_ledger_is_said_to_have_none(is_over: bool) -> None:
+    facts = made({}, 10**9, is_over=is_over, joined_late=False)
+    missing = replace(facts.row, ledger_missing="core not observed", ttft_ns=10**8)
+    report = why(replace(facts, row=missing))
+    assert report.rows == ()
+    assert report.conclusions == ()
+    assert report.caveats[0].startswith("It has no ledger (core not observed): ")
+    assert "fault of InferScope" not in " ".join(report.caveats)
+    text = to_text(report, width=100)
+    assert "frontend" not in text
+    assert "the first token came after 100" in text

@@ -8,7 +8,7 @@ import pytest
 
 from inferscope.tui.once import once_text
 from tests.tui.live_screen import assert_golden
-from tests.tui.scenes import moving_snapshot, with_requests
+from tests.tui.scenes import moving_snapshot, with_requests, with_view
 
 
 def test_the_text_looks_like_its_golden() -> None:
@@ -30,6 +30,29 @@ def test_nothing_to_show_is_said() -> None:
     assert "no engine has written anything yet" in once_text(nothing)
     assert "note: a block is damaged" in once_text(nothing)
     assert "Requests: none yet" in once_text(with_requests(moving_snapshot(), ()))
+
+
+def test_what_is_not_observed_is_said_with_the_reason_and_no_cause_is_shown() -> None:
+    snapshot = moving_snapshot()
+    (view, *_) = snapshot.engines
+    feature = "the scheduler: Scheduler.update_from_output is missing"
+    missing = "core not observed"
+    health = replace(view.health, probe_state="unsupported", unsupported=(feature,))
+    rows = tuple(
+        replace(
+            row, ledger_ns={}, ttft_ledger_ns={}, interference_share=None, ledger_missing=missing
+        )
+        for row in view.requests
+    )
+    unobserved = with_view(
+        snapshot, health=health, ledger_ns={}, ledger_missing=missing, requests=rows
+    )
+    text = once_text(unobserved, width=200)
+    assert "▲ probe unsupported, core not observed, unsupported: the scheduler" in text
+    assert f"Requests have no ledger: core not observed ({feature})." in text
+    assert "- (core not observed: requests have no ledger)" in text
+    for cause in ("frontend", "decode_own", "prefill_interference"):
+        assert cause not in text
 
 
 def test_the_text_needs_no_textual() -> None:

@@ -18,7 +18,7 @@ def largest_problem(view: EngineView) -> str:
     In the order of harm: an engine that is gone, work lost to preemption, requests that wait for a
     named resource, then latency and device time that nobody chose to spend.
     """
-    for rule in (_gone, _preempted, _waiting, _latency, _host_gap, _model):
+    for rule in (_gone, _unobserved, _preempted, _waiting, _latency, _host_gap, _model):
         sentence = rule(view)
         if sentence:
             return sentence
@@ -29,6 +29,13 @@ def _gone(view: EngineView) -> str:
     if view.health.probe_state == "lost" or not (view.is_alive or view.has_ended):
         return f"{view.engine or 'The engine'} went silent; what you see is its last word."
     return ""
+
+
+def _unobserved(view: EngineView) -> str:
+    if not view.ledger_missing:
+        return ""
+    reasons = f" ({'; '.join(view.health.unsupported)})" if view.health.unsupported else ""
+    return f"Requests have no ledger: {view.ledger_missing}{reasons}."
 
 
 def _preempted(view: EngineView) -> str:
