@@ -18,10 +18,10 @@ from inferscope.collector.finals import FinalRequest, FinalStep, Sink
 from inferscope.collector.fold import Collector
 from inferscope.collector.rings import in_office
 from inferscope.collector.view import model_of
-from inferscope.records import FAILED, OFF, OVER_BUDGET, UNSUPPORTED, Record, Tick
+from inferscope.records import FAILED, OFF, OVER_BUDGET, Record, Tick
 from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge
 
-_UNTOLD = (OFF, FAILED, OVER_BUDGET, UNSUPPORTED)
+_UNTOLD = (OFF, FAILED, OVER_BUDGET)
 _SEEN_FROM_START_NS = 10_000_000_000
 """A fold that begins as long as this after its engine has not seen the start."""
 

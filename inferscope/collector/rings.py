@@ -88,11 +88,6 @@ class RingState:
         return self.state == CLOSED
 
     @property
-    def is_quiet(self) -> bool:
-        """Return whether its probe writes nothing although its process may work on."""
-        return self.state in (OFF, UNSUPPORTED)
-
-    @property
     def is_observing(self) -> bool:
         """Return whether its probe reports what its process does, by its own state."""
         states = (OFF, FAILED, OVER_BUDGET, UNSUPPORTED)
@@ -105,11 +100,11 @@ class RingState:
 
     def is_silent(self, now_ns: int) -> bool:
         """Tell whether it has said goodbye, or nothing for long although it is switched on."""
-        return self.is_closed or (not self.is_quiet and now_ns - self.last_ns > SILENT_NS)
+        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
 
     def is_gone(self, now_ns: int) -> bool:
         """Tell whether its process has said goodbye, or nothing for too long."""
-        return self.is_closed or (not self.is_quiet and now_ns - self.last_ns > GONE_NS)
+        return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
 
     def is_past(self, at_ns: int) -> bool:
         """Tell whether it has told all it will tell of a step last spoken of at this time."""

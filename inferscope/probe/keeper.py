@@ -19,6 +19,7 @@ from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
 from inferscope.probe.voice import warn
+from inferscope.records import UNSUPPORTED
 from inferscope.ring.control import ControlByte
 
 IDLE_NS = 50_000_000
@@ -74,7 +75,8 @@ class Keeper:
             line = ring.inspect()
             if line:
                 warn("%s", line)
-            if not (life.on or life.wants_on or log.is_listing):
+            is_silent = not (life.on or life.wants_on or log.is_listing)
+            if is_silent and log.state != UNSUPPORTED:
                 return
             if now_ns - self._spans.last_step_ns < IDLE_NS or not log.lock.acquire(blocking=False):
                 return
@@ -114,6 +116,9 @@ class Keeper:
             log.list_more(now_ns)
         if life.wants_on is not life.on and spans.is_between_steps(now_ns):
             life.turn(now_ns, spans.last_step + 1)
+        if log.state == UNSUPPORTED and now_ns >= log.keyframe_due_ns:
+            log.restate(now_ns)  # its process lives, and that is all there is to report
+            spans.report(now_ns)
         if not life.on:
             return
         spans.reap(now_ns)

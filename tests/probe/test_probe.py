@@ -17,6 +17,7 @@ from inferscope.records import (
     ON,
     OVER_BUDGET,
     RUNNING,
+    UNSUPPORTED,
     Clock,
     Emitted,
     Keyframe,
@@ -478,3 +479,41 @@ def test_a_forked_child_is_silent_until_it_opens_its_own_ring(
     parent = list((tmp_path / "fork").glob(f"*-{os.getpid()}.ring"))
     assert [info.engine for info in of(EngineInfo, parent[0])] == ["test"]
     probe.close()
+
+
+def test_what_is_unsupported_is_in_every_report_and_recording_goes_on(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=1000)
+    probe = make_probe(tmp_path, clock)
+    for number in range(20):
+        probe.unsupported(f"feature {number % 10}: it is missing")
+    do_step(probe, 0, [1])
+    assert probe.on
+    path = path_of(probe)
+    last = of(ProbeHealth, path)[-1]
+    assert last.unsupported == tuple(f"feature {n}: it is missing" for n in range(8))
+    assert len(of(StepSpan, path)) == 1
+
+
+def test_a_probe_that_can_observe_nothing_says_so_for_as_long_as_its_process_lives(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(step_ns=1000)
+    probe = switched_probe(tmp_path, clock)
+    probe.unsupported("the scheduler: its class is missing", is_everything=True)
+    assert not probe.on
+    do_step(probe, 0, [1])
+    probe._life.want(is_on=True)
+    num_before = len(of(Keyframe, path := probe.path or tmp_path))
+    for _ in range(3):
+        clock.now_ns += 10_000_000_000
+        probe._keeper.tend()
+    assert not probe.on
+    keyframes = of(Keyframe, path)[num_before:]
+    assert [each.state for each in keyframes] == [UNSUPPORTED] * 3
+    reports = of(ProbeHealth, path)
+    assert reports[-1].state == UNSUPPORTED
+    assert reports[-1].unsupported == ("the scheduler: its class is missing",)
+    assert not of(StepSpan, path)
+    probe.close()
+    assert of(Keyframe, path)[-1].state == UNSUPPORTED
+    assert of(ProbeHealth, path)[-1].state == CLOSED
