@@ -267,6 +267,7 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def _by_cause(rows: list[dict[str, int]], is_missing: list[bool]) -> pa.Array:
+    rows = [{} if missing else row for row, missing in zip(rows, is_missing, strict=True)]
     offsets = _offsets(map(len, rows))
     if any(is_missing):  # an offset of null begins a map that is null
         starts = [

@@ -83,6 +83,7 @@ def told(finals: Finals) -> list[str]:
     whole = max(finals.requests, key=lambda request: len(request.ledger_ns))
     bad = changed(whole, request_id="bad", finish="engine_lost", delivered_ns=10**15)
     late = changed(whole, request_id="late", joined_late=True)
+    unobserved = changed(whole, request_id="unobserved", ledger_missing="core not observed")
     with receiving() as sink:
         settings = {"ttft_ms": 1, "tbt_ms": 1, "metrics_interval_s": 3600}
         exporter = OtlpExporter({"endpoint": sink.url, **settings})
@@ -91,11 +92,11 @@ def told(finals: Finals) -> list[str]:
         exporter.look(on_a_gpu(finals.view))
         for step in finals.steps:
             exporter.step(changed(step, flags=step.flags | RECOMPUTED))
-        for request in (whole, bad, late):
+        for request in (whole, bad, late, unobserved):
             exporter.request(with_everything(request))
         exporter.look(on_a_gpu(finals.view))
         exporter.close()
-        assert exporter.num_sent == 3
+        assert exporter.num_sent == 4
         lines = set[str]()
         for group in (group for post in sink.posts for group in post.resource_spans):
             lines |= set(_lines("resource", group.resource.attributes))

@@ -138,6 +138,29 @@ def test_adapters_and_transfers_are_those_of_the_json_lines(tmp_path: Path) -> N
     assert (rows[1]["adapter"], rows[1]["transfers"]) == (None, None)
 
 
+def test_a_request_without_a_ledger_has_nulls_in_place_of_its_maps(tmp_path: Path) -> None:
+    finals = Finals()
+    source = open_source(SAMPLE, sinks=(finals,))
+    catch_up(source)
+    source.close()
+    missing = replace(finals.requests[1], ledger_missing="core not observed", blame=())
+    exporter = FolderExport(tmp_path)
+    exporter.look(look(0))
+    for request in (finals.requests[0], missing, finals.requests[2]):
+        exporter.request(request)
+    exporter.close()
+    before, row, after = table(tmp_path, "requests").to_pylist()
+    for whole, request in ((before, finals.requests[0]), (after, finals.requests[2])):
+        assert dict(whole["ledger_ns"]) == request.ledger_ns
+        assert dict(whole["ttft_ledger_ns"]) == request.ttft_ledger_ns
+        assert whole["compute_ns"]["prefill"] == request.prefill_ns
+        assert whole["ledger_missing"] is None
+    assert row["ledger_missing"] == "core not observed"
+    for name in ("ledger_ns", "ttft_ledger_ns", "compute_ns", "by_phase", "saved_by_cache"):
+        assert row[name] is None
+    assert row["first_token_ns"] == missing.first_token_ns
+
+
 def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
     exporter.step(step(0, 0))  # before anybody knows the time
