@@ -91,15 +91,22 @@ class Patches:
         Returns:
             Whether they are in place.
         """
-        missing = [name for name in hooks if not callable(getattr(owner, name, None))]
         if owner is None:
             self.unsupported(f"{feature}: its class is missing")
-        elif missing:
+            return False
+        missing = [name for name in hooks if not callable(getattr(owner, name, None))]
+        if missing:
             self.unsupported(f"{feature}: {_name(owner)}.{', '.join(missing)} is missing")
-        else:
+            return False
+        num_before = len(self._replaced)
+        try:
             for name, (before, after) in hooks.items():
                 self.around(owner, name, before=before, after=after)
-        return owner is not None and not missing
+        except (AttributeError, TypeError) as error:  # a compiled class takes no attributes
+            self._undo(num_before)
+            self.unsupported(f"{feature}: {_name(owner)} cannot be wrapped: {error}")
+            return False
+        return True
 
     def around(
         self,
@@ -189,7 +196,10 @@ class Patches:
         with it; it only passes calls on.
         """
         self.is_off = True
-        while self._replaced:
+        self._undo(0)
+
+    def _undo(self, num_kept: int) -> None:
+        while len(self._replaced) > num_kept:
             owner, attribute, own, replacement = self._replaced.pop()
             if vars(owner).get(attribute) is not replacement:
                 continue

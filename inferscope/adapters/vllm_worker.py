@@ -42,7 +42,8 @@ class WorkerHooks:
 
         Not `init_worker`: that is where the plug-ins are loaded.
         """
-        self._patches.around(wrapper_class, "init_device", after=self.initialised)
+        hooks = {"init_device": Around(after=self.initialised)}
+        self._patches.unit("the worker", wrapper_class, hooks)
 
     def initialised(self, _: None, result: None, wrapper: Any) -> None:
         """Hook the worker's own class."""

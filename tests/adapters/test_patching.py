@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from inferscope.adapters.patching import Patches
+from inferscope.adapters.patching import Around, Patches
 from inferscope.probe import Probe
+from inferscope.records import ProbeHealth
+from tests.probe.fakes import FakeClock, make_probe, of
 
 
 class Engine:
@@ -141,3 +144,65 @@ def test_functions_of_a_module_are_replaced_like_methods(patches: Patches) -> No
     patches.restore()
     assert module.double is original
     assert seen == [8]
+
+
+class Locked(type):
+    """A class of which one attribute cannot be set, as none can of a compiled one."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name == "close":
+            raise TypeError("cannot set 'close'")
+        super().__setattr__(name, value)
+
+
+class Resource(metaclass=Locked):
+    def open(self) -> str:
+        return "open"
+
+    def close(self) -> str:
+        return "closed"
+
+
+def test_a_unit_is_in_place_whole_or_not_at_all(
+    patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    hooks = {
+        "open": Around(after=lambda *_: seen.append("open")),
+        "close": Around(before=lambda *_: seen.append("close")),
+    }
+    before = dict(vars(Resource))
+    assert not patches.unit("locked", Resource, hooks)
+    assert not patches.unit("absent", None, hooks)
+    assert not patches.unit("partial", Engine, {"step": Around(), "stop": Around()})
+    assert dict(vars(Resource)) == before
+    assert Resource().open() == "open"
+    assert not seen
+    said = [line.partition("unsupported: ")[2] for line in caplog.messages]
+    assert said == [
+        f"locked: {__name__}.Resource cannot be wrapped: cannot set 'close' (toy)",
+        "absent: its class is missing (toy)",
+        f"partial: {__name__}.Engine.stop is missing (toy)",
+    ]
+    free = type("Free", (), {"open": Resource.open, "close": Resource.close})
+    assert patches.unit("free", free, hooks)
+    assert (free().open(), free().close()) == ("open", "closed")
+    assert seen == ["open", "close"]
+    patches.restore()
+
+
+def test_what_is_unsupported_is_in_rings_that_come_before_and_after(
+    patches: Patches, tmp_path: Path
+) -> None:
+    probes = [make_probe(tmp_path, FakeClock(step_ns=1), name=name) for name in ("a", "b", "c")]
+    patches.attach(probes[0])
+    patches.unsupported("pauses: gone")
+    patches.unsupported("pauses: gone")
+    patches.attach(probes[1])
+    patches.attach(probes[2], is_observing=False)
+    assert [probe.on for probe in probes] == [True, True, False]
+    for probe in probes:
+        path = probe.path
+        assert path is not None
+        probe.close()
+        assert of(ProbeHealth, path)[-1].unsupported == ("pauses: gone",)

@@ -68,6 +68,7 @@ FEATURES = (
     "`kill -9` of a worker",
     "the same answers with and without the probe",
     "a fault of ours changes no answer",
+    "an unsupported scheduler: no ledger, and the reason shown",
 )
 """The rows, in their order."""
 

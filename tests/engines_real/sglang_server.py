@@ -33,24 +33,24 @@ OPTIONS = shlex.split(
     "--mem-fraction-static 0.2 --attention-backend torch_native --sampling-backend pytorch "
     "--enable-mixed-chunk --host 127.0.0.1"
 )
-START_S = 240
+START_S = float(os.environ.get("INFERSCOPE_START_S", "240"))
 _GRACE_S = 30.0
 
 
-def require() -> None:
+def require(python: Path = PYTHON) -> None:
     """Skip, and say why, where there is no SGLang with our plug-in."""
-    if not PYTHON.exists() or not (CHECKPOINT / "config.json").exists():
+    if not python.exists() or not (CHECKPOINT / "config.json").exists():
         pytest.skip(f"no SGLang environment in {PEERS} (INFERSCOPE_PEERS)")
-    probe = subprocess.run([PYTHON, "-c", "import inferscope"], cwd="/", check=False)
+    probe = subprocess.run([python, "-c", "import inferscope"], cwd="/", check=False)
     if probe.returncode:
-        pytest.skip(f"inferscope is not installed there: {PYTHON} -m pip install --no-deps -e .")
+        pytest.skip(f"inferscope is not installed there: {python} -m pip install --no-deps -e .")
 
 
-def environment_of(folder: Path) -> dict[str, str]:
+def environment_of(folder: Path, python: Path = PYTHON) -> dict[str, str]:
     """Return the variables under which SGLang runs on a CPU, rings in a folder."""
     return {
         **os.environ,
-        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -120,6 +120,7 @@ def serving(
     *options: str,
     is_observed: bool = True,
     record: Path | None = None,
+    python: Path = PYTHON,
     **environment: str,
 ) -> Iterator[Server]:
     """Serve until the context ends, by `inferscope run` unless it is not to be observed."""
@@ -129,13 +130,13 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     command = [
-        *(str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(CHECKPOINT)),
+        *(str(python), "-m", "sglang.launch_server", "--model-path", str(CHECKPOINT)),
         *(*OPTIONS, "--port", str(port), *options),
     ]
     if is_observed:
         ours = [] if record is None else ["--record", str(record)]
         command = [sys.executable, "-m", "inferscope", "run", *ours, "--", *command]
-    variables = {**environment_of(folder), **environment}
+    variables = {**environment_of(folder, python), **environment}
     with (
         log.open("wb") as out,
         child(

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
 VLLM = PEERS / "venvs" / "vllm" / "bin" / "vllm"
 CHECKPOINT = PEERS / "tiny-qwen2"
-_UP_S = 200.0
+_UP_S = float(os.environ.get("INFERSCOPE_START_S", "200"))
 _GRACE_S = 30.0
 _LAST_WORD_S = 1.0
 """vLLM kills some of its processes at once, also one that has just sent its last byte."""
@@ -72,7 +72,7 @@ class Server:
         return (self.folder / "server.log").read_text()
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, vllm: Path = VLLM) -> dict[str, str]:
     """Return the variables under which vLLM runs on a CPU, without a network, rings in a folder."""
     return {
         **os.environ,
@@ -81,29 +81,35 @@ def environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PATH": f"{VLLM.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{vllm.parent}{os.pathsep}{os.environ['PATH']}",
     }
 
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, *options: str, is_observed: bool = True, **variables: str
+    folder: Path,
+    *options: str,
+    is_observed: bool = True,
+    vllm: Path = VLLM,
+    record: Path | None = None,
+    **variables: str,
 ) -> Iterator[Server]:
     """Serve until the context ends, then stop the server and all it started."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
-    words = [str(VLLM), "serve", str(CHECKPOINT), *_OPTIONS, "--port", str(port), *options]
+    words = [str(vllm), "serve", str(CHECKPOINT), *_OPTIONS, "--port", str(port), *options]
     if is_observed:
-        words = [sys.executable, "-m", "inferscope", "run", "--", *words]
+        ours = [] if record is None else ["--record", str(record)]
+        words = [sys.executable, "-m", "inferscope", "run", *ours, "--", *words]
     with (
         (folder / "server.log").open("wb") as log,
         child(
             words,
             stdout=log,
             stderr=log,
-            env={**environment(folder), **variables},
+            env={**environment(folder, vllm), **variables},
             cwd=folder,
             start_new_session=True,
         ) as process,
@@ -130,11 +136,12 @@ def stop(server: Server) -> int:
     return process.wait()
 
 
-def export(server: Server) -> list[dict[str, Any]]:
-    """Return the JSON lines of what the rings hold."""
+def export(server: Server, source: Path | None = None) -> list[dict[str, Any]]:
+    """Return the JSON lines of what the rings, or a recording, hold."""
     out = server.folder / "run.jsonl"
+    source = source or server.home
     subprocess.run(
-        [sys.executable, "-m", "inferscope", "export", str(server.home), "-o", str(out)],
+        [sys.executable, "-m", "inferscope", "export", str(source), "-o", str(out)],
         check=True,
         stderr=subprocess.DEVNULL,
         timeout=120,
