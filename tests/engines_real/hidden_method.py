@@ -1,4 +1,4 @@
-"""A `sitecustomize` that hides one method from whoever looks at its class, as if it were not there.
+"""A module for a `sitecustomize` to import: it hides one method of a class from our hooks.
 
 HIDE names it, `module:Class.method`. Objects find it still: the engine works as before, and an
 adapter finds what it would in a version without the method.
@@ -32,7 +32,7 @@ def hide(module: ModuleType) -> None:
     owner.__getattr__ = __getattr__
 
 
-if "HIDE" in os.environ and __name__ == "sitecustomize":
+if "HIDE" in os.environ and __name__ == "hidden_method":
     from inferscope.adapters.inject import when_imported
 
-    when_imported({os.environ["HIDE"].partition(":")[0]: "sitecustomize:hide"})
+    when_imported({os.environ["HIDE"].partition(":")[0]: "hidden_method:hide"})

@@ -49,7 +49,8 @@ def sglang_at(name: str) -> Path:
 def without(folder: Path, method: str) -> dict[str, str]:
     """Return the variables under which a method is hidden from our hooks."""
     folder.mkdir(parents=True)
-    shutil.copy(hidden_method.__file__, folder / "sitecustomize.py")
+    shutil.copy(hidden_method.__file__, folder / "hidden_method.py")
+    (folder / "sitecustomize.py").write_text("import hidden_method\n")
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path, "HIDE": method}
 
