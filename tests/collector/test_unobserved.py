@@ -31,7 +31,7 @@ SECOND_NS = 10**9
 
 
 def front_end_serves(script: Script, front: Ring, name: str = "a", *, from_ms: float = 1) -> None:
-    """Have the front end report a request of three tokens, 40 ms long."""
+    """Report a request of three tokens, 40 ms from arrival to end, at the front end."""
     script.at(from_ms)
     asked = front.received(name)
     front.tokenised(asked)
@@ -71,9 +71,7 @@ def test_without_a_core_ring_a_request_has_no_ledger_and_the_front_ends_times() 
 
 @pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
 @pytest.mark.parametrize("is_closed_after", [False, True])
-def test_a_core_whose_probe_says_that_it_is_silent_is_not_observed(
-    state: int, is_closed_after: bool
-) -> None:
+def test_a_core_with_a_probe_that_is_off_is_not_observed(state: int, is_closed_after: bool) -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     core.keyframe(state=state)

@@ -141,7 +141,7 @@ def test_a_dozen_requests_of_each_vllm_have_closed_ledgers(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", [_claiming("vLLM", VLLMS[0]), *VLLMS[1:]])
-def test_a_vllm_whose_scheduler_lacks_a_method_has_no_ledgers(tmp_path: Path, name: str) -> None:
+def test_a_vllm_without_a_scheduler_method_has_no_ledgers(tmp_path: Path, name: str) -> None:
     method = "vllm.v1.core.sched.scheduler:Scheduler.update_from_output"
     record, hidden = tmp_path / "run.isr", without(tmp_path / "hide", method)
     program = vllm_at(name)
@@ -182,7 +182,7 @@ def test_a_dozen_requests_of_each_sglang_have_closed_ledgers(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", [_claiming("SGLang", SGLANGS[0]), *SGLANGS[1:]])
-def test_a_sglang_whose_scheduler_lacks_a_method_has_no_ledgers(tmp_path: Path, name: str) -> None:
+def test_a_sglang_without_a_scheduler_method_has_no_ledgers(tmp_path: Path, name: str) -> None:
     method = "sglang.srt.managers.scheduler:Scheduler.process_batch_result"
     record, hidden = tmp_path / "run.isr", without(tmp_path / "hide", method)
     python, options = sglang_at(name), ("--max-total-tokens", "20000")

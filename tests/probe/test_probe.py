@@ -494,7 +494,7 @@ def test_what_is_unsupported_is_in_every_report_and_recording_goes_on(tmp_path: 
     assert len(of(StepSpan, path)) == 1
 
 
-def test_a_probe_that_can_observe_nothing_says_so_for_as_long_as_its_process_lives(
+def test_a_probe_that_can_observe_nothing_reports_that_until_its_process_ends(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock(step_ns=1000)
