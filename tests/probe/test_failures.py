@@ -31,26 +31,34 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "unpaused": lambda probe, index: (probe.paused(), probe.unpaused()),
     "plan": lambda probe, index: probe.plan(2, start_ns=0, end_ns=1, waiting=0, running=1),
     "start": lambda probe, index: probe.start(2),
+    "device_start": lambda probe, index: probe.device_start(),
+    "device_end": lambda probe, index: probe.device_end(),
     "stop": lambda probe, index: probe.stop(1),
     "slices": lambda probe, index: probe.slices(
         1, requests=[index], phases=[1], tokens=[1], contexts=[1]
     ),
     "sign": lambda probe, index: probe.sign(1, requests=[index], tokens=[1]),
     "emitted": lambda probe, index: probe.emitted([index], [1], step=1),
+    "unsupported": lambda probe, index: probe.unsupported("pauses: gone"),
     "on": lambda probe, index: probe.on,
     "path": lambda probe, index: probe.path,
     "close": lambda probe, index: probe.close(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
 MADE_OTHERWISE = {"open", "disabled", "clock", "fail"}
+_OF_THE_TIMER_ALONE = {"device_start", "device_end"}
 SURELY_TOUCHES = {
-    *(("clock", call) for call in CALLS.keys() - {"on", "path"}),
-    *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"}),
+    *(("clock", call) for call in CALLS.keys() - {"on", "path"} - _OF_THE_TIMER_ALONE),
+    *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"} - _OF_THE_TIMER_ALONE),
     *(
         ("timer", call)
         for call in ("start", "stop", "slices", "sign", "close", "the thread beside")
     ),
-    *(("requests", call) for call in CALLS.keys() - {"on", "path", "stop"}),
+    *(("timer", call) for call in (*_OF_THE_TIMER_ALONE, "unsupported")),
+    *(
+        ("requests", call)
+        for call in CALLS.keys() - {"on", "path", "stop", "unsupported"} - _OF_THE_TIMER_ALONE
+    ),
     *(("budget", call) for call in ("slices", "sign", "the thread beside")),
     *(("switch", call) for call in ("close", "the thread beside")),
 }
