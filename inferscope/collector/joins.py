@@ -227,9 +227,14 @@ class Joins:
         self.num_unjoined += bool(pending.spans or pending.slices)
 
     def _has_no_core(self, dp_rank: int) -> bool:
-        """Tell whether who could say what a replica's steps were is on another host."""
+        """Return whether no ring here reports slices of a replica's steps.
+
+        Its core is on another host, or cannot be observed.
+        """
         return not any(
-            ring.opened.role == "core" and (ring.info is None or ring.dp_rank == dp_rank)
+            ring.opened.role == "core"
+            and not ring.is_unsupported
+            and (ring.info is None or ring.dp_rank == dp_rank)
             for ring in self._rings.values()
         )
 

@@ -191,3 +191,20 @@ def test_a_row_of_such_a_request_has_unknowns_in_place_of_zeros() -> None:
     _, finals = script.play(until_ms=900)
     row = finished_row(finals.only())
     assert (row.cached_tokens, row.interference_share, row.ledger_ns) == (None, None, {})
+
+
+def test_steps_of_a_core_that_cannot_be_observed_are_of_no_request_and_not_unjoined() -> None:
+    script = Script()
+    core, worker = script.ring(), script.ring("worker")
+    core.keyframe(state=UNSUPPORTED)
+    front = script.ring("frontend")
+    for step in range(4):
+        script.at(12 + 10 * step)
+        worker.span(step, 2 + 10 * step, 12 + 10 * step)
+        worker.health()
+    front_end_serves(script, front, from_ms=52)
+    collector, finals = script.play(until_ms=9_000)
+    assert len(finals.steps) == 4
+    assert all(step.unattributed_ns == step.measured_ns for step in finals.steps)
+    assert collector.engines["engine"].num_unjoined == 0
+    assert finals.only().ledger_missing == CORE_NOT_OBSERVED
