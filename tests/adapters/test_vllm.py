@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -526,6 +527,15 @@ class MarkedEvents:
 
     def is_done(self, event: object) -> bool:
         return False
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def aside(self) -> AbstractContextManager[bool]:
+        return nullcontext(False)
+
+    def reset(self) -> None:
+        """Nothing is held."""
 
     def elapsed_ms(self, start: object, end: object) -> float:
         return 1.0
