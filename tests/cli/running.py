@@ -204,6 +204,7 @@ def running_engine(folder: Path, *, rate_s: float = 6.0) -> Iterator[Engine]:
         "load": 0.5,
         "rate_s": rate_s,
         "client_times": None,
+        "options": {"token_budget": 40, "max_running": 16, "num_blocks": 144},
     }
     environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"}
     with child(

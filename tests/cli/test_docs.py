@@ -27,7 +27,7 @@ def typed(line: str) -> list[str] | None:
     found = re.match(r" {0,2}(?:\.venv/bin/)?inferscope (?P<rest>.*)", line)
     if found is None:
         return None
-    command = re.split(r" {2,}| [|&#] ?|\\$|…", found["rest"])[0]
+    command = re.split(r" {2,}| [|&#>] ?|\\$|…", found["rest"])[0]
     words = shlex.split(command)
     return words if words and words[0] in COMMANDS else None
 

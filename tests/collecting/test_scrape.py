@@ -85,6 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         "load": 0.5,
         "rate_s": 10.0,  # eighteen requests: all may be of a warm-up, where the first takes long
         "client_times": None,
+        "options": {"token_budget": 40, "max_running": 16, "num_blocks": 144},
     }
     (folder / "slo.yaml").write_text(_SLO, encoding="utf-8")
     with collecting(rings, folder, _PINS % pins) as collector:

@@ -131,7 +131,7 @@ def test_what_is_unsupported_is_in_the_view_once() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     for ring in (core, front):
-        told = ProbeHealth(script.now_ns, ON, 0, 0, 0, script.now_ns, 0, "", ("pauses: gone",))
+        told = ProbeHealth(script.now_ns, ON, 0, 0, 0, script.now_ns, unsupported=("pauses: gone",))
         ring.tell(told)
     collector, _ = script.play(until_ms=300)
     (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines

@@ -62,6 +62,7 @@ def load(rings: Path) -> Iterator[str]:
         "load": 0.3,
         "rate_s": 4.0,
         "client_times": None,
+        "options": {"token_budget": 40, "max_running": 16, "num_blocks": 144},
     }
     commands = {
         "reference": ["inferscope.cli.demo_start", json.dumps(settings)],

@@ -96,6 +96,7 @@ GOOD = {
     "end_ns": 2,
     "peer": "p",
     "step": 1,
+    "feature": "pauses",
     "waiting": 0,
     "running": 1,
     **dict.fromkeys(("requests", "phases", "tokens", "contexts"), COLUMN),

@@ -33,6 +33,7 @@ from inferscope.records import (
 )
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
+from tests.children import child
 from tests.probe.fakes import FakeClock, do_step, everything, make_probe, make_ring, of, records
 from tests.probe.test_any_call import check_ring
 
@@ -361,18 +362,12 @@ while True:  # inside the probe, for all of its time but little
 
 def test_a_server_stopped_within_the_probe_ends_and_its_ring_is_closed(tmp_path: Path) -> None:
     environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "1"}
-    server = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    words = [sys.executable, "-c", PROGRAM]
+    with child(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         path = Path(server.stdout.readline().strip())
         server.terminate()
-        assert server.wait(20) == 7
-        server.stdout.close()
-    finally:
-        server.kill()
-        server.wait()
+        assert server.wait(60) == 7
     assert of_all(ProbeHealth, path)[-1].state == CLOSED
     assert of_all(RequestEvent, path)[-1].kind == 8
 

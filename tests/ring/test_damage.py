@@ -18,6 +18,7 @@ from inferscope.ring import layout
 from inferscope.ring.layout import MIN_CAPACITY
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
+from tests import children
 from tests.probe.fakes import everything, make_ring
 from tests.ring.test_ring import fill, keyframe, num_seen
 
@@ -52,23 +53,11 @@ def until(condition: Callable[[], bool], patience_s: float = 30.0) -> None:
 class Child:
     """A process that writes a ring until it is stopped."""
 
-    def __init__(self, folder: Path, pause_s: float) -> None:
-        self._stop = folder / "stop"
-        environment = {
-            **os.environ,
-            "INFERSCOPE_DIR": str(folder / "rings"),
-            "INFERSCOPE_RING_MB": str(RING_BYTES >> 20),
-            "INFERSCOPE_BUDGET": "2",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(self._stop), str(pause_s)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.path = Path(self.process.stdout.readline().strip())
+    def __init__(self, process: subprocess.Popen[str], stop: Path) -> None:
+        self.process = process
+        self._stop = stop
+        assert process.stdout is not None
+        self.path = Path(process.stdout.readline().strip())
 
     def end(self) -> tuple[int, str]:
         """Stop it; return its exit code and what it wrote to stderr."""
@@ -79,10 +68,20 @@ class Child:
 
 @pytest.fixture(params=[0.0005, 0.01], ids=["busy", "slow"])
 def child(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Child]:
-    started = Child(tmp_path, request.param)
-    yield started
-    started.process.kill()
-    started.process.communicate()
+    stop = tmp_path / "stop"
+    with children.child(
+        [sys.executable, "-c", WRITER, str(stop), str(request.param)],
+        env={
+            **os.environ,
+            "INFERSCOPE_DIR": str(tmp_path / "rings"),
+            "INFERSCOPE_RING_MB": str(RING_BYTES >> 20),
+            "INFERSCOPE_BUDGET": "2",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Child(process, stop)
 
 
 def beats(reader: RingReader, times: int = 2) -> None:
