@@ -16,9 +16,11 @@ from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
 from inferscope.collecting.promises import Promises
 from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.collector.joins import ARRIVALS_NS
 from inferscope.collector.snapshot import Running
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe.clock import Clock
+from inferscope.records import TICK_NS
 
 LOOK_NS = 1_000_000_000
 _PAUSE_S = 0.1
@@ -137,15 +139,19 @@ class Service:
         )
 
     def _catch_up(self, wishes: Wishes) -> None:
-        """Go on until all that was said before now is folded: the fold stays behind the rings."""
+        """Go on until all that was written before now is folded and final.
+
+        The fold stays behind the rings, and a step behind what it has read.
+        """
         now_ns = self._clock.monotonic_ns()
+        until_ns = now_ns + ARRIVALS_NS + TICK_NS
 
         def is_late() -> bool:
             return self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
 
         while True:
             has_more = self._turn(wishes, is_late)
-            if is_late() or self._engines.through_ns() >= now_ns:
+            if is_late() or self._engines.through_ns() >= until_ns:
                 return
             if not has_more:
                 time.sleep(_PAUSE_S / 4)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING
+from inferscope.attribution.ledger import HELD, RUNNING, WAITING
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import RingState
 
@@ -45,15 +45,14 @@ def num_admissible(
     queued: list[tuple[Request, int]] = []
     num_handed_over = 0
     for request, state in states:
-        if state == ARRIVING:
-            # Its prompt is tokenised, so only the core's acceptance is missing.
-            num_handed_over += request.prompt_tokens is not None
-        elif state in (RUNNING, WAITING, HELD):
+        if state in (RUNNING, WAITING, HELD):
             core = next((id(s) for s, _ in request.bindings if id(s) in cores), None)
             if state == RUNNING:
                 num_running[core or 0] += 1
             elif core is not None:
                 queued.append((request, core))
+            else:  # its prompt is tokenised, so only the core's acceptance is missing
+                num_handed_over += 1
     num = sum(
         cores[core].paused_ns is None
         and (
@@ -74,7 +73,7 @@ def _is_passed_over(request: Request, core: RingState, *, max_running: int) -> b
         return False
     if request.adapter:  # slots of adapters are scarce as well, and are not recorded
         return False
-    since_ns = request.arrived_ns if request.queued_ns is None else request.queued_ns
+    since_ns = request.arrived_ns if request.accepted_ns is None else request.accepted_ns
     if request.preempted_ns:
         since_ns = max(since_ns, request.preempted_ns[-1][0])
     return since_ns < plan.start_ns

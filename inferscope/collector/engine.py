@@ -40,6 +40,7 @@ from inferscope.records import (
     PREEMPTED,
     QUEUED,
     RESUMED,
+    TOKENISED,
     UNSUPPORTED,
     Clock,
     CostTable,
@@ -173,6 +174,12 @@ class EngineFold:
         self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
 
+    def end(self) -> None:
+        """Finalise what is known: no more records come."""
+        self.joins.complete()
+        self._sweep()
+        self.lives.end()
+
     def missed(self, ring: RingState) -> None:
         """Note that frames of a ring were lost: its requests' ledgers have holes."""
         ring.has_lost_frames = True
@@ -267,7 +274,7 @@ class EngineFold:
 
     def _through(self) -> int:
         """Return up to when nothing can change any more: the start of the oldest open step."""
-        oldest_ns = self.joins.oldest_ns()
+        oldest_ns = self.joins.oldest_ns(self.now_ns)
         return self.now_ns + 1 if oldest_ns is None else oldest_ns
 
     def _sweep(self) -> None:
@@ -537,6 +544,7 @@ _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)
 _TRANSITIONS: dict[int, Transition] = {
+    TOKENISED: Lives.tokenised,
     QUEUED: Lives.queued,
     ADMITTED: Lives.admitted,
     PREEMPTED: Lives.preempted,
@@ -545,6 +553,7 @@ _TRANSITIONS: dict[int, Transition] = {
     FINISHED: Lives.finished_in_engine,
 }
 _BECOMES: dict[Transition, int] = {
+    Lives.tokenised: WAITING,
     Lives.queued: WAITING,
     Lives.admitted: RUNNING,
     Lives.preempted: HELD,

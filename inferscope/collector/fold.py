@@ -101,7 +101,7 @@ class Collector:
     def end(self) -> None:
         """Hand the sinks what waits for counters: no more records come."""
         for engine in self.engines.values():
-            engine.lives.end()
+            engine.end()
 
     def unknown(self) -> None:
         """Count a frame of a type that this version does not know."""

@@ -25,6 +25,9 @@ from inferscope.records import StepPlan, StepSlices, StepSpan
 
 MAX_PENDING_STEPS = 256
 _KEPT_JOINED = 512
+ARRIVALS_NS = 100_000_000
+"""An engine whose loop has planned no further step for this long has written every arrival during
+the last one."""
 
 
 class Joins:
@@ -69,6 +72,8 @@ class Joins:
         """By data-parallel rank and step."""
         self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
         """Those that were split, and when they had ended."""
+        self._newest: dict[int, tuple[int, int, int]] = {}
+        """By data-parallel rank: the newest step that was split, its start and its end."""
 
     # --- records ------------------------------------------------------------------------------
 
@@ -126,9 +131,23 @@ class Joins:
         """Return the steps of which something is still to come."""
         return self._pending.values()
 
-    def oldest_ns(self) -> int | None:
-        """Return when the oldest step began that is not split yet."""
-        return min([step.start_ns for step in self._pending.values()]) if self._pending else None
+    def oldest_ns(self, now_ns: int) -> int | None:
+        """Return the start of the oldest step whose time is not completely known, if there is one.
+
+        A step stays incomplete after it was split: an engine takes in requests between two steps,
+        so one that arrived during a step is written after it. The next plan, or `ARRIVALS_NS`
+        without one, shows that all of them have been read.
+        """
+        starts_ns = [step.start_ns for step in self._pending.values()]
+        newest = {step.dp_rank: step.step for step in self._pending.values()}
+        for dp_rank, (step, start_ns, end_ns) in self._newest.items():
+            if newest.get(dp_rank, step) <= step and now_ns < end_ns + ARRIVALS_NS:
+                starts_ns.append(start_ns)
+        return min(starts_ns, default=None)
+
+    def complete(self) -> None:
+        """Take the newest steps for completely known: no more records come."""
+        self._newest.clear()
 
     def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
         key = (ring.dp_rank, step)
@@ -184,6 +203,7 @@ class Joins:
             return
         run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
         self._joined.note(key, run.end_ns)
+        self._newest[pending.dp_rank] = (pending.step, run.start_ns, run.end_ns)
         if pending.past:
             self.num_partial += any(
                 rings[number].has_spans and number not in spans for number in pending.past

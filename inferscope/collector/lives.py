@@ -202,10 +202,19 @@ class Lives:
         """Tell whether a request that began then is final: another ring speaks of it late."""
         return at_ns <= self._ends.at_ns(request_id)
 
+    def tokenised(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
+        """Start the wait in the queue: the front end has nothing more to do before admission.
+
+        The core writes `queued` when its loop reads its inbox, which is after the step that runs.
+        """
+        if request.queued_ns is None:
+            request.queued_ns = event.at_ns
+            self.table.ledger.queued(request.slot, event.at_ns)
+
     def queued(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """It enters the engine's queue."""
-        request.queued_ns = event.at_ns
-        self.table.ledger.queued(request.slot, event.at_ns)
+        """Note that a core accepts a request; its wait started when the prompt was tokenised."""
+        request.accepted_ns = event.at_ns
+        self.tokenised(request, event, by)
 
     def admitted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It leaves the queue for the first time."""

@@ -40,6 +40,8 @@ class Request(msgspec.Struct, eq=False):
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     queued_ns: int | None = None
+    accepted_ns: int | None = None
+    """When its core reported it; later than `queued_ns` where a step was running."""
     admitted_ns: int | None = None
     first_edge_ns: int | None = None
     finished_ns: int | None = None

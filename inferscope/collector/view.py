@@ -193,7 +193,7 @@ def _engine(
             engine.joins.pending(),
             engine.now_ns,
             is_at_work=engine.paused_ns is None
-            and (states.RUNNING in states_now or engine.joins.oldest_ns() is not None),
+            and (states.RUNNING in states_now or any(engine.joins.pending())),
         ),
         is_paused=engine.paused_ns is not None,
         queued_prompt_tokens=_queued_tokens(alive, states_now),

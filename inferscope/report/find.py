@@ -70,8 +70,9 @@ class Life:
         """Take one of its events, in their order; one that was taken before changes nothing."""
         self.external_id = self.external_id or event.external_id
         match event.kind:
-            case records.QUEUED:
-                self.queued_ns = event.at_ns
+            case records.TOKENISED | records.QUEUED:  # the core accepts it between two steps
+                since_ns = event.at_ns if self.queued_ns is None else self.queued_ns
+                self.queued_ns = min(since_ns, event.at_ns)
             case records.ADMITTED:
                 self.admitted_ns = event.at_ns
             case records.PREEMPTED if not any(at_ns == event.at_ns for at_ns, *_ in self.held):

@@ -11,6 +11,7 @@ from inferscope.attribution.blame import BLAMED
 from inferscope.attribution.rules import RULES, shares_ns
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
+from inferscope.collector.joins import ARRIVALS_NS
 from inferscope.collector.merge import Item, Merger
 from inferscope.probe.probe import digest64
 from inferscope.records import (
@@ -39,6 +40,7 @@ from inferscope.records import (
     StepPlan,
     StepSlices,
     StepSpan,
+    Tick,
     Transfer,
     encode,
 )
@@ -119,11 +121,15 @@ class Script:
         return collector, finals
 
     def play_as_told(self) -> tuple[Collector, Finals]:
-        """Fold everything in the order of the test's lines: late records come late."""
+        """Fold everything in the order of the test's lines: late records come late.
+
+        A Tick follows, by which an idle engine's last step is complete.
+        """
         finals = Finals()
         collector = Collector(finals)
         for number, record in self.told:
             collector.fold(number, record)
+        collector.fold(READER, Tick(self.now_ns + ARRIVALS_NS, self.now_ns + ARRIVALS_NS))
         return collector, finals
 
 

@@ -206,6 +206,7 @@ def test_an_answer_that_never_ends_is_bad_for_e2e() -> None:
     mine = core.queued("a")
     core.admitted(mine)
     core.step(1, [(mine, 8, 0)], start_ms=11, end_ms=20)
+    script.at(20.5)
     core.plan(2)
     hang(core, from_ms=21, until_ms=6000, step_ms=20)
     told, _, _ = judged(script, until_ms=6000, objectives=[TTFT, E2E, GOODPUT])
