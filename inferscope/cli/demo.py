@@ -242,6 +242,7 @@ def _watch(source: RingSource, host: _Host) -> bool:
 def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
     """Write the recording's exports and print the summary."""
     source.close()
+    source.collector.end()  # as the replay does at the end of the file
     recording = options.out / "demo.isr"
     with (
         private_file(options.out / "trace.json") as trace,

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
                 time.sleep(_POLL_S)
     finally:
         source.close()
+    source.collector.end()  # as a replay does at the end of the file
     totals = source.collector.totals()
     sys.stderr.write(
         f"{totals.num_records} records, {totals.num_lost} lost, digest {totals.digest}\n"
