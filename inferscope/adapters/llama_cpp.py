@@ -91,15 +91,15 @@ class Run:
         self._num_generated += 1
         self.recorder.probe.emitted([self._index], [1], step=self._step)
 
-    def ends(self, error: BaseException | None) -> None:
-        """The run is over: its caller has enough, or an error ends it."""
+    def ends(self, error: type[BaseException] | None) -> None:
+        """The run is over: its caller has enough, or an error of this type ends it."""
         self._judge()
         if self._index is None:
             return
         reason = "length" if 0 < self._max_tokens <= self._num_generated else "stop"
-        if isinstance(error, KeyboardInterrupt):
+        if error is not None and issubclass(error, KeyboardInterrupt):
             reason = "client_cancel"
-        elif error is not None and not isinstance(error, GeneratorExit):
+        elif error is not None and not issubclass(error, GeneratorExit):
             reason = "error"
         self.recorder.probe.finished(self._index, reason)
 
@@ -114,6 +114,49 @@ class Run:
             told.accept(max(0, self._num_since - 1))
             told.tell(self.recorder.probe, self._step)
         self._num_since = 0
+
+
+class _Resumed:
+    """The generator of a run; `eval` finds the run while the generator is resumed."""
+
+    def __init__(
+        self, inner: Generator[int, Any, None], begun: Run, on: _OnThread, run: Function
+    ) -> None:
+        self._inner = inner
+        self._begun = begun
+        self._on = on
+        self._run = run
+
+    def __iter__(self) -> _Resumed:
+        return self
+
+    def __next__(self) -> int:
+        return self.send(None)
+
+    def send(self, value: Any) -> int:
+        """Resume the generator with a value, up to its next token."""
+        return self._resume(self._inner.send, value)
+
+    def throw(self, *error: Any) -> int:
+        """Resume the generator with an exception, which it may answer with a token."""
+        try:
+            return self._resume(self._inner.throw, *error)
+        finally:
+            del error  # its traceback has this frame
+
+    def close(self) -> None:
+        """End the generator."""
+        self._inner.close()
+
+    def _resume(self, how: Function, *given: Any) -> int:
+        self._on.run = self._begun
+        try:
+            token: int = how(*given)
+        finally:
+            self._on.run = None
+            del given  # an exception's traceback has this frame
+        self._run(self._begun.yields)
+        return token
 
 
 class Session:
@@ -179,24 +222,15 @@ class Session:
             if begun is None:
                 yield from inner
                 return
-            error: BaseException | None = None
+            # The error itself, in a local of this frame, would keep the frame alive in a cycle with
+            # its traceback, and with the frame the model.
+            error: type[BaseException] | None = None
             try:
-                sent = None
-                while True:
-                    on.run = begun
-                    try:
-                        token = inner.send(sent)
-                    except StopIteration:
-                        return
-                    finally:
-                        on.run = None
-                    run(begun.yields)
-                    sent = yield token
+                yield from _Resumed(inner, begun, on, run)
             except BaseException as caught:
-                error = caught
+                error = type(caught)
                 raise
             finally:
-                inner.close()
                 run(self._end, begun, error)
 
         return generate
@@ -225,7 +259,7 @@ class Session:
         wanted, self._on.max_tokens = self._on.max_tokens, 0
         return Run(recorder, time.monotonic_ns(), wanted)
 
-    def _end(self, run: Run, error: BaseException | None) -> None:
+    def _end(self, run: Run, error: type[BaseException] | None) -> None:
         try:
             run.ends(error)
         finally:

@@ -6,8 +6,12 @@ batches of `eval`, the generator that is sent nothing, drafts and their verifica
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -150,6 +154,72 @@ def test_a_run_left_early_is_over_and_another_llama_is_not_seen(tmp_path: Path) 
     told = Exported(tmp_path)
     (row,) = told.requests.values()
     assert (row["output_tokens"], row["finish"]) == (2, "stop")
+
+
+class Stop(Exception):
+    pass
+
+
+def _leaves_early(llama: Llama) -> None:
+    llama.create_completion([1, 2, 3], max_tokens=2)
+
+
+def _throws(llama: Llama) -> None:
+    run = llama.generate([1, 2, 3])
+    next(run)
+    with contextlib.suppress(Stop):
+        run.throw(Stop())
+
+
+def _fails(llama: Llama) -> None:
+    llama.n_batch = 0
+    with contextlib.suppress(ValueError):
+        llama.create_completion([1, 2, 3])
+
+
+@pytest.mark.parametrize("use", [_leaves_early, _throws, _fails])
+def test_a_model_is_freed_with_its_last_reference(use: Callable[[Llama], None]) -> None:
+    class Module(ModuleType):
+        Llama = Llama
+
+    llama_cpp.observe_module(Module("llama_cpp.llama"))
+    gc.disable()
+    try:
+        llama = Llama()
+        use(llama)
+        freed = weakref.ref(llama)
+        del llama
+        assert freed() is None
+    finally:
+        gc.enable()
+        assert llama_cpp._session is not None
+        llama_cpp._session.close()
+        llama_cpp._session = None
+
+
+def test_what_is_thrown_into_a_run_reaches_the_engine(tmp_path: Path) -> None:
+    class Answering(Llama):
+        def generate(
+            self, tokens: Sequence[int], reset: bool = True
+        ) -> Generator[int, Sequence[int] | None, None]:
+            self.eval(tokens)
+            try:
+                yield 5
+            except Stop:
+                self.eval([5])
+                yield 6
+
+    with inferscope.observe(llama := Answering()):
+        run = llama.generate([1, 2, 3])
+        assert (next(run), run.throw(Stop()), next(run, None)) == (5, 6, None)
+        run = llama.generate([1, 2, 3])
+        next(run)
+        with pytest.raises(KeyboardInterrupt):
+            run.throw(KeyboardInterrupt())
+    told = Exported(tmp_path)
+    told.check_sums()
+    ends = [(row["output_tokens"], row["finish"]) for row in told.requests.values()]
+    assert ends == [(2, "stop"), (1, "client_cancel")]
 
 
 @pytest.mark.parametrize("hook", ["eval_begins", "eval_ends", "yields", "ends", "_judge"])
