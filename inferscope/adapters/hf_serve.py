@@ -54,7 +54,7 @@ class ServedRequests:
         if app is None:
             return
         probe = Probe.open(EngineInfo(0, "transformers"), role="frontend")
-        patches.probes.append(probe)
+        patches.attach(probe)
         self._edge = Edge(probe, patches)
         self._edge.watch(app)
         for name in ("GenerateManager", "CBGenerateManager"):

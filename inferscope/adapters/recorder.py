@@ -171,7 +171,7 @@ class Recorders:
                 timer=timer,
                 engine_id=known.engine.engine_id,
             )
-            self._patches.probes.append(probe)
+            self._patches.attach(probe)
             recorder = Recorder(probe, known, rank)
             self._open.append(recorder)
             return recorder
@@ -207,7 +207,7 @@ class Recorders:
             info = EngineInfo(0, "transformers")
             engine.front_end = Probe.open(info, role="frontend", engine_id=engine.engine_id)
             self._front_ends.append(engine)
-            self._patches.probes.append(engine.front_end)
+            self._patches.attach(engine.front_end)
             return engine.front_end
 
     def release(self, model: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 import inferscope
 from inferscope.adapters import recorder, transformers
+from inferscope.adapters.hf_serve import ServedRequests
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import MAX_RECORDERS, Engines, Recorders
 from inferscope.probe import EventTimer, HostTimer, StepTimer, TorchEvents
@@ -262,6 +265,38 @@ def test_a_front_end_s_ring_is_of_the_engine_of_the_model_it_serves(
     recorders.release(second)
     recorders.give_back(core)
     assert not probe.on
+
+
+def test_what_is_unsupported_is_in_every_ring_opened_afterwards(tmp_path: Path) -> None:
+    patches = Patches("test")
+    patches.unsupported("beam search")
+    recorders = Recorders(patches)
+    for name in ("first", "second"):
+        subject = Subject(name)
+        recorders.take(subject, subject.describe)
+        recorders.front_end(subject, subject.describe)
+    recorders.close()
+    rings = [ring.path for engine in find_engines(tmp_path) for ring in engine.rings]
+    assert len(rings) == 3
+    assert [of(ProbeHealth, ring)[-1].unsupported for ring in rings] == [("beam search",)] * 3
+
+
+def test_what_is_unsupported_is_in_the_ring_of_a_server_s_front_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Fastapi(ModuleType):
+        FastAPI = type("FastAPI", (), {"__call__": lambda self, *_args: None})
+
+    for name in ("fastapi", "transformers.cli.serving.utils"):  # extras that may be absent
+        monkeypatch.setitem(sys.modules, name, Fastapi(name))
+    session = transformers.Session()
+    session.patches.unsupported("beam search")
+    ServedRequests(session).begin()
+    (probe,) = session.patches.probes
+    probe.close()
+    session.close()
+    assert probe.path is not None
+    assert "beam search" in of(ProbeHealth, probe.path)[-1].unsupported
 
 
 def test_an_assistant_on_another_device_is_not_timed_by_its_model_s_timer(
