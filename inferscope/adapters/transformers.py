@@ -28,7 +28,6 @@ from inferscope.probe import Probe
 Function = Callable[..., Any]
 
 _lock = threading.RLock()
-_MOST_EXPECTED = 4096
 
 
 class _OnThread(threading.local):
@@ -52,7 +51,7 @@ class Session:
         self.patches = Patches("transformers")
         self.recorders = Recorders(self.patches)
         self.watches_all = False
-        self._expected: dict[int, tuple[str, int]] = {}
+        self._expected: dict[int, tuple[weakref.ref[Any], str, int]] = {}
         """Names of requests and when they came, by the identity of what `generate` gets."""
         self._models: dict[int, tuple[weakref.ref[Any], int]] = {}
         """By identity, with the number of observations."""
@@ -87,8 +86,9 @@ class Session:
 
     def expect(self, ids: Any, name: str, arrived_ns: int) -> None:
         """Name the request that `generate` will be given these ids for."""
-        if len(self._expected) < _MOST_EXPECTED:
-            self._expected[id(ids)] = (name, arrived_ns)
+        key, expected = id(ids), self._expected
+        # Identities are used again: a name ends with its ids, whether `generate` ran or not.
+        expected[key] = (weakref.ref(ids, lambda _: expected.pop(key, None)), name, arrived_ns)
 
     def open_first(self, model: Any) -> None:
         """Open a model's ring, to attach to before the first step."""
@@ -166,7 +166,7 @@ class Session:
             self.patch_model(type(assistant))
         expected = self._expected.pop(id(kwargs.get("input_ids")), None)
         if expected is not None:
-            self._on.name, self._on.arrived_ns = expected
+            _, self._on.name, self._on.arrived_ns = expected
 
     # --- its decoding loop --------------------------------------------------------------------
 

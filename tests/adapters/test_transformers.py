@@ -270,6 +270,27 @@ def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Pa
     assert all(told.surplus(name) == 0 for name in told.requests)
 
 
+def test_a_name_is_of_the_ids_it_was_given_with_and_ends_with_them(model: Any) -> None:
+    with inferscope.observe(model) as seen:
+        session = transformers._session
+        assert session is not None
+        kept = [torch.ones((1, 3), dtype=torch.long) for _ in range(5000)]
+        for at, ids in enumerate(kept):
+            session.expect(ids, f"request {at}", at + 1)
+        greedy(model, input_ids=kept[-1])
+        del kept, ids
+        assert not session._expected
+        for _ in range(20):
+            abandoned = tokens(3)
+            session.expect(abandoned, "abandoned", 1)
+            del abandoned
+            greedy(model, input_ids=tokens(3), max_new_tokens=1)
+    first, *others = (each for each in of(RequestEvent, seen.path) if each.request_id)
+    assert first.request_id == "request 4999"
+    assert len(others) == 20
+    assert all(each.request_id.startswith("generate-") for each in others)
+
+
 def test_an_exception_passes_and_ends_its_requests(model: Any, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
