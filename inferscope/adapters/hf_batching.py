@@ -12,14 +12,18 @@ a queue, and what was computed for a request that turns out to have ended is the
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from typing import Any
 
 from inferscope.adapters.asked import asked
+from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.stretches import Stretches
 from inferscope.records import RequestIndex
 
+_MOST_PLANNED = 8
+"""Planned steps without an outcome; asynchronous batching has two."""
 _FINISHED = 3
 """`RequestStatus.FINISHED`."""
 
@@ -74,8 +78,8 @@ class Batcher:
 
     def __init__(self, recorder: Recorder, processor: Any) -> None:
         self.recorder = recorder
-        self._processor = processor
-        self._tracks: dict[str, Track] = {}
+        self._processor_ref = weakref.ref(processor)
+        self._tracks: LiveTable[Track] = LiveTable(recorder.probe)
         self._planned: deque[PlannedStep] = deque()
         self._parts: list[Part] | None = None
         self._updated: PlannedStep | None = None
@@ -129,6 +133,8 @@ class Batcher:
         num_tokens = sum(part.end - part.start for part in parts)
         planned = PlannedStep(recorder.next_step(), parts, num_tokens)
         self._planned.append(planned)
+        if len(self._planned) > _MOST_PLANNED:
+            raise RuntimeError(f"{len(self._planned)} planned steps without an outcome")
         used, total = self._blocks()
         recorder.probe.plan(
             planned.step,
@@ -223,6 +229,11 @@ class Batcher:
 
     # --- inside -------------------------------------------------------------------------------
 
+    @property
+    def _processor(self) -> Any:
+        """The processor of the loop; only the hooks of a running loop ask for it."""
+        return self._processor_ref()
+
     def _enter(self, state: Any, *, at_ns: int | None) -> Track:
         name = state.request_id
         num_prompt = state._true_initial_tokens or len(state.initial_tokens)
@@ -234,7 +245,8 @@ class Batcher:
             parent=parent if child.isdigit() else "",
             attributes=asked({"max_tokens": state.max_new_tokens}),
         )
-        track = self._tracks[name] = Track(index, num_prompt, state)
+        track = Track(index, num_prompt, state)
+        self._tracks.put(name, track)
         return track
 
     def _admit(self, track: Track, cached_tokens: int) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.hf_batching import Batcher
 from inferscope.adapters.hf_info import describe
-from inferscope.adapters.patching import Patches
+from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.recorder import Recorders
 
 _PACKAGE = "transformers.generation.continuous_batching"
+_FEATURE = "continuous batching"
 
 
 class _OnThread(threading.local):
@@ -31,40 +33,59 @@ class BatchingHooks:
         self._recorders = recorders
         self._watches = watches
         self._on = _OnThread()
-        self._batchers: dict[int, Batcher] = {}
-        """By the identity of their processors."""
+        self._is_whole = False
+        self._batchers: weakref.WeakKeyDictionary[Any, Batcher] = weakref.WeakKeyDictionary()
+        """Keyed weakly by processor, for a processor has the KV cache."""
 
     def install(self) -> None:
-        """Wrap what the loop calls."""
+        """Wrap what the loop calls, all of it or nothing is observed.
+
+        The hook that makes a `Batcher` comes last: without one the others do nothing.
+        """
         find, around = self._patches.find, self._patches.around
         manager = find(f"{_PACKAGE}.continuous_api", "ContinuousBatchingManager")
         processor = find(f"{_PACKAGE}.continuous_api", "ContinuousBatchProcessor")
         router = find(f"{_PACKAGE}.continuous_api", "OutputRouter")
         scheduler = find(f"{_PACKAGE}.scheduler", "Scheduler")
         runner = find(f"{_PACKAGE}.model_runner", "ModelRunner")
-        around(manager, "_create_batch_processor", after=self._created)
-        self._patches.replace(manager, "_run_generation_loop", self._loop)
-        around(processor, "prepare_next_batch", before=self._plan, after=self._planned)
-        around(processor, "update_batch", before=self._update, after=self._updated)
-        around(scheduler, "add_waiting_request", before=self._waits)
-        around(scheduler, "clear_cancelled_requests", after=self._cancelled)
-        around(router, "fail_and_deliver", before=self._failed)
-        around(router, "deliver_batch", before=self._delivers)
-        around(runner, "compute_batch", before=self._computes, after=self._computed)
-        for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs"):
-            around(
-                find(f"{_PACKAGE}.input_outputs", name),
-                "prepare_batch_tensors",
-                before=self._chosen,
+        unit = functools.partial(self._patches.unit, _FEATURE)
+        self._is_whole = (
+            unit(
+                processor,
+                {
+                    "prepare_next_batch": Around(self._plan, self._planned),
+                    "update_batch": Around(self._update, self._updated),
+                },
             )
+            and unit(
+                scheduler,
+                {
+                    "add_waiting_request": Around(self._waits),
+                    "clear_cancelled_requests": Around(after=self._cancelled),
+                },
+            )
+            and unit(router, {"fail_and_deliver": Around(self._failed)})
+            and unit(runner, {"compute_batch": Around(self._computes, self._computed)})
+            and all(
+                unit(
+                    find(f"{_PACKAGE}.input_outputs", name),
+                    {"prepare_batch_tensors": Around(self._chosen)},
+                )
+                for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs")
+            )
+            and self._patches.replace(manager, "_run_generation_loop", self._loop)
+            and unit(manager, {"_create_batch_processor": Around(after=self._created)})
+        )
+        if self._is_whole:  # without it tokens are told a little later
+            around(router, "deliver_batch", before=self._delivers)
 
     def add(self, model: Any, processor: Any) -> None:
-        """Observe a batching loop, unless it is already."""
-        if id(processor) not in self._batchers:
+        """Observe a batching loop, unless it is already or cannot be."""
+        if self._is_whole and processor not in self._batchers:
             described = functools.partial(describe, model, processor=processor)
             recorder = self._recorders.take(model, described, place=str(model.device))
             if recorder is not None:
-                self._batchers[id(processor)] = Batcher(recorder, processor)
+                self._batchers[processor] = Batcher(recorder, processor)
 
     def close(self) -> None:
         """Observe no loop any more."""
@@ -99,7 +120,7 @@ class BatchingHooks:
     # --- a turn of the loop -------------------------------------------------------------------
 
     def _plan(self, processor: Any) -> None:
-        batcher = self._on.batcher = self._batchers.get(id(processor))
+        batcher = self._on.batcher = self._batchers.get(processor)
         if batcher is not None:
             batcher.plan_begins()
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
+import importlib
 import logging
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +18,15 @@ import pytest
 import torch
 
 import inferscope
-from inferscope.adapters import hf_batching, hf_generate, recorder, transformers
+from inferscope.adapters import hf_batching, hf_generate, live_table, recorder, transformers
 from inferscope.errors import BadInput
 from inferscope.records import (
     DECODE,
     DRAFT,
+    FAILED,
     PREFILL,
     EngineInfo,
+    ProbeHealth,
     RequestEvent,
     StepSlices,
     StepSpan,
@@ -252,6 +258,110 @@ def test_requests_that_lose_their_blocks_are_told_so(model: Any, tmp_path: Path)
     assert all(told.surplus(name) == 0 for name in told.requests)
     held = [row for row in told.requests.values() if row["ledger_ns"].get("preempted")]
     assert held
+
+
+CALLED = [
+    ("continuous_api", "ContinuousBatchProcessor", "prepare_next_batch"),
+    ("continuous_api", "ContinuousBatchProcessor", "update_batch"),
+    ("continuous_api", "ContinuousBatchingManager", "_create_batch_processor"),
+    ("continuous_api", "OutputRouter", "fail_and_deliver"),
+    ("scheduler", "Scheduler", "add_waiting_request"),
+    ("scheduler", "Scheduler", "clear_cancelled_requests"),
+    ("model_runner", "ModelRunner", "compute_batch"),
+    ("input_outputs", "ContinuousBatchingIOs", "prepare_batch_tensors"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "missing"), CALLED)
+def test_a_version_that_lacks_a_method_of_batching_has_none_of_it_recorded(
+    module: str,
+    name: str,
+    missing: str,
+    model: Any,
+    outputs: dict[str, Tokens],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = outputs.get("two") or outputs.setdefault("two", batched(model, new_tokens=2))
+    package = "transformers.generation.continuous_batching"
+    owner = getattr(importlib.import_module(f"{package}.{module}"), name)
+    elsewhere = vars(owner)[missing]
+
+    def found(subject: Any, name: str) -> Any:
+        if name != missing:
+            raise AttributeError(name)
+        return functools.partial(elsewhere, subject)
+
+    monkeypatch.delattr(owner, missing)
+    monkeypatch.setattr(owner, "__getattr__", found, raising=False)
+    with inferscope.observe(model) as seen:
+        assert batched(model, new_tokens=2) == expected
+        assert transformers._session is not None
+        assert not transformers._session.batching._batchers
+    assert of(RequestEvent, seen.path) == of(StepSlices, seen.path) == []
+    (unsupported,) = of(ProbeHealth, seen.path)[-1].unsupported
+    assert unsupported.startswith("continuous batching: ")
+    assert missing in caplog.text
+
+
+def test_steps_without_an_outcome_switch_the_hooks_off(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = batched(model)
+    monkeypatch.setattr(hf_batching.Batcher, "update_begins", lambda _: None)
+    with inferscope.observe(model) as seen:
+        assert batched(model) == expected
+    (said,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
+    assert "9 planned steps without an outcome" in said
+    assert of(ProbeHealth, seen.path)[-1].state == FAILED
+
+
+def test_requests_that_never_end_are_dropped_from_the_oldest(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_table.LiveTable.__init__, "__kwdefaults__", {"most": 2})
+    sizes = []
+    enter = hf_batching.Batcher._enter
+
+    def enters(batcher: Any, *args: Any, **kwargs: Any) -> Any:
+        track = enter(batcher, *args, **kwargs)
+        sizes.append(len(batcher._tracks))
+        return track
+
+    monkeypatch.setattr(hf_batching.Batcher, "_enter", enters)
+    with inferscope.observe(model) as seen:
+        batched(model, new_tokens=2)
+    assert max(sizes) == 2
+    (unsupported,) = of(ProbeHealth, seen.path)[-1].unsupported
+    assert unsupported.startswith("more than 2 live requests")
+
+
+@pytest.mark.parametrize("hook", ["plan_ends", "update_ends"])
+def test_a_fault_keeps_no_kv_cache(
+    hook: str, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    caches: weakref.WeakSet[Any] = weakref.WeakSet()
+    make = PagedAttentionCache.__init__
+    real = getattr(hf_batching.Batcher, hook)
+
+    def made(cache: Any, *args: Any, **kwargs: Any) -> None:
+        caches.add(cache)
+        make(cache, *args, **kwargs)
+
+    def fails(*args: Any) -> None:
+        real(*args)
+        raise ZeroDivisionError("a hook's own fault")
+
+    monkeypatch.setattr(PagedAttentionCache, "__init__", made)
+    monkeypatch.setattr(hf_batching.Batcher, hook, fails)
+    with inferscope.observe(model):
+        batched(model, new_tokens=2)
+        assert "a hook's own fault" in caplog.text
+        caplog.clear()
+        gc.collect()
+        assert not caches
 
 
 def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Path) -> None:
