@@ -114,6 +114,8 @@ class Batcher:
         for future in chosen:
             state = future.state
             track = self._tracks.get(state.request_id)
+            if track is None and self._tracks.num_dropped:  # it would come back as a new request
+                continue
             if track is None:  # a fork: it begins behind its parent's prompt
                 track = self._enter(state, at_ns=None)
             track.state = state

@@ -332,6 +332,8 @@ def test_requests_that_never_end_are_dropped_from_the_oldest(
     with inferscope.observe(model) as seen:
         batched(model, new_tokens=2)
     assert max(sizes) == 2
+    names = [event.request_id for event in of(RequestEvent, seen.path) if event.request_id]
+    assert len(names) == len(set(names)) == len(PROMPTS)
     (unsupported,) = of(ProbeHealth, seen.path)[-1].unsupported
     assert unsupported.startswith("more than 2 live requests")
 
