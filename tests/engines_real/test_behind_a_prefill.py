@@ -55,8 +55,8 @@ def assert_the_victim_waited_for_it(lines: list[dict[str, Any]], big: str, victi
     waited_ns = prefill_end_ns - requests[victim]["arrived_ns"]
     assert waited_ns > 100e6, "the prefill was over too soon to be waited for"
     queue_ns = ledger.get("queue", 0) + ledger.get("queue_idle", 0)
-    assert queue_ns >= 0.95 * waited_ns, ledger
-    assert ledger.get("frontend", 0) <= 0.05 * waited_ns
+    assert queue_ns >= 0.95 * (waited_ns - ledger.get("frontend", 0)), ledger
+    assert ledger.get("frontend", 0) <= 100e6  # parsing and tokenising, beside other work
     of_big = sum(b["ns"] for b in blame if b["cause"] == "queue" and b["request"] == internal)
     assert of_big >= 0.95 * ledger["queue"], blame
 
