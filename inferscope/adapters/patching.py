@@ -20,7 +20,10 @@ from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 from inferscope.probe.voice import note, warn
 
-_MARK = "_inferscope_original"
+_MARK = "_inferscope_patches"
+"""Attribute of a replacement: the `Patches` that made it.
+
+`functools.wraps` copies it to wrappers of others around that, through which calls reach ours."""
 _ABSENT = object()
 
 
@@ -48,6 +51,8 @@ class Patches:
         """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
         self._said: dict[str, None] = {}
         """Features that are unsupported, in the order in which they were reported."""
+        self._within: set[tuple[str, int]] = set()
+        """Overrides that are being called: the attribute, and the `id` of the object."""
 
     def find(self, module: str, name: str) -> Any:
         """Import a module and return one of its attributes; None, once said, where there is none.
@@ -118,6 +123,9 @@ class Patches:
     ) -> bool:
         """Call hooks around a plain (not an async) function or method.
 
+        Hooks around an override are called once where it calls the method of its base class, with
+        the arguments and the result of the override.
+
         Args:
             owner: a class or a module; None does nothing, for `find` has spoken.
             attribute: of the owner, possibly inherited.
@@ -127,14 +135,20 @@ class Patches:
         Returns:
             Whether the hooks are in place.
         """
+        bases = getattr(owner, "__mro__", ())[1:]
+        is_override = any(hasattr(vars(base).get(attribute), _MARK) for base in bases)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            call = self._outermost(attribute, original) if is_override else original
+
             @functools.wraps(original)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                if self.is_off:
+                if self.is_off or (
+                    self._within and args and (attribute, id(args[0])) in self._within
+                ):
                     return original(*args, **kwargs)
                 noted = None if before is None else self.run(before, *args, **kwargs)
-                result = original(*args, **kwargs)
+                result = call(*args, **kwargs)
                 if after is not None and not self.is_off:
                     self.run(after, noted, result, *args, **kwargs)
                 return result
@@ -155,10 +169,11 @@ class Patches:
         if original is None:
             self.unsupported(f"{_name(owner)}.{attribute} is missing")
             return False
-        if hasattr(original, _MARK):
+        patches = getattr(original, _MARK, None)
+        if patches is self or (patches is not None and not patches.is_off):
             return True
         replacement = make(original)
-        setattr(replacement, _MARK, original)
+        setattr(replacement, _MARK, self)
         own = vars(owner).get(attribute, _ABSENT)
         setattr(owner, attribute, replacement)
         self._replaced.append((owner, attribute, own, replacement))
@@ -197,6 +212,19 @@ class Patches:
         """
         self.is_off = True
         self._undo(0)
+
+    def _outermost(self, attribute: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an override during whose calls no hooks around its base's method are called."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            key = (attribute, id(args[0]))
+            self._within.add(key)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._within.discard(key)
+
+        return call
 
     def _undo(self, num_kept: int) -> None:
         while len(self._replaced) > num_kept:

@@ -7,12 +7,13 @@ The methods are those of its interface, which custom schedulers keep. What is to
 from __future__ import annotations
 
 import atexit
+from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any
 
 from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
-from inferscope.adapters.vllm_steps import Core
+from inferscope.adapters.vllm_steps import Core, Tag
 from inferscope.adapters.vllm_transfers import Transfers, groups_of
 from inferscope.probe import Probe
 
@@ -33,25 +34,28 @@ class CoreHooks:
 
     def install(self, scheduler_class: Any) -> None:
         """Hook `Scheduler`: what begins and ends requests and steps whole, or not at all."""
+        if self._hook(scheduler_class, {"__init__": Around(after=self.made)}):
+            return
+        self._patches.around(scheduler_class, "__init__", after=self.made_otherwise)
+
+    def _hook(self, scheduler_class: Any, more: Mapping[str, Around]) -> bool:
         patches = self._patches
         is_whole = patches.unit(
             SCHEDULER,
             scheduler_class,
             {
-                "__init__": Around(after=self.made),
+                **more,
                 "add_request": Around(after=self.added),
                 "schedule": Around(self.scheduling, self.scheduled),
                 "update_from_output": Around(self.updating, self.updated),
                 "finish_requests": Around(after=self.aborted),
             },
         )
-        if not is_whole:
-            patches.around(scheduler_class, "__init__", after=self.made_otherwise)
-            return
-        patches.unit(
-            "its shutdown in good order", scheduler_class, {"shutdown": Around(after=self.closed)}
-        )
-        patches.unit("pauses", scheduler_class, {"set_pause_state": Around(after=self.turned)})
+        if is_whole:
+            closing = {"shutdown": Around(after=self.closed)}
+            patches.unit("its shutdown in good order", scheduler_class, closing)
+            patches.unit("pauses", scheduler_class, {"set_pause_state": Around(after=self.turned)})
+        return is_whole
 
     def made_otherwise(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring, which reports that this scheduler is unsupported."""
@@ -68,6 +72,9 @@ class CoreHooks:
         missing = [name for name in _NEEDED if not hasattr(scheduler, name)]
         if missing:
             self._patches.unsupported(f"{SCHEDULER}: it has no {', '.join(missing)}")
+            self.made_otherwise(None, None, scheduler)
+            return
+        if not self._hook(type(scheduler), {}):  # a subclass, with methods of its own
             self.made_otherwise(None, None, scheduler)
             return
         config = scheduler.vllm_config
@@ -110,8 +117,15 @@ class CoreHooks:
     ) -> None:
         """A step's outputs leave the core."""
         core = self._of(scheduler)
-        if core is not None:
-            core.updated(scheduler_output, result)
+        if core is None:
+            return
+        if scheduler_output.num_scheduled_tokens and Tag.of(scheduler_output) is None:
+            self._core = None
+            what = f"{SCHEDULER}: its steps are not planned by its method schedule"
+            self._patches.unsupported(what)
+            core.probe.unsupported(what, is_everything=True)
+            return
+        core.updated(scheduler_output, result)
 
     def aborted(
         self, _: None, result: Any, scheduler: Any, request_ids: Any, finished_status: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,72 @@ def test_what_somebody_else_wrapped_over_ours_stays_and_passes_on(patches: Patch
         assert not seen
     finally:
         Engine.step = original  # type: ignore[method-assign]
+
+
+def test_hooks_are_put_around_what_another_tool_has_wrapped_over_hooks_that_are_off(
+    patches: Patches,
+) -> None:
+    original = vars(Engine)["step"]
+    seen: list[str] = []
+    patches.around(Engine, "step", after=lambda *args, **kw: seen.append("first"))
+    ours = vars(Engine)["step"]
+
+    @functools.wraps(ours)
+    def theirs(self: Engine, number: int) -> int:
+        return int(ours(self, number))
+
+    second = Patches("second")
+    try:
+        Engine.step = theirs  # type: ignore[method-assign, assignment]
+        assert second.around(Engine, "step", after=lambda *args, **kw: seen.append("second"))
+        Engine().step(1)
+        assert seen == ["first"], "hooks are in place beneath"
+        patches.restore()
+        assert second.around(Engine, "step", after=lambda *args, **kw: seen.append("second"))
+        Engine().step(1)
+        assert seen == ["first", "second"]
+        second.restore()
+        assert vars(Engine)["step"] is theirs
+    finally:
+        Engine.step = original  # type: ignore[method-assign]
+
+
+class Careful(Engine):
+    def step(self, number: int, *, factor: int = 1) -> int:
+        return super().step(abs(number), factor=factor) + 1
+
+
+class Own(Engine):
+    def step(self, number: int, *, factor: int = 1) -> int:
+        if number == 0:
+            raise ValueError("nothing")
+        return 7
+
+
+def test_hooks_around_an_override_are_called_once_whether_or_not_it_calls_its_base(
+    patches: Patches,
+) -> None:
+    seen: list[object] = []
+    kinds = (Engine, Careful, Own)
+    before = [dict(vars(kind)) for kind in kinds]
+    for kind in kinds:
+        patches.around(
+            kind,
+            "step",
+            before=lambda engine, number: number,
+            after=lambda noted, result, engine, number: seen.append((noted, result)),
+        )
+    try:
+        assert (Careful().step(-3), Own().step(1), Engine().step(5)) == (4, 7, 5)
+        assert seen == [(-3, 4), (1, 7), (5, 5)]
+        own = Own()
+        with pytest.raises(ValueError, match="nothing"):
+            own.step(0)
+        own.step(2)
+        assert seen[3:] == [(2, 7)], "an exception leaves nothing suspended"
+    finally:
+        patches.restore()
+    assert [dict(vars(kind)) for kind in kinds] == before
 
 
 def test_patching_twice_is_patching_once(patches: Patches) -> None:

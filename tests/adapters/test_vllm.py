@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -404,6 +404,56 @@ def test_without_one_method_of_the_scheduler_none_is_hooked_and_the_ring_reports
         for probe in patches.probes:
             probe.close()
     assert caplog.text.count("unsupported: ") == 1
+
+
+def copy_of(function: FunctionType) -> FunctionType:
+    """Return a function of its own with the same code."""
+    parts = (function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(function.__code__, function.__globals__, *parts)
+
+
+@pytest.mark.parametrize("name", [*UNIT, "shutdown", "set_pause_state"])
+@pytest.mark.parametrize("calls_base", [True, False])
+def test_a_scheduler_that_overrides_a_hooked_method_is_observed_like_its_base(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, name: str, calls_base: bool
+) -> None:
+    original = vars(Scheduler)[name]
+
+    class Custom(Scheduler):
+        pass
+
+    def override(self: Scheduler, *args: object, **kwargs: object) -> object:
+        return getattr(super(Custom, self), name)(*args, **kwargs)
+
+    setattr(Custom, name, override if calls_base else copy_of(original))
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(toy_vllm, "Scheduler", Custom)
+    patches = Patches("vLLM")
+    CoreHooks(patches).install(Scheduler)
+    WorkerHooks(patches).install(toy_vllm.WorkerWrapperBase)
+    try:
+        scheduler, requests = serve(CROWD)
+    finally:
+        patches.restore()
+    told = hold_to_the_laws(rings, scheduler, requests)
+    assert all(each.ledger_ns["paused"] > 0 for each in told.requests.values())
+    assert {each.finish for each in told.requests.values()} == {"length", "client_cancel"}
+    assert sum(each.num_preemptions for each in told.requests.values()) == scheduler.num_preempted
+
+
+def test_steps_that_were_planned_where_no_hook_is_leave_a_ring_that_reports_it(
+    rings: Path, patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler(toy_vllm.config(Options()))
+    scheduler.add_request(Request("a", 5, 3))
+    output = Scheduler.schedule.__wrapped__(scheduler)  # type: ignore[attr-defined]
+    sampled = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[[9]])
+    for _ in range(2):
+        scheduler.update_from_output(output, sampled)
+    assert caplog.text.count("unsupported: the scheduler: ") == 1
+    health = of(ProbeHealth, next(rings.glob("core-*.ring")))[-1]
+    assert health.state == UNSUPPORTED
+    assert health.unsupported[0].startswith("the scheduler: ")
 
 
 @pytest.mark.parametrize("missing", ["set_pause_state", "shutdown"])
