@@ -31,6 +31,8 @@ class CoreHooks:
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._core: Core | None = None
+        self._first_step = 0
+        """The next scheduler's: no two steps of a process have the same number."""
 
     def install(self, scheduler_class: Any) -> None:
         """Hook `Scheduler`: what begins and ends requests and steps whole, or not at all."""
@@ -67,8 +69,10 @@ class CoreHooks:
     def made(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring."""
         if self._core is not None:
-            self._patches.unsupported("a second scheduler in one process")
-            return
+            if self._core.scheduler is not None:
+                self._patches.unsupported("a second scheduler in one process")
+                return
+            self._leave(self._core)  # gone without a shutdown
         missing = [name for name in _NEEDED if not hasattr(scheduler, name)]
         if missing:
             self._patches.unsupported(f"{SCHEDULER}: it has no {', '.join(missing)}")
@@ -80,13 +84,13 @@ class CoreHooks:
         config = scheduler.vllm_config
         probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
         self._patches.attach(probe)
-        self._core = core = Core(scheduler, probe)
+        self._core = core = Core(scheduler, probe, first_step=self._first_step)
         connector = getattr(scheduler, "connector", None)
         if connector is None:
             return
         groups = groups_of(scheduler)
         if groups:
-            Transfers(core, groups, scheduler).install(self._patches, connector)
+            Transfers(core, groups).install(self._patches, connector)
         else:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 
@@ -149,8 +153,13 @@ class CoreHooks:
         """The core shuts down."""
         core = self._of(scheduler)
         if core is not None:
-            core.probe.close()
-            self._core = None
+            self._leave(core)
+
+    def _leave(self, core: Core) -> None:
+        """Close the ring; another scheduler may follow in this process."""
+        core.probe.close()
+        self._first_step = core.next_step
+        self._core = None
 
     def _of(self, scheduler: Any) -> Core | None:
         core = self._core

@@ -9,6 +9,7 @@ steps still come back in their order. Steps without tokens are not numbered: not
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -81,15 +82,15 @@ class Core:
     """One scheduler, as told to one probe.
 
     Attributes:
-        scheduler: vLLM's.
         probe: of this process.
+        next_step: the number of the next step with tokens.
     """
 
-    def __init__(self, scheduler: Any, probe: Probe) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Any, probe: Probe, *, first_step: int = 0) -> None:
+        self._scheduler = weakref.ref(scheduler)
         self.probe = probe
         self._requests: LiveTable[Progress] = LiveTable(probe)
-        self._next_step = 0
+        self.next_step = first_step
         self._flying: dict[int, list[Part] | tuple[Team, list[int]]] = {}
         """Steps whose outputs are not known: what is in them, or a team and its contexts."""
         self._team: Team | None = None
@@ -98,6 +99,11 @@ class Core:
         """In the step whose outputs are being handled: by position, accepted draft tokens."""
         self._ended: list[tuple[str, str]] | None = None
         """Requests ended while a step's outputs are handled: told after what it computed."""
+
+    @property
+    def scheduler(self) -> Any:
+        """Return vLLM's scheduler, which must not live on by its hooks; None where it is gone."""
+        return self._scheduler()
 
     def added(self, request: Any) -> None:
         """Note a request; one that goes on with new input is known already."""
@@ -130,8 +136,8 @@ class Core:
         if not output.num_scheduled_tokens:
             self._come(output, end_ns)
             return
-        step = self._next_step
-        self._next_step += 1
+        step = self.next_step
+        self.next_step += 1
         team = self._same_team(output)
         if team is not None:
             self._flying[step] = (team, output.scheduled_cached_reqs.num_computed_tokens)

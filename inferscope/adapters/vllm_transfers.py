@@ -31,11 +31,10 @@ class Group(NamedTuple):
 class Transfers:
     """Tells of the blocks that one core's requests wait for."""
 
-    def __init__(self, core: Core, groups: Sequence[Group], scheduler: Any) -> None:
-        """Take whose requests wait, how large blocks are, and who knows which did not come."""
+    def __init__(self, core: Core, groups: Sequence[Group]) -> None:
+        """Take whose requests wait, and how large blocks are."""
         self._core = core
         self._groups = groups
-        self._scheduler = scheduler
 
     def install(self, patches: Patches, connector: Any) -> None:
         """Hook a scheduler's connector."""
@@ -59,7 +58,7 @@ class Transfers:
         # One rank may say that blocks are not valid steps before all say that they are done, so
         # the scheduler is asked, which keeps that in mind; of one that does not, what it heard now.
         failed = set(getattr(connector_output, "failed_recving", None) or ())
-        known = getattr(self._scheduler, "failed_recving_kv_req_ids", None)
+        known = getattr(self._core.scheduler, "failed_recving_kv_req_ids", None)
         if known is not None:
             failed |= known
         elif getattr(connector_output, "invalid_block_ids", None):

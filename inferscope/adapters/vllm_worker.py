@@ -10,6 +10,7 @@ where they do not survive the way here, steps are counted on both sides alike, a
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -28,10 +29,12 @@ class WorkerHooks:
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
-        self._worker: Any = None
+        self._worker: weakref.ref[Any] | None = None
+        """It must not live on by its hooks: it holds the weights."""
         self._probe = Probe.disabled()
         self._samples = True
         self._next_step = 0
+        self._has_run = False
         self._num_dummies = 0
         self._modes = Modes()
         self._open: tuple[int, int, Any] | None = None
@@ -48,9 +51,12 @@ class WorkerHooks:
     def initialised(self, _: None, result: None, wrapper: Any) -> None:
         """Hook the worker's own class."""
         if self._worker is not None:
-            self._patches.unsupported("a second worker in one process")
-            return
-        self._worker = worker = wrapper.worker
+            if self._worker() is not None:
+                self._patches.unsupported("a second worker in one process")
+                return
+            self._close()  # gone without a shutdown
+        worker = wrapper.worker
+        self._worker = weakref.ref(worker)
         patches, kind = self._patches, type(worker)
         is_whole = patches.unit(
             "steps of the worker",
@@ -62,7 +68,7 @@ class WorkerHooks:
             },
         )
         if not is_whole:
-            self._open_ring(is_observing=False)
+            self._open_ring(worker, is_observing=False)
             return
         patches.unit(
             "steps of an idle replica",
@@ -75,19 +81,20 @@ class WorkerHooks:
 
     def configured(self, _: None, result: None, worker: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring: the number of blocks is known now."""
-        if worker is not self._worker:
+        if not self._is_observed(worker):
             return
         timer = self._timer(worker.device)
         if timer is None:
-            self._open_ring(is_observing=False)
+            self._open_ring(worker, is_observing=False)
             return
         self._samples = _is_last_stage()
         self._modes = modes_of(worker.vllm_config)
-        self._open_ring(timer)
+        self._open_ring(worker, timer)
         self._hook_device_span(worker)
 
-    def _open_ring(self, timer: StepTimer | None = None, *, is_observing: bool = True) -> None:
-        worker = self._worker
+    def _open_ring(
+        self, worker: Any, timer: StepTimer | None = None, *, is_observing: bool = True
+    ) -> None:
         config = worker.vllm_config
         world = int(config.parallel_config.world_size)
         rank = int(worker.rank) % world
@@ -125,13 +132,14 @@ class WorkerHooks:
 
     def starting(self, worker: Any, scheduler_output: Any) -> None:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""
-        if worker is not self._worker or not scheduler_output.total_num_scheduled_tokens:
+        if not self._is_observed(worker) or not scheduler_output.total_num_scheduled_tokens:
             return
         tag = Tag.of(scheduler_output)
         step = self._next_step if tag is None else tag.step
         mode, padded = self._modes.of(scheduler_output.num_scheduled_tokens.values())
         # The first one pays for what every process does once.
-        self._probe.start(step, mode=mode, cold=self._next_step == 0)
+        self._probe.start(step, mode=mode, cold=not self._has_run)
+        self._has_run = True
         self._next_step = step + 1
         self._open = (step, padded, scheduler_output)
 
@@ -147,12 +155,12 @@ class WorkerHooks:
 
     def executed(self, _: None, result: Any, worker: Any, scheduler_output: Any) -> None:
         """End the step, unless sampling is still to come."""
-        if worker is self._worker and (result is not None or not self._samples):
+        if self._is_observed(worker) and (result is not None or not self._samples):
             self._stop()
 
     def sampled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
         """End the step: its outputs are queued, on a CPU they are there."""
-        if worker is self._worker:
+        if self._is_observed(worker):
             self._stop()
 
     def idling(self, worker: Any, *args: Any, **kw: Any) -> None:
@@ -169,8 +177,18 @@ class WorkerHooks:
 
     def closed(self, _: None, result: None, worker: Any) -> None:
         """The worker shuts down."""
-        if worker is self._worker:
-            self._probe.close()
+        if self._is_observed(worker):
+            self._close()
+
+    def _is_observed(self, worker: Any) -> bool:
+        return self._worker is not None and self._worker() is worker
+
+    def _close(self) -> None:
+        """Close the ring; another worker may follow in this process."""
+        self._probe.close()
+        self._worker = self._open = None
+        self._probe = Probe.disabled()
+        self._has_run = False
 
     def _stop(self) -> None:
         if self._open is None:

@@ -8,10 +8,12 @@ import logging
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -86,7 +88,7 @@ def fold(rings: Path) -> tuple[Told, RingSource]:
     return told, source
 
 
-def hold_to_the_laws(rings: Path, scheduler: Scheduler, requests: list[Request]) -> Told:
+def hold_to_the_laws(rings: Path, scheduler: Any, requests: list[Request]) -> Told:
     told, source = fold(rings)
     totals = source.collector.totals()
     assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
@@ -370,10 +372,43 @@ def test_what_is_missing_is_unsupported_and_nothing_else_happens(
 
 def core_of(scheduler: Scheduler) -> Core:
     """Return what the hooks in place know of a scheduler."""
-    (core,) = (
-        one for one in gc.get_referrers(scheduler.__dict__, scheduler) if isinstance(one, Core)
-    )
+    known = (one for one in gc.get_objects() if type(one) is Core)
+    (core,) = (core for core in known if core.scheduler is scheduler)
     return core
+
+
+@pytest.mark.parametrize("is_shut_down", [True, False])
+def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, is_shut_down: bool
+) -> None:
+    if not is_shut_down:
+        monkeypatch.setattr(Scheduler, "shutdown", lambda self: None)
+        monkeypatch.setattr(toy_vllm.Worker, "shutdown", lambda self: None)
+    workers: list[weakref.ref[object]] = []
+    make = toy_vllm.Worker.__init__
+
+    def made(self: toy_vllm.Worker, vllm_config: object) -> None:
+        make(self, vllm_config)
+        workers.append(weakref.ref(self))
+
+    monkeypatch.setattr(toy_vllm.Worker, "__init__", made)
+    connector = toy_vllm.Connector()
+    requests: list[Request] = []
+    for name in ("first", "second"):
+        scheduler, some = serve(Options(name=name, lives=[(5, 3)] * 3, connector=connector))
+        requests += some
+        num_preempted = scheduler.num_preempted
+        gone = weakref.ref(scheduler)
+        del scheduler
+        gc.collect()
+        assert gone() is None
+        assert workers[-1]() is None
+    for probe in patches.probes:
+        probe.close()
+    told = hold_to_the_laws(
+        rings, SimpleNamespace(num_drafts=0, num_preempted=num_preempted), requests
+    )
+    assert all(each.prefill_ns > 0 for each in told.requests.values())
 
 
 UNIT = ("add_request", "schedule", "update_from_output", "finish_requests")

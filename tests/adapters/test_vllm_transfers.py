@@ -35,6 +35,7 @@ class Core:
         }
         self.came: list[int] = []
         self.probe = self
+        self.scheduler = SimpleNamespace()
 
     def progress_of(self, request_id: str) -> Any:
         return self.waiting.get(request_id)
@@ -45,8 +46,8 @@ class Core:
 
 def test_what_failed_on_one_rank_steps_before_all_were_done_is_not_told() -> None:
     core = Core("good", "bad")
-    scheduler = SimpleNamespace(failed_recving_kv_req_ids={"bad"})
-    transfers = Transfers(core, [], scheduler)  # type: ignore[arg-type]
+    core.scheduler.failed_recving_kv_req_ids = {"bad"}
+    transfers = Transfers(core, [])  # type: ignore[arg-type]
     done = {"good", "bad", "unknown"}
     transfers.came(None, SimpleNamespace(finished_recving=done, invalid_block_ids=set()))
     assert core.came == [0]
@@ -55,6 +56,6 @@ def test_what_failed_on_one_rank_steps_before_all_were_done_is_not_told() -> Non
 
 def test_where_the_scheduler_does_not_keep_failures_none_of_a_step_with_one_is_told() -> None:
     core = Core("one")
-    transfers = Transfers(core, [], SimpleNamespace())  # type: ignore[arg-type]
+    transfers = Transfers(core, [])  # type: ignore[arg-type]
     transfers.came(None, SimpleNamespace(finished_recving={"one"}, invalid_block_ids={3}))
     assert not core.came

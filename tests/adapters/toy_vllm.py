@@ -353,6 +353,8 @@ class AsyncLLM:
 
 @dataclass
 class Options:
+    name: str = "r"
+    """What the ids of its requests begin with."""
     seed: int = 0
     budget: int = 12
     num_blocks: int = 16
@@ -391,7 +393,7 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
     wrapper.worker.initialize_from_config(None)
     scheduler = Scheduler(setting)
     requests = [
-        Request(f"r{i}", *life, lora_request=lora)
+        Request(f"{options.name}{i}", *life, lora_request=lora)
         for i, (life, lora) in enumerate(zip_longest(options.lives, options.loras))
     ]
     coming = deque(requests)
