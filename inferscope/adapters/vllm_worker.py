@@ -21,6 +21,13 @@ from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_steps import Tag
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
+_ON_HOST = ("ngram", "[ngram]", "suffix")
+"""Methods of speculation that use the device for nothing but the verification."""
+_DEVICE_TOKENS = (
+    *("use_eagle", "uses_draft_model"),
+    *("uses_extract_hidden_states", "use_ngram_gpu"),
+)
+"""Predicates of a speculative configuration: its drafter takes tokens that are on the device."""
 _FORWARD = "device spans that begin at the forward"
 
 
@@ -58,7 +65,10 @@ class WorkerHooks:
         worker = wrapper.worker
         self._worker = weakref.ref(worker)
         patches, kind = self._patches, type(worker)
-        is_whole = patches.unit(
+        is_direct = hasattr(wrapper, "execute_model_ray")
+        if is_direct:
+            patches.unsupported("steps of the worker: Ray calls its model runner directly")
+        is_whole = not is_direct and patches.unit(
             "steps of the worker",
             kind,
             {
@@ -213,9 +223,12 @@ class WorkerHooks:
 
 
 def _drafts_late(config: Any) -> bool:
-    """Return whether a draft model may run on the device after the host has the step's tokens."""
+    """Return whether drafts may be made on the device after the host has the step's tokens."""
     speculation = getattr(config, "speculative_config", None)
-    return speculation is not None and bool(
+    if speculation is None or getattr(speculation, "method", "") in _ON_HOST:
+        return False
+    takes_device_tokens = any(getattr(speculation, name, bool)() for name in _DEVICE_TOKENS)
+    return not takes_device_tokens or bool(
         getattr(speculation, "disable_padded_drafter_batch", True)
     )
 

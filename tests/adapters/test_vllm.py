@@ -414,6 +414,23 @@ def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
 UNIT = ("add_request", "schedule", "update_from_output", "finish_requests")
 
 
+def test_a_worker_that_ray_executes_past_its_hooks_leaves_a_ring_that_reports_it(
+    rings: Path, patches: Patches
+) -> None:
+    class RayWorkerWrapper(toy_vllm.WorkerWrapperBase):
+        def execute_model_ray(self, execute_model_input: object) -> None:
+            """Call the model runner of the worker."""
+
+    wrapper = RayWorkerWrapper(toy_vllm.config(Options()))
+    wrapper.init_device()
+    wrapper.worker.initialize_from_config(None)
+    (probe,) = patches.probes
+    assert not probe.on
+    (health,) = of(ProbeHealth, next(rings.glob("worker-*.ring")))
+    assert health.state == UNSUPPORTED
+    assert health.unsupported == ("steps of the worker: Ray calls its model runner directly",)
+
+
 @pytest.mark.parametrize("missing", UNIT)
 def test_without_one_method_of_the_scheduler_none_is_hooked_and_the_ring_reports_it(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
@@ -624,6 +641,37 @@ class MarkedEvents:
 
     def elapsed_ms(self, start: object, end: object) -> float:
         return 1.0
+
+
+def speculation(method: str, *, padded: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        method=method,
+        disable_padded_drafter_batch=not padded,
+        use_eagle=lambda: method in ("eagle", "eagle3", "mtp"),
+        uses_draft_model=lambda: method == "draft_model",
+        uses_extract_hidden_states=lambda: method == "extract_hidden_states",
+        use_ngram_gpu=lambda: method == "ngram_gpu",
+    )
+
+
+@pytest.mark.parametrize(
+    ("methods", "is_late_padded", "is_late"),
+    [
+        (["eagle", "mtp", "draft_model", "extract_hidden_states", "ngram_gpu"], False, True),
+        (["medusa", "mlp_speculator", "custom_class"], True, True),
+        (["ngram", "suffix"], False, False),  # on the host
+    ],
+)
+def test_a_drafter_is_late_if_it_runs_on_the_device_after_the_host_has_waited(
+    methods: list[str], is_late_padded: bool, is_late: bool
+) -> None:
+    for method in methods:
+        for padded, due in ((True, is_late_padded), (False, is_late)):
+            config = SimpleNamespace(speculative_config=speculation(method, padded=padded))
+            assert vllm_worker._drafts_late(config) is due, method
+    older = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle"))
+    assert vllm_worker._drafts_late(older)
+    assert not vllm_worker._drafts_late(SimpleNamespace(speculative_config=None))
 
 
 @pytest.mark.parametrize("drafts_late", [False, True])
