@@ -1,7 +1,8 @@
 """Live requests by id, bounded: what an adapter remembers of each between two of its hooks.
 
 An engine that never ends its requests, or ends them where no hook is, must not make its process
-grow. So a table drops its oldest entries beyond a limit and counts them.
+grow. So a table has a limit: where it is full, the oldest entry is dropped for a new one, or, with
+`has_room`, the new one is refused. Both are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class LiveTable(OrderedDict[str, Entry]):
     """A dictionary with at most `most` entries, in the order in which they were put.
 
     Attributes:
-        num_dropped: entries that were dropped because others came.
+        num_dropped: entries that were dropped or refused.
     """
 
     def __init__(self, probe: Probe, *, most: int = MAX_LIVE) -> None:
@@ -41,8 +42,18 @@ class LiveTable(OrderedDict[str, Entry]):
         self[request_id] = entry
         while len(self) > self._most:
             self.popitem(last=False)
-            self.num_dropped += 1
-            if self.num_dropped == 1:
-                feature = f"more than {self._most} live requests: the oldest are not followed"
-                self._probe.unsupported(feature)
-                warn("unsupported: %s", feature)
+            self._drop("oldest")
+
+    def has_room(self) -> bool:
+        """Return whether one more entry costs no other; count and report it where it does."""
+        if len(self) < self._most:
+            return True
+        self._drop("newest")
+        return False
+
+    def _drop(self, which: str) -> None:
+        self.num_dropped += 1
+        if self.num_dropped == 1:
+            feature = f"more than {self._most} live requests: the {which} are not followed"
+            self._probe.unsupported(feature)
+            warn("unsupported: %s", feature)

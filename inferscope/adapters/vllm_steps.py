@@ -91,8 +91,8 @@ class Core:
         self.probe = probe
         self._requests: LiveTable[Progress] = LiveTable(probe)
         self.next_step = first_step
-        self._flying: dict[int, list[Part] | tuple[Team, list[int]]] = {}
-        """Steps whose outputs are not known: what is in them, or a team and its contexts."""
+        self._flying: dict[int, dict[int, Part] | tuple[Team, list[int]]] = {}
+        """Steps whose outputs are not known: parts by position, or a team and its contexts."""
         self._team: Team | None = None
         self._has_drafted = False
         self._accepted: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Core:
     def added(self, request: Any) -> None:
         """Note a request; one that goes on with new input is known already."""
         request_id = request.request_id
-        if request_id in self._requests:
+        if request_id in self._requests or not self._requests.has_room():
             return
         num_prompt = int(request.num_prompt_tokens)
         adapter = getattr(getattr(request, "lora_request", None), "lora_name", "")
@@ -143,8 +143,11 @@ class Core:
             self._flying[step] = (team, output.scheduled_cached_reqs.num_computed_tokens)
             Tag(step, team.tag, None, 0).put_on(output)
         else:
-            parts = self._flying[step] = self._parts(output, self._come(output, end_ns))
-            is_plain = all(len(part.rows) == 1 for part in parts)
+            self._flying[step] = part_by_place = self._parts(output, self._come(output, end_ns))
+            parts = list(part_by_place.values())
+            is_plain = len(parts) == len(output.num_scheduled_tokens) and all(
+                len(part.rows) == 1 for part in parts
+            )
             indices = tuple(part.progress.index for part in parts for _ in part.rows)
             tokens = None if is_plain else tuple(r.tokens for part in parts for r in part.rows)
             of_prefill = [r.tokens for part in parts for r in part.rows if r.phase == PREFILL]
@@ -240,31 +243,37 @@ class Core:
         progress = self._requests.get(request_id)
         if progress is None:
             progress = self._met(request_id)
+        if progress is None:
+            return
         if progress.has_run:
             self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
         else:
             progress.has_run = True
             self.probe.admitted(progress.index, cached_tokens=context, at_ns=at_ns)
 
-    def _met(self, request_id: str) -> Progress:
-        """Take in a request that entered the scheduler by a way that is not hooked."""
-        self.added(self.scheduler.requests[request_id])
-        return self._requests[request_id]
+    def _met(self, request_id: str) -> Progress | None:
+        """Take in a request that entered the scheduler by a way that is not hooked.
 
-    def _parts(self, output: Any, context_by_id: dict[str, int]) -> list[Part]:
-        """Split a step over its requests, in the scheduler's order."""
+        None once the table was full: it may be one that was refused, whose arrival is long past.
+        """
+        if not self._requests.num_dropped:
+            self.added(self.scheduler.requests[request_id])
+        return self._requests.get(request_id)
+
+    def _parts(self, output: Any, context_by_id: dict[str, int]) -> dict[int, Part]:
+        """Split a step over its requests, by their position in the scheduler's order."""
         drafts = output.scheduled_spec_decode_tokens
         self._has_drafted |= bool(drafts)
-        parts = []
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            parts.append(
-                part_of(
-                    self._requests.get(request_id) or self._met(request_id),
+        parts = {}
+        for place, (request_id, tokens) in enumerate(output.num_scheduled_tokens.items()):
+            progress = self._requests.get(request_id) or self._met(request_id)
+            if progress is not None:
+                parts[place] = part_of(
+                    progress,
                     context=context_by_id[request_id],
                     tokens=tokens,
                     drafts=len(drafts.get(request_id, ())) if drafts else 0,
                 )
-            )
         return parts
 
     def _team_of(self, output: Any, parts: list[Part]) -> Team | None:
@@ -315,7 +324,8 @@ class Core:
             return "budget"
         return "blocks"
 
-    def _tell_slices(self, step: int, parts: list[Part]) -> None:
+    def _tell_slices(self, step: int, part_by_place: dict[int, Part]) -> None:
+        parts = part_by_place.values()
         rows = [
             (
                 part.progress.index,
@@ -331,14 +341,16 @@ class Core:
         proposed: list[int] = []
         accepted: list[int] = []
         if any(part.drafts for part in parts):
-            for place, part in enumerate(parts):
+            for place, part in part_by_place.items():
                 for number, _ in enumerate(part.rows, 1):
                     is_last = number == len(part.rows)
                     proposed.append(part.drafts if is_last else 0)
                     accepted.append(self._accepted.get(place, 0) if is_last else 0)
-        for place, part in enumerate(parts):
+        for place, part in part_by_place.items():
             part.computed(accepted=self._accepted.get(place, 0))
-        requests, phases, tokens, contexts, flags, sampled = zip(*rows, strict=True)
+        requests, phases, tokens, contexts, flags, sampled = (
+            zip(*rows, strict=True) if rows else ((),) * 6  # all of its requests were refused
+        )
         self.probe.slices(
             step,
             requests=requests,

@@ -207,7 +207,9 @@ class WorkerHooks:
         self._probe.stop(step, padded_tokens=padded)
         tag = Tag.of(scheduler_output)
         if tag is not None:
-            tokens = tag.tokens or tuple(scheduler_output.num_scheduled_tokens.values())
+            tokens = tag.tokens
+            if tokens is None:
+                tokens = tuple(scheduler_output.num_scheduled_tokens.values())
             self._probe.sign(
                 step, requests=tag.requests, tokens=tokens, prefill_tokens=tag.prefill_tokens
             )

@@ -37,6 +37,16 @@ def test_a_table_holds_the_newest_and_counts_the_others(
         assert table.num_dropped == num_dropped
 
 
+def test_a_full_table_refuses_an_entry_until_one_leaves() -> None:
+    table: LiveTable[int] = LiveTable(Probe.disabled(), most=1)
+    assert table.has_room()
+    table.put("a", 1)
+    assert not table.has_room()
+    assert (list(table), table.num_dropped) == (["a"], 1)
+    del table["a"]
+    assert table.has_room()
+
+
 def test_dropping_is_reported_once_and_costs_the_same_however_many_came(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock(step_ns=1))
     table: LiveTable[int] = LiveTable(probe)

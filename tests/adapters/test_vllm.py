@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import logging
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferscope.adapters import vllm_core, vllm_frontend, vllm_worker
+from inferscope.adapters import vllm_core, vllm_frontend, vllm_steps, vllm_worker
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_core import CoreHooks
@@ -608,6 +609,23 @@ def test_tables_stay_bounded_whatever_never_ends(
     probe.close()
     unsupported = of(ProbeHealth, path)[-1].unsupported
     assert bool(unsupported) == bool(core._requests.num_dropped)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_requests_for_which_a_table_has_no_room_are_unknown_and_the_others_are_right(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, most: int, num_drafts: int
+) -> None:
+    monkeypatch.setattr(vllm_steps, "LiveTable", functools.partial(LiveTable, most=most))
+    crowd = Options(num_blocks=20, num_drafts=num_drafts, lives=[(12, 9)] * 5)
+    scheduler, requests = serve(crowd)
+    told, _ = fold(rings)
+    assert len(told.requests) in range(most, 5), "in the place of those that ended, new ones"
+    followed = [request for request in requests if request.request_id in told.requests]
+    assert followed[:most] == requests[:most]
+    hold_to_the_laws(rings, scheduler, followed)
+    (health, *_) = reversed(of(ProbeHealth, next(rings.glob("core-*.ring"))))
+    assert health.unsupported == (f"more than {most} live requests: the newest are not followed",)
 
 
 class MarkedEvents:
