@@ -123,6 +123,7 @@ class Core:
         """Tell the plan, and who came and went with it."""
         end_ns = monotonic_ns()
         probe, requests = self.probe, self._requests
+        self._end_all()  # of a step whose outputs were handled in vain
         for request_id in getattr(output, "finished_req_ids", None) or ():
             # All that ends by a way that is hooked has left the table before the next step.
             if request_id in requests and self._is_over(request_id):
@@ -180,14 +181,15 @@ class Core:
             return
         place_by_id = model_output.req_id_to_index
         sampled = model_output.sampled_token_ids
+        num_sampled = getattr(self.scheduler, "num_sampled_tokens_per_step", 1)  # 0 of diffusion
         for place, request_id in enumerate(scheduler_output.num_scheduled_tokens):
             at = place_by_id.get(request_id)
             if at is not None and sampled:
-                self._accepted[place] = max(0, len(sampled[at]) - 1)
+                self._accepted[place] = max(0, len(sampled[at]) - num_sampled)
 
     def updated(self, scheduler_output: Any, outputs: Any) -> None:
         """Tell what a step computed, then what left the core, then who is through."""
-        ended, self._ended = self._ended or [], None
+        ended = [] if self._ended is None else self._ended
         tag = Tag.of(scheduler_output)
         step = -1 if tag is None else tag.step
         flown = self._flying.pop(step, None)
@@ -197,8 +199,7 @@ class Core:
             self._tell_slices(step, flown)
         for of_client in (outputs or {}).values():
             self._tell_emitted(step, of_client.outputs, ended)
-        for request_id, reason in ended:
-            self._end(request_id, reason)
+        self._end_all()
 
     def aborted(self, request_ids: Any, status: Any) -> None:
         """Report requests that were ended from outside, by what the scheduler still holds.
@@ -393,6 +394,11 @@ class Core:
         """Tell whether a request that stopped is through: a session may go on with new input."""
         request = self.scheduler.requests.get(request_id)
         return request is None or request.is_finished()
+
+    def _end_all(self) -> None:
+        ended, self._ended = self._ended or (), None
+        for request_id, reason in ended:
+            self._end(request_id, reason)
 
     def _end(self, request_id: str, reason: str) -> None:
         progress = self._requests.pop(request_id, None)

@@ -568,6 +568,41 @@ def test_a_request_that_ends_where_no_hook_is_leaves_with_the_next_step(
     assert set(core._requests) == {"b"}
 
 
+def test_aborts_keep_their_reason_if_a_steps_outputs_are_handled_in_vain(
+    rings: Path, patches: Patches
+) -> None:
+    scheduler = Scheduler(toy_vllm.config(Options()))
+    for name in ("a", "b"):
+        scheduler.add_request(Request(name, 5, 3))
+    output = scheduler.schedule()
+    with pytest.raises(KeyError):
+        scheduler.update_from_output(
+            output, SimpleNamespace(req_id_to_index={}, sampled_token_ids=[])
+        )
+    scheduler.finish_requests(["a"], toy_vllm.Status.FINISHED_ABORTED)
+    scheduler.schedule()
+    scheduler.finish_requests(["b"], toy_vllm.Status.FINISHED_ABORTED)
+    assert not core_of(scheduler)._requests
+    scheduler.shutdown()
+    told, _ = fold(rings)
+    assert {each.finish for each in told.requests.values()} == {"client_cancel"}
+
+
+@pytest.mark.parametrize("num_sampled", [0, 1])
+def test_accepted_draft_tokens_are_without_the_one_that_is_sampled(
+    rings: Path, patches: Patches, num_sampled: int
+) -> None:
+    scheduler = Scheduler(toy_vllm.config(Options(num_drafts=2)))
+    scheduler.num_sampled_tokens_per_step = num_sampled  # 0: diffusion
+    scheduler.add_request(Request("a", 5, 9))
+    for sampled in ([9], [9, 9]):
+        output = scheduler.schedule()
+        answer = SimpleNamespace(req_id_to_index={"a": 0}, sampled_token_ids=[sampled])
+        scheduler.update_from_output(output, answer)
+    assert output.scheduled_spec_decode_tokens == {"a": [-1, -1]}
+    assert core_of(scheduler)._accepted == {0: 2 - num_sampled}
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["add", "step", "abort", "lose"]), st.integers(0, 11)), max_size=60
 )
