@@ -47,7 +47,7 @@ class CoreHooks:
             scheduler_class,
             {
                 **more,
-                "add_request": Around(after=self.added),
+                "add_request": Around(self.adding, self.added),
                 "schedule": Around(self.scheduling, self.scheduled),
                 "update_from_output": Around(self.updating, self.updated),
                 "finish_requests": Around(after=self.aborted),
@@ -93,6 +93,12 @@ class CoreHooks:
             Transfers(core, groups).install(self._patches, connector)
         else:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
+
+    def adding(self, scheduler: Any, request: Any) -> None:
+        """A request is about to enter the queue, or a session's last input has come."""
+        core = self._of(scheduler)
+        if core is not None:
+            core.adding = request.request_id
 
     def added(self, _: None, result: None, scheduler: Any, request: Any) -> None:
         """A request enters the queue."""

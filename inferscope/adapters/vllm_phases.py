@@ -30,10 +30,11 @@ class Progress:
         ever: positions computed so far, preemptions notwithstanding.
         rejected: draft tokens that were computed in vain, all steps together.
         has_run: it was scheduled before.
+        is_preempted: it was, and has not been scheduled since.
         coming: KV blocks from another engine, not there yet: since when, bytes, from where.
     """
 
-    __slots__ = ("coming", "ever", "has_run", "index", "num_prompt", "rejected")
+    __slots__ = ("coming", "ever", "has_run", "index", "is_preempted", "num_prompt", "rejected")
 
     def __init__(self, index: RequestIndex, num_prompt: int) -> None:
         self.index = index
@@ -41,6 +42,7 @@ class Progress:
         self.ever = 0
         self.rejected = 0
         self.has_run = False
+        self.is_preempted = False
         self.coming: tuple[int, int, str] | None = None
 
 

@@ -84,6 +84,7 @@ class Core:
     Attributes:
         probe: of this process.
         next_step: the number of the next step with tokens.
+        adding: the id of the request that is being added: a session's last input ends it.
     """
 
     def __init__(self, scheduler: Any, probe: Probe, *, first_step: int = 0) -> None:
@@ -91,6 +92,7 @@ class Core:
         self.probe = probe
         self._requests: LiveTable[Progress] = LiveTable(probe)
         self.next_step = first_step
+        self.adding: str | None = None
         self._flying: dict[int, dict[int, Part] | tuple[Team, list[int]]] = {}
         """Steps whose outputs are not known: parts by position, or a team and its contexts."""
         self._team: Team | None = None
@@ -107,8 +109,11 @@ class Core:
 
     def added(self, request: Any) -> None:
         """Note a request; one that goes on with new input is known already."""
+        self.adding = None
         request_id = request.request_id
-        if request_id in self._requests or not self._requests.has_room():
+        if request_id in self._requests or self._is_over(request_id):
+            return
+        if not self._requests.has_room():
             return
         num_prompt = int(request.num_prompt_tokens)
         adapter = getattr(getattr(request, "lora_request", None), "lora_name", "")
@@ -133,6 +138,7 @@ class Core:
             progress = requests.get(request_id)
             if progress is not None:
                 probe.preempted(progress.index, at_ns=end_ns)
+                progress.is_preempted = True
                 preempted.append(progress.index)
         if not output.num_scheduled_tokens:
             self._come(output, end_ns)
@@ -211,6 +217,8 @@ class Core:
             status: as `finish_requests` was given it. All requests at once are the server's doing.
         """
         reason = _FINISH_BY_STATUS.get(status.name, "error")
+        if self.adding == request_ids and request_ids is not None:
+            reason = "stop"
         if request_ids is None and reason == "client_cancel":
             reason = "server_abort"
         if isinstance(request_ids, str):
@@ -247,7 +255,12 @@ class Core:
         if progress is None:
             return
         if progress.has_run:
-            self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
+            num_prompt = int(self.scheduler.requests[request_id].num_prompt_tokens)
+            is_next_turn = num_prompt != progress.num_prompt  # of a session, by new input
+            progress.num_prompt = num_prompt
+            if progress.is_preempted or not is_next_turn:
+                self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
+            progress.is_preempted = False
         else:
             progress.has_run = True
             self.probe.admitted(progress.index, cached_tokens=context, at_ns=at_ns)

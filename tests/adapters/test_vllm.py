@@ -30,7 +30,15 @@ from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up
 from inferscope.probe.timers import EventTimer
-from inferscope.records import DECODE, PREFILL, RECOMPUTED, UNSUPPORTED, VERIFY, ProbeHealth
+from inferscope.records import (
+    DECODE,
+    LAST_CHUNK,
+    PREFILL,
+    RECOMPUTED,
+    UNSUPPORTED,
+    VERIFY,
+    ProbeHealth,
+)
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
 from tests.probe.fakes import FakeClock, make_probe, of, tokens_signed, tokens_told
@@ -285,6 +293,7 @@ def test_of_an_embedding_and_of_another_version_nothing_is_made_up() -> None:
 
 FAULTS = [
     (CoreHooks, "made"),
+    (CoreHooks, "adding"),
     (CoreHooks, "added"),
     (CoreHooks, "scheduling"),
     (CoreHooks, "scheduled"),
@@ -586,6 +595,35 @@ def test_aborts_keep_their_reason_if_a_steps_outputs_are_handled_in_vain(
     scheduler.shutdown()
     told, _ = fold(rings)
     assert {each.finish for each in told.requests.values()} == {"client_cancel"}
+
+
+def test_the_turns_of_a_session_are_prefills_and_its_last_input_stops_it(
+    rings: Path, patches: Patches
+) -> None:
+    scheduler = Scheduler(toy_vllm.config(Options()))
+    wrapper = toy_vllm.WorkerWrapperBase(scheduler.vllm_config)
+    wrapper.init_device()
+    wrapper.worker.initialize_from_config(None)
+    for num_new in (4, 8):
+        scheduler.add_request(Request("s", num_new, 2, resumable=True))
+        for _ in range(2):
+            output = scheduler.schedule()
+            wrapper.worker.execute_model(output)
+            answer = wrapper.worker.sample_tokens({"s"})
+            scheduler.update_from_output(output, answer)
+    scheduler.add_request(Request("s", 0, 0, resumable=True))
+    scheduler.shutdown()
+    wrapper.worker.shutdown()
+    told, _ = fold(rings)
+    assert [rows(step) for step in told.steps] == [
+        [("s", PREFILL, 4, LAST_CHUNK)],
+        [("s", DECODE, 1, 0)],
+        [("s", PREFILL, 8, LAST_CHUNK)],
+        [("s", DECODE, 1, 0)],
+    ]
+    final = told.requests["s"]
+    assert (final.finish, final.num_preemptions, final.output_tokens) == ("stop", 0, 4)
+    assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
 
 
 @pytest.mark.parametrize("num_sampled", [0, 1])

@@ -66,6 +66,8 @@ class Request:
     status: Status = Status.WAITING
     lora_request: Any = None
     kv_transfer_params: dict[str, Any] | None = None
+    resumable: bool = False
+    """A session: a turn that ends waits for a request of the same id, with new input or none."""
 
     def is_finished(self) -> bool:
         return self.status > Status.PREEMPTED
@@ -111,6 +113,16 @@ class Scheduler:
         return len(self.running), len(self.waiting)
 
     def add_request(self, request: Request) -> None:
+        session = self.requests.get(request.request_id)
+        if session is not None:
+            if request.num_prompt_tokens:
+                session.num_prompt_tokens = session.num_computed_tokens + request.num_prompt_tokens
+                session.num_outputs = 0
+                session.status = Status.WAITING
+                self.waiting.append(session)
+            else:
+                self.finish_requests(request.request_id, Status.FINISHED_ABORTED)
+            return
         self.requests[request.request_id] = request
         self.waiting.append(request)
 
@@ -147,7 +159,7 @@ class Scheduler:
             request = self.waiting[0]
             if request.num_in_flight or len(self.running) >= self.max_num_running_reqs:
                 break
-            num = min(request.num_tokens, left)
+            num = min(request.num_tokens - request.num_computed_tokens, left)
             if not self._fits(request, num):
                 break
             self.waiting.popleft()
@@ -161,7 +173,10 @@ class Scheduler:
             request.status = Status.RUNNING
         rows = cached + resumed
         output = SchedulerOutput(
-            [SimpleNamespace(req_id=r.request_id, num_computed_tokens=0) for r in news],
+            [
+                SimpleNamespace(req_id=r.request_id, num_computed_tokens=r.num_computed_tokens)
+                for r in news
+            ],
             SimpleNamespace(
                 req_ids=[r.request_id for r in rows],
                 num_computed_tokens=[r.num_computed_tokens for r in rows],
@@ -206,7 +221,11 @@ class Scheduler:
                 request.num_placeholders -= len(sampled)
             is_over = request.num_outputs >= request.max_tokens
             reason = Reason.LENGTH if is_over else None
-            if is_over:
+            if is_over and request.resumable:
+                self.running.remove(request)
+                request.num_computed_tokens -= request.num_placeholders
+                request.num_placeholders = 0
+            elif is_over:
                 request.status = Status.FINISHED_LENGTH_CAPPED
                 self._forget(request)
             outputs.append(
