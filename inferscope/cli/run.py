@@ -22,8 +22,8 @@ from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.run_beside import collecting, run_beside
 from inferscope.cli.run_target import Target, Unobservable, find_target, hides_hook, shim_of
 from inferscope.errors import BadInput
-from inferscope.probe.identity import ENGINE_ID_VARIABLE, file_name
-from inferscope.ring.discovery import ring_directory, sampler_rings
+from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from inferscope.ring.discovery import file_name, ring_directory, sampler_rings
 
 _WITH_PLUG_IN = ("vllm", "sglang")
 """Engines that load us by themselves."""

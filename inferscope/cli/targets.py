@@ -16,6 +16,7 @@ from inferscope.ring.discovery import (
     EngineRings,
     find_engines,
     names_of,
+    owner_of,
     ring_directory,
     sampler_rings,
     search_directories,
@@ -59,26 +60,28 @@ def engine_of(target: str | None) -> EngineRings:
         list_engines(engines)
         refuse_if_closed(target)
         raise NotFound(f"{target} is neither a file, a folder, a pid nor an engine's id.")
+    if len({engine.rings[0].owner for engine in by_id}) > 1:
+        list_engines(by_id)
+        raise NotFound(f"{len(by_id)} users have an engine {target}. Name one by its pid.")
     return by_id[0]
 
 
 def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
-    """Return what finds an engine's rings, those of processes that start later too."""
-    return rings_at(*{ring.path.parent for ring in engine.rings})
-
-
-def rings_at(*homes: Path) -> Callable[[], Iterable[Path]]:
-    """Return what finds the rings in an engine's folders, and those of samplers beside them.
+    """Return what finds an engine's rings, also of processes that start later, and samplers' rings.
 
     Where an engine's folder is in one of the usual places, its other processes may use another.
+    Rings of another user are not the engine's, whatever their folder is called.
     """
+    homes = {ring.path.parent for ring in engine.rings}
+    owners = {ring.owner for ring in engine.rings}
 
     def find() -> list[Path]:
         usual, found, beside = search_directories(), set(homes), {home.parent for home in homes}
         if not beside.isdisjoint(usual):
             found |= {folder / home.name for folder in usual for home in homes}
             beside |= set(usual)
-        rings = [path for home in sorted(found) for path in home.glob("*.ring")]
+        paths = (path for home in sorted(found) for path in home.glob("*.ring"))
+        rings = [path for path in paths if owner_of(path) in owners]
         return [*rings, *sampler_rings(*sorted(beside))]
 
     return find

@@ -34,7 +34,14 @@ from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.access import closed_under, why_closed
-from inferscope.ring.discovery import ALIVE_NS, boot_id, reading_from, ring_paths
+from inferscope.ring.discovery import (
+    ALIVE_NS,
+    boot_id,
+    is_in_place,
+    owner_of,
+    reading_from,
+    ring_paths,
+)
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
 from inferscope.slo.judge import Judge
@@ -96,6 +103,8 @@ class Engines:
         self._discover_ns = 0
         self._settling: dict[str, tuple[int, list[Path]]] = {}
         self._followed: dict[str, _Followed] = {}
+        self._owners: dict[str, int] = {}
+        """User whose rings are followed, by engine id: the first one seen."""
         self._samplers: list[Path] = []
         """Rings of what samples this host's devices: every engine's fold reads them, and nobody
         where there is no engine."""
@@ -130,7 +139,7 @@ class Engines:
             has_more |= engine.advance(now_ns)
             if engine.is_forgotten(now_ns):
                 engine.close()
-                del self._followed[engine_id]
+                del self._followed[engine_id], self._owners[engine_id]
                 if self._promises is not None:
                     self._promises.forget(engine_id)
             if is_over():
@@ -200,7 +209,7 @@ class Engines:
         new = present.keys() - (self._known or ())
         self._known = set(present)
         self._samplers[:] = [path for path in self._samplers if path in present.values()]
-        for file in sorted(new):
+        for file in (each for each in present if each in new):  # this user's own folder first
             identity = self._identity_of(present[file], is_start=is_start)
             if identity is None:
                 continue
@@ -209,6 +218,15 @@ class Engines:
                 self._samplers.append(present[file])
                 continue
             if not self._shard.has(engine_id):
+                continue
+            owner = owner_of(present[file])
+            if owner < 0:  # removed meanwhile
+                continue
+            if self._owners.setdefault(engine_id, owner) != owner:
+                self._note(
+                    f"{present[file]} is left out: it states engine {engine_id}, which belongs to "
+                    f"uid {self._owners[engine_id]}, and the ring to uid {owner}"
+                )
                 continue
             if engine_id in self._followed:
                 self._followed[engine_id].add(present[file])
@@ -252,7 +270,7 @@ class Engines:
         try:
             heartbeat_ns, identity = reader.heartbeat_ns(), reader.identity
             is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
-            if identity.boot_id != boot_id():
+            if identity.boot_id != boot_id() or not is_in_place(path, identity):
                 return None
             is_of_interest = is_alive or (
                 self._promises is not None and self._promises.resumes(identity.engine_id)

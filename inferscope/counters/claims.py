@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from inferscope.counters.source import Unavailable
-from inferscope.probe.identity import file_name
+from inferscope.ring.discovery import file_name
 
 HOST = "host"
 """What is claimed for the machine's own counters."""

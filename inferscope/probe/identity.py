@@ -8,18 +8,13 @@ name down to its children.
 from __future__ import annotations
 
 import os
-import re
-import zlib
 from pathlib import Path
 
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.ring.discovery import boot_id
+from inferscope.ring.discovery import boot_id, file_name
 from inferscope.ring.layout import Identity
 
 ENGINE_ID_VARIABLE = "INFERSCOPE_ENGINE_ID"
-
-
-_MAX_NAME = 100
 
 
 def engine_id() -> str:
@@ -30,14 +25,6 @@ def engine_id() -> str:
     made = f"{os.getpid()}-{_start_ticks()}-{boot_id()[:8]}"
     os.environ[ENGINE_ID_VARIABLE] = made
     return made
-
-
-def file_name(given: str) -> str:
-    """Return the name as one that may be a file's: all processes make the same one of it."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", given)[:_MAX_NAME].lstrip(".")
-    if safe == given:
-        return safe
-    return f"{safe}-{zlib.crc32(given.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def identity(

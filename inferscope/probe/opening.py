@@ -7,11 +7,12 @@ from pathlib import Path
 
 from inferscope.errors import InferScopeError
 from inferscope.probe.clock import Clock
-from inferscope.probe.identity import file_name, identity
+from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
 from inferscope.ring import layout
 from inferscope.ring.control import ControlByte, control_path, open_control
 from inferscope.ring.discovery import (
+    file_name,
     make_private,
     reading_from,
     remove_old_rings,

@@ -20,6 +20,7 @@ import os
 import re
 import stat
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ ALIVE_NS = 5_000_000_000
 KEEP_DEAD_NS = 24 * 3600 * 1_000_000_000
 KEEP_DEAD_BYTES = 1 << 30
 _TMP = Path("/tmp")
+_MAX_NAME = 100
 _COMPANIONS = (".control", ".profile", ".trace.json", ".trace.partial", ".profile-error")
 """What stands beside a ring: its control byte, a request for a profile, and the answer."""
 _LEFTOVER = re.compile(r"(.+-\d+-\d+(?:\.\d+)?)(?:" + "|".join(map(re.escape, _COMPANIONS)) + ")")
@@ -46,6 +48,7 @@ class RingFile(msgspec.Struct, frozen=True):
     """One ring as found on disk."""
 
     path: Path
+    owner: int
     identity: Identity
     heartbeat_ns: int
     num_bytes: int
@@ -57,7 +60,7 @@ class RingFile(msgspec.Struct, frozen=True):
 
 
 class EngineRings(msgspec.Struct, frozen=True):
-    """The rings of one engine, oldest first."""
+    """The rings of one engine, oldest first; all belong to one user."""
 
     engine_id: str
     rings: tuple[RingFile, ...]
@@ -70,6 +73,14 @@ class EngineRings(msgspec.Struct, frozen=True):
     def is_alive(self, now_ns: int) -> bool:
         """Tell whether any of its processes is alive."""
         return any(ring.is_alive(now_ns) for ring in self.rings)
+
+
+def file_name(given: str) -> str:
+    """Return the name as one that may be a file's: all processes make the same one of it."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", given)[:_MAX_NAME].lstrip(".")
+    if safe == given:
+        return safe
+    return f"{safe}-{zlib.crc32(given.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def ring_directory() -> Path:
@@ -94,8 +105,11 @@ def search_directories() -> tuple[Path, ...]:
         found.append(Path(f"/run/user/{os.getuid()}/inferscope"))
         found = [found[0], *filter(_is_usable, found[1:])]
         if os.geteuid() == 0:
-            private = sorted(_TMP.glob("systemd-private-*/tmp/inferscope-*"))
-            found += [folder for folder in private if not folder.is_symlink()]
+            for private in sorted(_TMP.glob("systemd-private-*")):
+                # Any user can make a folder of this name in /tmp; systemd's belong to root.
+                if _is_roots(private) and _is_roots(private / "tmp"):
+                    inside = sorted(private.glob("tmp/inferscope-*"))
+                    found += [folder for folder in inside if not folder.is_symlink()]
     return tuple({_file_of(folder): folder for folder in reversed(found)}.values())[::-1]
 
 
@@ -127,6 +141,15 @@ def _is_usable(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
+
+
+def _is_roots(folder: Path) -> bool:
+    """Return whether a path is a real folder that root owns."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == 0
 
 
 def _file_of(folder: Path) -> object:
@@ -204,7 +227,8 @@ def boot_id() -> str:
 def find_rings(*folders: Path) -> Iterator[RingFile]:
     """Yield every readable ring under the folders, by default of all that a probe may have used.
 
-    Files that are not rings are passed over, and rings that another user has put there.
+    Files that are not rings are passed over, and rings that another user has put there, or that
+    state the engine of another folder.
     """
     for path in ring_paths(*folders):
         try:
@@ -212,7 +236,9 @@ def find_rings(*folders: Path) -> Iterator[RingFile]:
         except UnreadableFile:
             continue
         try:
-            yield RingFile(path, reader.identity, reader.heartbeat_ns(), path.stat().st_size)
+            if path.parent in folders or is_in_place(path, reader.identity):
+                beat_ns, num_bytes = reader.heartbeat_ns(), path.stat().st_size
+                yield RingFile(path, owner_of(path), reader.identity, beat_ns, num_bytes)
         except OSError:
             continue
         finally:
@@ -238,11 +264,26 @@ def ring_paths(*folders: Path) -> list[Path]:
             home = path.parent
             if home not in trusted:
                 users = frozenset((os.geteuid(), 0, owner))
-                whose = _owner(home)
+                whose = owner_of(home)
                 trusted[home] = users | {whose} if is_shared or whose in users else frozenset()
-            if _owner(path) in trusted[home]:
+            if owner_of(path) in trusted[home]:
                 found.append(path)
     return found
+
+
+def is_in_place(path: Path, identity: Identity) -> bool:
+    """Return whether a ring may state its engine: its folder's name, where users share a folder.
+
+    A name in a shared folder belongs to the user who made it first. Rings of this user and of root
+    may have been copied anywhere.
+    """
+    home = path.absolute().parent
+    if home.name == file_name(identity.engine_id) or owner_of(path) in (os.geteuid(), 0):
+        return True
+    try:
+        return not _is_shared(home.parent.stat())
+    except OSError:
+        return False
 
 
 def _is_shared(status: os.stat_result) -> bool:
@@ -251,7 +292,7 @@ def _is_shared(status: os.stat_result) -> bool:
     return is_roots or bool(status.st_mode & stat.S_ISVTX)
 
 
-def _owner(path: Path) -> int:
+def owner_of(path: Path) -> int:
     """Return whose a file or folder is, -1 where it is gone."""
     try:
         return path.lstat().st_uid
@@ -276,14 +317,17 @@ def sampler_rings(*folders: Path) -> list[Path]:
 
 
 def find_engines(*folders: Path) -> list[EngineRings]:
-    """Group the rings under the folders by engine, the newest engine first."""
-    by_engine: dict[str, list[RingFile]] = {}
+    """Group the rings under the folders by user and engine, the newest engine first.
+
+    An engine id is what a ring states: another user's ring cannot add records to an engine.
+    """
+    by_engine: dict[tuple[int, str], list[RingFile]] = {}
     for ring in find_rings(*folders):
         if ring.identity.role != SAMPLER_ROLE:
-            by_engine.setdefault(ring.identity.engine_id, []).append(ring)
+            by_engine.setdefault((ring.owner, ring.identity.engine_id), []).append(ring)
     engines = [
         EngineRings(engine_id, tuple(sorted(rings, key=lambda ring: ring.identity.start_ns)))
-        for engine_id, rings in by_engine.items()
+        for (_, engine_id), rings in by_engine.items()
     ]
     return sorted(engines, key=lambda engine: -engine.rings[-1].identity.start_real_ns)
 

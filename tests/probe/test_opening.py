@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from inferscope.probe import EngineInfo, Probe
-from inferscope.probe.identity import engine_id, file_name
+from inferscope.probe.identity import engine_id
 from inferscope.records import StepSlices
+from inferscope.ring.discovery import file_name
 from tests.probe.fakes import do_step, of
 
 INFO = EngineInfo(0, "test")

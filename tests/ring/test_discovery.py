@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.cli.targets import rings_of
-from inferscope.errors import RingUnavailable
+from inferscope.cli.targets import engine_of, rings_of
+from inferscope.errors import NotFound, RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.ring import discovery
 from inferscope.ring.control import control_path, open_control
@@ -305,3 +305,65 @@ def test_rings_that_another_user_has_put_there_are_not_read(tmp_path: Path) -> N
     tmp_path.chmod(0o777)  # a volume that users share: each engine's folder is its user's
     found = [ring.path for ring in find_rings(tmp_path)]
     assert found == [foreign.path, ours.path]
+
+
+def give(path: Path, uid: int) -> None:
+    """Make a folder and all in it another user's."""
+    for each in (path, *path.rglob("*")):
+        os.chown(each, uid, uid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_root_reads_private_folders_of_services_only_where_systemd_made_them(tmp: Path) -> None:
+    real, fake = (tmp / f"systemd-private-{name}" for name in ("real", "fake"))
+    for each in (real, fake):
+        (each / "tmp" / "inferscope-12345" / "engine").mkdir(parents=True)
+        me = Identity("engine", each.name, 0, 1, "host", boot_id(), 1, 2)
+        ring = each / "tmp" / "inferscope-12345" / "engine" / "core-0-1.ring"
+        RingWriter(ring, me, capacity=MIN_CAPACITY)
+        give(each / "tmp" / "inferscope-12345", 12345)
+    assert {ring.identity.role for ring in find_rings()} == {real.name, fake.name}
+    os.chown(fake, 12345, 12345)
+    assert {ring.identity.role for ring in find_rings()} == {real.name}
+    os.chown(real / "tmp", 12345, 12345)
+    assert list(find_rings()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+@pytest.mark.parametrize("mode", [0o1777, 0o770, 0o755])
+def test_in_a_shared_folder_a_ring_states_the_engine_of_its_folder(
+    tmp_path: Path, mode: int
+) -> None:
+    shared = tmp_path / "shared"
+    for home in ("victim", "other", "evil"):
+        (shared / home).mkdir(parents=True)
+        stated = "victim" if home == "evil" else home
+        me = Identity(stated, "core", 0, 1, "host", boot_id(), 1, 2)
+        RingWriter(shared / home / "core-0-1.ring", me, capacity=MIN_CAPACITY)
+    give(shared / "victim", 11111)
+    give(shared / "other", 12345)
+    give(shared / "evil", 12345)
+    shared.chmod(mode)  # also a volume of root's: each user's engines are read
+    found = {engine.engine_id: [r.path for r in engine.rings] for engine in find_engines(shared)}
+    assert found == {name: [shared / name / "core-0-1.ring"] for name in ("victim", "other")}
+    # A user's own folder holds copies under any name, for root as well.
+    give(shared, 12345)
+    shared.chmod(0o700)
+    assert shared / "evil" / "core-0-1.ring" in [ring.path for ring in find_rings(shared)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_an_engine_id_of_two_users_is_two_engines(tmp: Path) -> None:
+    usual = tmp / f"inferscope-{os.getuid()}"
+    private = tmp / "systemd-private-x" / "tmp" / "inferscope-12345"
+    for folder in (usual, private):
+        (folder / "engine").mkdir(parents=True)
+        ring_at(folder / "engine", "engine")
+    give(private, 12345)
+    engines = {engine.rings[0].owner: engine for engine in find_engines()}
+    assert {owner: len(engine.rings) for owner, engine in engines.items()} == {0: 1, 12345: 1}
+    for owner, engine in engines.items():
+        folder = usual if owner == 0 else private
+        assert list(rings_of(engine)()) == [folder / "engine" / "engine.ring"]
+    with pytest.raises(NotFound, match="2 users have an engine engine"):
+        engine_of("engine")
