@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from inferscope.ring.writer import with_high_number
+
 SWITCHED_ON = 1
 SWITCHED_OFF = 0
 _OFF_BYTES = (bytes([SWITCHED_OFF]), b"0")
@@ -20,20 +22,32 @@ class ControlByte:
     """The probe's end of the control file."""
 
     def __init__(self, handle: int) -> None:
-        self._handle = handle
+        self._handle = with_high_number(handle)
+        self._inode = self._inode_now()
 
     def is_on(self) -> bool:
         """Read the byte; on, where there is none or the file cannot be read."""
         try:
-            return os.pread(self._handle, 1, 0) not in _OFF_BYTES
+            return not self._is_ours() or os.pread(self._handle, 1, 0) not in _OFF_BYTES
         except OSError:
             return True
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
+        is_ours, handle, self._handle = self._is_ours(), self._handle, -1
+        if is_ours:
             os.close(handle)
+
+    def _is_ours(self) -> bool:
+        """Return whether the host has neither closed the descriptor nor given its number away."""
+        try:
+            return self._inode_now() == self._inode
+        except OSError:
+            return False
+
+    def _inode_now(self) -> tuple[int, int]:
+        status = os.fstat(self._handle)
+        return status.st_dev, status.st_ino
 
 
 def control_path(ring_path: Path) -> Path:

@@ -121,7 +121,7 @@ class RingWriter:
         self._is_closing = False
         self._in_use = threading.Lock()
         """Held by all uses of the descriptor but `write`, which the probe's lock guards."""
-        self._file = _high(handle)
+        self._file = with_high_number(handle)
         status = os.fstat(self._file)
         self._inode = status.st_dev, status.st_ino
 
@@ -348,7 +348,7 @@ class RingWriter:
         return f"{self.path} can be written again; {self.num_failed} records were left out"
 
 
-def _high(handle: int) -> int:
+def with_high_number(handle: int) -> int:
     """Return the same open file under a high number, where the process may have one."""
     try:
         high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _HIGH_HANDLE)
