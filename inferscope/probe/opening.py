@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from inferscope.errors import InferScopeError
+from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
@@ -24,6 +24,7 @@ DEFAULT_RING_MB = 64
 _MOST_RING_MB = 64 * 1024
 _SMALLEST_BYTES = 256 * 1024
 _MOST_NAMES = 1000
+_MOST_REMOVED = 3
 
 
 def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = None) -> RingWriter:
@@ -52,11 +53,12 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
     home = folder / file_name(me.engine_id)
     stem = f"{file_name(role)}-{rank}-{me.pid}"
     capacity = wanted = _ring_bytes()
+    num_removed = 0
     for number in range(1, _MOST_NAMES):
         path = home / (f"{stem}.ring" if number == 1 else f"{stem}.{number}.ring")
-        _make_private(home, group_id)  # another process's cleanup may just have removed it
         while True:
             try:
+                _make_private(home, group_id)
                 ring = RingWriter(path, me, capacity=capacity, group_id=group_id)
             except FileExistsError:
                 break
@@ -64,6 +66,15 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
                 if capacity <= _SMALLEST_BYTES:
                     raise
                 capacity //= 4
+                continue
+            except RingUnavailable as error:
+                # Another process's cleanup removes an empty folder, at any time before there is a
+                # ring in it.
+                if num_removed == _MOST_REMOVED or not isinstance(
+                    error.__cause__, FileNotFoundError
+                ):
+                    raise
+                num_removed += 1
                 continue
             if capacity < wanted:
                 warn(

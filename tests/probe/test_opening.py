@@ -11,7 +11,7 @@ import pytest
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.identity import engine_id
 from inferscope.records import StepSlices
-from inferscope.ring.discovery import file_name
+from inferscope.ring.discovery import file_name, make_private
 from tests.probe.fakes import do_step, of
 
 INFO = EngineInfo(0, "test")
@@ -119,6 +119,25 @@ def test_trouble_with_tidying_up_does_not_keep_a_probe_from_opening(
     monkeypatch.setattr("inferscope.probe.opening.remove_old_rings", fails)
     probe = Probe.open(INFO)
     assert probe.on
+    probe.close()
+
+
+@pytest.mark.parametrize("num_times", [1, 3, 4])
+def test_a_folder_that_a_cleanup_removes_meanwhile_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, num_times: int
+) -> None:
+    left = [num_times]
+
+    def removed(folder: Path, *, group_id: int | None = None) -> str:
+        line = make_private(folder, group_id=group_id)
+        if folder.name == "engine" and left[0]:
+            left[0] -= 1
+            folder.rmdir()  # as another process's `remove_old_rings` does
+        return line
+
+    monkeypatch.setattr("inferscope.probe.opening.make_private", removed)
+    probe = Probe.open(INFO)
+    assert probe.on == (num_times <= 3)
     probe.close()
 
 
