@@ -83,6 +83,12 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
                     path,
                     capacity / (1 << 20),
                 )
+            if ring.is_remote:
+                warn(
+                    "%s is on a network or FUSE file system: each record may wait for it. "
+                    "Set INFERSCOPE_DIR to a local folder.",
+                    path,
+                )
             return ring
     raise InferScopeError(f"{home} holds {_MOST_NAMES} rings of this process. Remove some.")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from inferscope.errors import RingUnavailable
 from inferscope.ring import layout
-from inferscope.ring.file_write import pwrite
+from inferscope.ring.file_write import is_remote, pwrite, releasing_pwrite
 from inferscope.ring.layout import Identity
 
 _crc32 = zlib.crc32
@@ -60,6 +60,7 @@ class RingWriter:
         bytes_since_keyframe: a keyframe is due before this reaches the capacity.
         num_failed: frames that could not be written.
         failure: why the last one could not; empty while writes succeed.
+        is_remote: on a network or FUSE file system, where a write may take long.
     """
 
     def __init__(
@@ -118,6 +119,8 @@ class RingWriter:
             partial.unlink(missing_ok=True)
             os.close(handle)
             raise _cannot_make(path, error) from error
+        self.is_remote = is_remote(handle)
+        self._pwrite = releasing_pwrite if self.is_remote else pwrite
         self._is_closing = False
         self._in_use = threading.Lock()
         """Held by all uses of the descriptor but `write`, which the probe's lock guards."""
@@ -150,7 +153,7 @@ class RingWriter:
         number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
         seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
         frame = _pack_frame(length, code, flags, _crc32(payload, seed), sequence) + payload
-        if pwrite(self._file, frame, _FRAME_BYTES + length, _PAGE + place) != len(frame) and (
+        if self._pwrite(self._file, frame, _FRAME_BYTES + length, _PAGE + place) != len(frame) and (
             not self._put_again(frame, _PAGE + place)
         ):
             return self._fail()
@@ -183,7 +186,7 @@ class RingWriter:
             self._is_closing, self._heartbeat = is_last, max(0, now_ns)
             sequence = self.sequence
             words = _NO_CLAIM.pack(self._head, sequence, self._heartbeat, self._pending)
-            pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
+            self._pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
         finally:
             self._in_use.release()
 
@@ -196,7 +199,8 @@ class RingWriter:
             return
         self._pending = start_ns = start_ns if start_ns > 0 else 0
         if start_ns:
-            pwrite(self._file, layout.WORD.pack(start_ns), layout.WORD.size, layout.PENDING)
+            word = layout.WORD.pack(start_ns)
+            self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
 
     def inspect(self) -> str:
         """Repair a file that was shortened or overwritten; from a thread beside the writer's.
@@ -262,7 +266,7 @@ class RingWriter:
 
     def _put(self, content: bytes, offset: int) -> bool:
         """Write at a place; return whether all was written."""
-        done = pwrite(self._file, content, len(content), offset)
+        done = self._pwrite(self._file, content, len(content), offset)
         return done == len(content) or self._put_again(content, offset)
 
     def _put_again(self, content: bytes, offset: int) -> bool:
