@@ -43,7 +43,8 @@ class Profiling:
             trace = record(seconds)
             path = trace_path(self._ring_path)
             partial = path.with_suffix(".partial")
-            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+            partial.unlink(missing_ok=True)  # of an earlier profile, or a link that is not ours
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             trace.export_chrome_trace(str(partial))
             partial.chmod(0o600)
             partial.replace(path)

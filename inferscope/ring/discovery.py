@@ -164,8 +164,8 @@ def _file_of(folder: Path) -> object:
 def make_private(folder: Path, *, group_id: int | None = None) -> str:
     """Make the folder for its owner (and a group) alone, or check whose it is.
 
-    A folder of ours that others may write to is closed to them; one with the sticky bit, or a
-    volume of its own, is left as it is.
+    A folder of ours that everybody may write to is closed to others, and one that its group may
+    write to loses that right; one with the sticky bit, or a volume of its own, is left as it is.
 
     Returns:
         A line for the log where an existing folder was closed, else nothing.
@@ -193,9 +193,11 @@ def make_private(folder: Path, *, group_id: int | None = None) -> str:
     if status.st_uid != os.geteuid():
         return ""
     mode, line = status.st_mode, ""
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.path.ismount(folder):
+    # With INFERSCOPE_GROUP the group loses the right to write below, without a line in the log.
+    open_bits = stat.S_IWOTH if group_id is not None else stat.S_IWOTH | stat.S_IWGRP
+    if mode & open_bits and not mode & stat.S_ISVTX and not os.path.ismount(folder):
         try:
-            folder.chmod(0o700)
+            folder.chmod(0o700 if mode & stat.S_IWOTH else stat.S_IMODE(mode) & ~stat.S_IWGRP)
         except OSError as error:
             raise RingUnavailable(
                 f"the folder {folder} is open to other users (mode {stat.S_IMODE(mode):04o}) and "

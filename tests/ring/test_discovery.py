@@ -281,6 +281,21 @@ def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> No
     assert folder.stat().st_mode & 0o7777 == 0o1777
 
 
+def test_a_folder_of_ours_that_its_group_may_write_to_is_closed_for_writing(tmp_path: Path) -> None:
+    folder = tmp_path / "group"
+    folder.mkdir()
+    folder.chmod(0o2775)
+    assert "mode 2775" in make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert make_private(folder) == ""
+    folder.chmod(0o770)
+    assert make_private(folder, group_id=os.getgid()) == ""  # it has to be able to read
+    assert folder.stat().st_mode & 0o777 == 0o750
+    folder.chmod(0o1770)
+    assert make_private(folder) == ""
+    assert folder.stat().st_mode & 0o7777 == 0o1770
+
+
 def test_a_probe_says_that_it_has_closed_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
