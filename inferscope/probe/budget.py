@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from inferscope.probe.voice import warn
+
 WINDOW_NS = 5_000_000_000
 BUDGET_SHARE = 0.10
 """A server's steps take 10 ms and more: 50 to 100 µs are 1 % of them. The built-in model alone at
@@ -69,7 +71,12 @@ class Budget:
 
 def budget_share() -> float:
     """Return the share of wall time that INFERSCOPE_BUDGET allows, `BUDGET_SHARE` unless set."""
+    given = os.environ.get("INFERSCOPE_BUDGET", "")
     try:
-        return float(os.environ.get("INFERSCOPE_BUDGET", BUDGET_SHARE))
+        share = float(given) if given else BUDGET_SHARE
+        if not share > 0:  # nan too: no comparison with it is true
+            raise ValueError
     except ValueError:
-        return BUDGET_SHARE
+        warn("INFERSCOPE_BUDGET=%s is not a share of time; taking %g", given, BUDGET_SHARE)
+        share = BUDGET_SHARE
+    return share

@@ -43,6 +43,9 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
     if not layout.IS_LITTLE_ENDIAN:
         raise InferScopeError("columns are little-endian and this machine is not")
     folder, group_id = ring_directory(), _group_id()
+    if not os.path.isabs(os.environ.get("INFERSCOPE_DIR") or folder):
+        # Child processes inherit the name, and may have another working directory.
+        os.environ["INFERSCOPE_DIR"] = str(folder)
     _make_private(folder, group_id)
     try:
         for each in reading_from(folder):

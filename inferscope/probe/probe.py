@@ -153,15 +153,18 @@ class Probe:
             switch = open_switch(ring)
             probe = cls(ring, switch, info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
-        except Exception as error:
-            with suppress(Exception):
-                warn("not recording: %s: %s", type(error).__name__, error)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                with suppress(Exception):
+                    warn("not recording: %s: %s", type(error).__name__, error)
             if switch is not None:
                 with suppress(Exception):
                     switch.close()
             if ring is not None:
                 with suppress(Exception):
                     discard(ring)
+            if not isinstance(error, Exception):
+                raise  # of a signal handler
             return cls.disabled()
         return probe
 

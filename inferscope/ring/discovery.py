@@ -87,7 +87,7 @@ def ring_directory() -> Path:
     """Return the folder that a probe of this user writes to."""
     configured = os.environ.get("INFERSCOPE_DIR")
     if configured:
-        return Path(configured)
+        return Path(configured).absolute()  # the host may change its working directory
     usual, runtime = _usual_directory(), _runtime_directory()
     return usual if runtime is None or _is_usable(usual) else runtime
 
@@ -115,7 +115,7 @@ def search_directories() -> tuple[Path, ...]:
 
 def reading_from(folder: Path) -> tuple[Path, ...]:
     """Return what a reader of a folder reads: all that there is where it is the usual one."""
-    return search_directories() if folder == ring_directory() else (folder,)
+    return search_directories() if folder.absolute() == ring_directory() else (folder,)
 
 
 def names_of(folders: Iterable[Path]) -> str:
@@ -302,9 +302,15 @@ def owner_of(path: Path) -> int:
         return -1
 
 
-def _rings_under(folder: Path) -> list[Path]:
+def _rings_under(folder: Path, suffix: str = ".ring") -> list[Path]:
+    """Return the rings in a folder and in the engines' folders in it, through no links.
+
+    No deeper: INFERSCOPE_DIR may be a folder with much else in it.
+    """
     try:
-        return sorted(folder.glob("**/*.ring"))
+        with os.scandir(folder) as entries:
+            inside = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+        return sorted(path for home in (folder, *inside) for path in home.glob(f"*{suffix}"))
     except OSError:  # a folder that went away, or may not be looked into
         return []
 
@@ -377,7 +383,8 @@ def _age_ns(ring: RingFile, status: os.stat_result, now_ns: int) -> int:
 def _remove_leftovers(folder: Path) -> int:
     """Delete what rings have left behind for a day: half-made ones, and the files beside them."""
     removed = 0
-    for path in folder.glob("**/*.ring.partial"):  # of writers killed while they made their ring
+    # Writers that were killed while they made their ring left these.
+    for path in _rings_under(folder, ".ring.partial"):
         removed += _is_old(path) and _remove(path)
     try:
         homes = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -416,11 +423,14 @@ def _remove(path: Path) -> bool:
     Another process may be tidying up beside us: whatever is gone already is well.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        # For writing: NFS gives exclusive locks on nothing else.
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), path.lstat()):
+            return False  # another cleanup removed it, and a new process has its name
         for suffix in _COMPANIONS:
             path.with_suffix(suffix).unlink(missing_ok=True)
         path.unlink()

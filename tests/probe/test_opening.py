@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.probe import EngineInfo, Probe
+from inferscope.probe.budget import BUDGET_SHARE, budget_share
 from inferscope.probe.identity import engine_id
 from inferscope.records import StepSlices
 from inferscope.ring.discovery import file_name, make_private
@@ -120,6 +121,48 @@ def test_trouble_with_tidying_up_does_not_keep_a_probe_from_opening(
     probe = Probe.open(INFO)
     assert probe.on
     probe.close()
+
+
+@pytest.mark.parametrize("share", ["nan", "-1", "0", "much"])
+def test_a_budget_that_is_no_share_is_reported_and_replaced(
+    share: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_BUDGET", share)
+    assert budget_share() == BUDGET_SHARE
+    assert f"INFERSCOPE_BUDGET={share} is not a share" in caplog.text
+    monkeypatch.setenv("INFERSCOPE_BUDGET", "0.5")
+    assert budget_share() == 0.5
+
+
+def test_a_relative_folder_stays_the_same_when_the_host_changes_its_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INFERSCOPE_DIR", "rings")
+    probe = Probe.open(INFO)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    second = Probe.open(INFO)  # as a child process would
+    assert probe.path is not None
+    assert second.path is not None
+    assert probe.path.parent == second.path.parent == tmp_path / "rings" / "engine"
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == []
+    probe.close()
+    second.close()
+
+
+def test_an_interrupt_while_a_probe_opens_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("inferscope.probe.probe._cost_tables", interrupted)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        Probe.open(INFO)
+    assert not list((tmp_path / "rings" / "engine").iterdir())
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 @pytest.mark.parametrize("num_times", [1, 3, 4])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -158,6 +159,36 @@ def test_links_and_what_is_no_ring_are_left_alone(tmp_path: Path) -> None:
     assert elsewhere.path.exists()
     assert (folder / "foreign.ring").exists()
     assert (folder / "link.ring").is_symlink()
+
+
+def test_a_search_looks_into_engines_folders_and_no_deeper(tmp_path: Path) -> None:
+    found = [ring_at(tmp_path, "top").path, ring_at(tmp_path / "engine", "engine").path]
+    deep = tmp_path / "data" / "deep"
+    deep.mkdir(parents=True)
+    ring_at(deep, "deep")
+    assert {ring.path for ring in find_rings(tmp_path)} == set(found)
+
+
+def test_a_new_ring_by_the_name_of_a_dead_one_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = ring_at(tmp_path, "ring")
+    ring.close()
+    age(ring.path)
+    flock, rings = fcntl.flock, []
+
+    def race(handle: int, operation: int) -> None:
+        if not rings:  # another process's cleanup, and a new process, just before
+            rings.append(ring)
+            ring.path.unlink()
+            rings.append(ring_at(tmp_path, "ring", beat_ns=NOW))
+        flock(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", race)
+    assert remove_old_rings(tmp_path, NOW) == 0
+    assert ring.path.exists()
+    assert control_path(ring.path).exists()
+    rings[1].close()
 
 
 def test_half_made_rings_of_killed_writers_go_after_a_day(tmp_path: Path) -> None:
