@@ -39,7 +39,7 @@ def num_admissible(
         has_admitted: the engine has reported an admission.
     """
     cores = {id(ring.slots): ring for ring in rings if ring.is_core}
-    if not cores or role != "both":
+    if not cores or role != "both" or not all(ring.is_observing for ring in cores.values()):
         return None
     num_running: Counter[int] = Counter()
     queued: list[tuple[Request, int]] = []

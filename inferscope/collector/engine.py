@@ -31,6 +31,7 @@ from inferscope.cost.counts import rates_of
 from inferscope.records import (
     ADMITTED,
     CALIBRATION,
+    CLOSED,
     COLUMNS,
     FAILED,
     FINISHED,
@@ -321,8 +322,8 @@ class EngineFold:
         )
 
     def _on_keyframe(self, ring: RingState, keyframe: Keyframe) -> None:
-        ring.enter(keyframe.state)
-        ring.listed = set()
+        self._enter_state(ring, keyframe.state, keyframe.t_ns)
+        ring.listed = set() if ring.is_keeping else None
         ring.has_lost_frames |= keyframe.state == OFF
         ring.paused_ns = keyframe.paused_ns
         paused_ns = paused_since(self.rings.values(), self.now_ns)
@@ -348,10 +349,22 @@ class EngineFold:
         spent_ns = health.cost_ns - ring.cost_ns
         ring.cost_ns = health.cost_ns
         ring.health = health
-        ring.enter(health.state)
+        self._enter_state(ring, health.state, health.t_ns)
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
         self._sweep()
+
+    def _enter_state(self, ring: RingState, state: int, at_ns: int) -> None:
+        """Take a probe's state; a core that is no longer observed keeps no request.
+
+        Its process goes on and ends them, and no record of it says so. A probe that is switched on
+        again lists those that are left.
+        """
+        was_keeping = ring.is_keeping
+        ring.enter(state)
+        if was_keeping and not ring.is_keeping:
+            for request in self._requests_of(ring):
+                self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
 
     def _on_table(self, ring: RingState, table: CostTable) -> None:
         if table.source != CALIBRATION or not self.book.calibrate(table):
@@ -359,6 +372,8 @@ class EngineFold:
 
     def _on_live(self, ring: RingState, live: Live) -> None:
         """Take in requests that were under way before the records that we have."""
+        if not ring.is_keeping:
+            return
         try:
             indices = np.frombuffer(live.requests, dtype=COLUMNS["requests"]).tolist()
             arrived = np.frombuffer(live.arrived_ns, dtype=COLUMNS["arrived_ns"]).tolist()
@@ -425,11 +440,15 @@ class EngineFold:
     def _lose(self, ring: RingState) -> None:
         """End what was in flight in a process that is gone."""
         ring.is_lost = True
-        was_killed = ring.state == ON  # where the probe has failed, the process may work on
+        # Where the probe has failed, the process may work on.
+        was_killed, has_ended = ring.state == ON, ring.state in (ON, CLOSED)
         for request in self._requests_of(ring):
-            self._timeline.push(
-                self.now_ns, self.lives.lost, request, ring.slots, self.now_ns, was_killed
-            )
+            if has_ended or request.is_in_engine:
+                self._timeline.push(
+                    self.now_ns, self.lives.lost, request, ring.slots, self.now_ns, was_killed
+                )
+            else:
+                self._timeline.push(self.now_ns, self.lives.out_of_sight, request, ring.slots)
 
     # --- requests -----------------------------------------------------------------------------
 

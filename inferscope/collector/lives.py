@@ -71,7 +71,7 @@ class Lives:
         prefill_mode: in which prompts were computed last.
         fit_id: of the cost model in force.
         clock: device or host: whose clock timed the last step.
-        num_dropped: requests whose end was not seen.
+        num_dropped: times that a request went out of sight with its last ring.
         counters: what samples of its devices say of its steps.
     """
 
@@ -306,13 +306,18 @@ class Lives:
         self._finalise(request)
 
     def out_of_sight(self, request: Request, by: SlotMap) -> None:
-        """A ring tells no more of it, though its process lives: its end there was not seen."""
+        """A ring tells no more of it, though its process lives: its end there was not seen.
+
+        A front end that has it still reports its end, without a ledger unless a core is observed
+        then.
+        """
         if not self.table.holds(request):
             return
         if request.finished_ns is not None and not by.is_front_end:
             return
         request.unbind(by)
         request.joined_late = True
+        request.is_told_by_core = request.is_in_engine
         if by.is_front_end:
             self.table.has_front_end[request.slot] = False
         if request.finished_ns is not None:

@@ -55,7 +55,7 @@ class Request(msgspec.Struct, eq=False):
     adapter: str = ""
     reasoning_tokens: int | None = None
     is_told_by_core: bool = False
-    """A core ring has reported it, whether or not that ring knows it still."""
+    """A core ring has reported it, and was observed until its end there if that has come."""
     joined_late: bool = False
     """Part of its life was not seen: its ledger has holes."""
     is_first_unknown: bool = False

@@ -93,6 +93,11 @@ class RingState:
         states = (OFF, FAILED, OVER_BUDGET, UNSUPPORTED)
         return not (self.is_unsupported or self.state in states)
 
+    @property
+    def is_keeping(self) -> bool:
+        """Return whether requests in flight stay known here: a core's only while it is observed."""
+        return self.is_observing or not self.is_core
+
     def enter(self, state: int) -> None:
         """Take the probe's state from a keyframe or a report."""
         self.state = state

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from inferscope.collector.snapshot import EngineView
 from inferscope.collector.view import snapshot
-from inferscope.records import EngineInfo, StepPlan
+from inferscope.records import FAILED, OFF, OVER_BUDGET, EngineInfo, StepPlan
 from tests.collector.scripts import Ring, Script
 
 END_MS = 4000.0
@@ -166,6 +166,21 @@ def test_it_is_unknown_where_no_core_is_observed() -> None:
     front.tokenised(front.received("r"))
     view = seen(script)
     assert (view.num_admissible, view.num_admissions) == (None, None)
+
+
+@pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET])
+def test_it_is_unknown_once_a_core_is_observed_no_more(state: int) -> None:
+    script, core = livelocked()
+    front = script.ring("frontend")
+    script.at(200)
+    core.keyframe(state=state)
+    front.tokenised(front.received("third"))
+    for second in range(1, 4):
+        script.at(1000 * second)
+        front.health()
+    collector, _ = script.play(until_ms=END_MS)
+    (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
+    assert view.num_admissible is None
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

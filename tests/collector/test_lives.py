@@ -379,7 +379,7 @@ def test_a_probe_switched_off_and_on_loses_nobody_to_a_dead_engine() -> None:
     assert (final.request_id, final.finish, final.joined_late) == ("stays", "stop", True)
     engine = collector.engines["engine"]
     assert not engine.lives.table.alive()
-    assert engine.lives.num_dropped == 1
+    assert engine.lives.num_dropped == 2  # switched off; "stays" was met again
     assert_all_closes(collector, finals)
 
 

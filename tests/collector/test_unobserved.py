@@ -101,6 +101,93 @@ def test_a_request_that_the_core_reported_keeps_its_ledger_whatever_becomes_of_t
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
 
 
+@pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("speaks_on", [False, True])
+def test_a_request_of_a_core_that_is_observed_no_more_ends_with_its_last_byte(
+    state: int, is_running: bool, speaks_on: bool
+) -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(1)
+    asked, mine = front.received("a"), core.queued("a")
+    alone = core.queued("of no front end")
+    if is_running:
+        core.admitted(mine)
+        core.step(0, [(mine, 8, 0), (alone, 8, 0)], start_ms=2, end_ms=12)
+    script.at(13)
+    core.health(state=state)
+    for number in range(8):
+        script.at(20 + 40 * number)
+        front.emitted([asked])
+    front.last_byte(asked)
+    for second in range(1, 9):
+        script.at(1000 * second)
+        front.health()
+        if speaks_on:
+            core.keyframe(state=state)
+    collector, finals = script.play(until_ms=15_000)
+    final = finals.only()
+    assert (final.finish, final.joined_late, final.ledger_ns) == ("stop", True, {})
+    assert final.ledger_missing == CORE_NOT_OBSERVED
+    assert final.delivered_ns - final.arrived_ns == 299 * MS
+    assert final.first_token_ns == START_NS + 20 * MS
+    assert not collector.engines["engine"].lives.table.alive()
+
+
+@pytest.mark.parametrize("state", [FAILED, OVER_BUDGET])
+def test_a_probe_that_failed_at_the_front_end_loses_no_engine(state: int) -> None:
+    script = Script()
+    front = script.ring("frontend")
+    script.at(1)
+    front.received("a")
+    script.at(2)
+    front.health(state=state)
+    collector, finals = script.play(until_ms=15_000)
+    assert not finals.requests
+    assert not collector.engines["engine"].lives.table.alive()
+
+
+@pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
+def test_requests_of_a_core_that_closes_unobserved_are_not_lost(state: int) -> None:
+    script = Script()
+    core = script.ring()
+    script.at(1)
+    core.queued("a")
+    script.at(2)
+    core.keyframe(state=state)
+    script.at(3)
+    core.health(state=CLOSED)
+    collector, finals = script.play(until_ms=900)
+    assert not finals.requests
+    assert not collector.engines["engine"].lives.table.alive()
+
+
+def test_a_core_that_is_switched_on_again_records_its_requests_further() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(1)
+    asked, mine = front.received("a"), core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=12)
+    front.emitted([asked])
+    script.at(20)
+    core.keyframe(state=OFF)
+    script.at(800)
+    front.emitted([asked])
+    core.keyframe(state=ON)
+    core.step(9, [(mine, 1, 9)], start_ms=810, end_ms=820)
+    front.emitted([asked])
+    core.finished(mine, "length")
+    script.at(821)
+    front.last_byte(asked)
+    collector, finals = script.play(until_ms=1500)
+    final = finals.only()
+    assert (final.finish, final.joined_late, final.ledger_missing) == ("length", True, "")
+    assert final.output_tokens == 3
+    assert collector.engines["engine"].lives.num_dropped == 0
+
+
 def test_a_core_that_is_observed_and_says_nothing_of_a_request_leaves_it_joined_late() -> None:
     script = Script()
     script.ring()
