@@ -23,7 +23,7 @@ from inferscope.collector.keep import Keep
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
-from inferscope.collector.rings import RingState, heirs, paused_since
+from inferscope.collector.rings import RingState, heirs, is_compute_observed, paused_since
 from inferscope.collector.samplers import SamplerFold
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
@@ -33,7 +33,6 @@ from inferscope.records import (
     CALIBRATION,
     CLOSED,
     COLUMNS,
-    FAILED,
     FINISHED,
     LAST_BYTE,
     OFF,
@@ -42,7 +41,6 @@ from inferscope.records import (
     QUEUED,
     RESUMED,
     TOKENISED,
-    UNSUPPORTED,
     Clock,
     CostTable,
     Emitted,
@@ -164,10 +162,12 @@ class EngineFold:
         for ring in self.rings.values():
             heir = newest.get(ring.slots.teller, ring)
             is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
-            ring.is_out = is_silent or ring.state in (OFF, FAILED, UNSUPPORTED)
+            is_to_come = ring.opened.start_ns > now_ns  # a reader of the past has opened all
+            ring.is_out = is_silent or is_to_come or not ring.is_observing
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
         self.joins.give_up()
+        self.lives.is_compute_observed = is_compute_observed(newest.values())
         self._sweep()
         through_ns = min(now_ns, self._through())
         self.lives.hand_over(min(through_ns, now_ns - _SETTLE_NS), now_ns)

@@ -26,6 +26,8 @@ Ints = NDArray[np.int64]
 
 CORE_NOT_OBSERVED = "core not observed"
 """Why a request has no ledger: no core reported it, and there is none that would have."""
+WORKER_NOT_OBSERVED = "worker not observed"
+"""Why a request has no ledger: no process reports when its engine computed."""
 
 MOST_TRANSFERS = 64
 """Kept of one request; all are in its ledger."""

@@ -199,7 +199,7 @@ class Joins:
         key = (pending.dp_rank, pending.step)
         del self._pending[key]
         if not spans:
-            self.num_unjoined += slices is not None
+            self._note_bare(pending)
             return
         run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
         self._joined.note(key, run.end_ns)
@@ -244,7 +244,16 @@ class Joins:
             self._join(pending)
             return
         del self._pending[pending.dp_rank, pending.step]
-        self.num_unjoined += bool(pending.spans or pending.slices)
+        if pending.spans:
+            self.num_unjoined += 1
+        else:
+            self._note_bare(pending)
+
+    def _note_bare(self, pending: PendingStep) -> None:
+        """Count a step of known requests of which no rank reported the execution."""
+        if pending.slices is not None:
+            self.num_unjoined += 1
+            self._rings[pending.ring].has_bare_steps = True
 
     def _has_no_core(self, dp_rank: int) -> bool:
         """Return whether no ring here reports slices of a replica's steps.

@@ -23,6 +23,7 @@ from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import (
     CORE_NOT_OBSERVED,
     MOST_TRANSFERS,
+    WORKER_NOT_OBSERVED,
     FinalRequest,
     KvTransfer,
     Part,
@@ -73,6 +74,7 @@ class Lives:
         clock: device or host: whose clock timed the last step.
         num_dropped: times that a request went out of sight with its last ring.
         counters: what samples of its devices say of its steps.
+        is_compute_observed: its processes report when they execute steps.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Lives:
         self.fit_id = ""
         self.clock = "host"
         self.num_dropped = 0
+        self.is_compute_observed = True
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS, for_ns=_REMEMBERED_NS)
         """Requests that became final, by id."""
         self.counters = Counters(self.table.accounts, rings)
@@ -329,11 +332,12 @@ class Lives:
     def ledger_missing(self, request: Request, at_ns: int) -> str:
         """Return why a request has no ledger at a time; empty where it has one.
 
-        What only a front end has seen would all be booked as `frontend`.
+        What only a front end has seen would all be booked as `frontend`; without the times of steps
+        all that a core reports would be `output`.
         """
-        if request.is_told_by_core or is_core_observed(self._rings.values(), at_ns):
-            return ""
-        return CORE_NOT_OBSERVED
+        if not (request.is_told_by_core or is_core_observed(self._rings.values(), at_ns)):
+            return CORE_NOT_OBSERVED
+        return "" if self.is_compute_observed else WORKER_NOT_OBSERVED
 
     def blame_of(self, request: Request, now_ns: int) -> tuple[Culprit, ...]:
         """Return whom a request has waited for so far; in the queue it has waited until now."""

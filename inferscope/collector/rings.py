@@ -48,6 +48,8 @@ class RingState:
         self.state = ON
         self.cost_ns = 0
         self.has_spans = False
+        self.has_bare_steps = False
+        """It has reported who is in a step of which no process reported the execution."""
         self.is_worker = opened.role not in ("core", "frontend")
         """Its spans are waited for even before the first."""
         self.is_out = False
@@ -170,6 +172,30 @@ def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
     newest = heirs(rings, now_ns).values()
     cores = [ring for ring in newest if not (ring.is_front_end or ring.is_worker)]
     return bool(cores) and all(ring.is_observing for ring in cores)
+
+
+def is_compute_observed(newest: Iterable[RingState]) -> bool:
+    """Return whether every replica has a process that reports when its steps were executed.
+
+    It has none if none did so far, or all that did have stopped, and its workers' probes report
+    nothing, or a step went by without.
+
+    Args:
+        newest: the newest ring of each role and rank.
+    """
+    replicas: dict[int, list[RingState]] = {}
+    for ring in newest:
+        if not ring.is_front_end:
+            replicas.setdefault(ring.dp_rank, []).append(ring)
+    for rings in replicas.values():
+        if any(ring.has_spans and ring.is_observing for ring in rings):
+            continue
+        workers = [ring for ring in rings if ring.is_worker]
+        if workers and not any(ring.is_observing for ring in workers):
+            return False
+        if any(ring.has_bare_steps for ring in rings):
+            return False
+    return True
 
 
 def unsupported_by(rings: Iterable[RingState]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from inferscope.collector.admissible import num_admissible
 from inferscope.collector.counters_view import counters_view
 from inferscope.collector.devices import with_foreign
 from inferscope.collector.engine import EngineFold
-from inferscope.collector.finals import CORE_NOT_OBSERVED, FinalRequest
+from inferscope.collector.finals import CORE_NOT_OBSERVED, WORKER_NOT_OBSERVED, FinalRequest
 from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
 from inferscope.collector.overdue import overdue
@@ -214,9 +214,9 @@ def _engine(
 def _ledger_missing(engine: EngineFold, rings: list[RingState]) -> str:
     """Return why the requests of an engine have no ledger; empty where they have one, or none."""
     has_front_end = any(ring.is_front_end for ring in rings)
-    if not has_front_end or is_core_observed(engine.rings.values(), engine.now_ns):
-        return ""
-    return CORE_NOT_OBSERVED
+    if has_front_end and not is_core_observed(engine.rings.values(), engine.now_ns):
+        return CORE_NOT_OBSERVED
+    return "" if engine.lives.is_compute_observed else WORKER_NOT_OBSERVED
 
 
 def model_of(engine: EngineFold) -> str:

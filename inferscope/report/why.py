@@ -213,8 +213,8 @@ def _longest_gap(facts: Facts) -> str:
 def _closing(facts: Facts, sum_ns: int, life_ns: int) -> str:
     if facts.row.ledger_missing:
         return (
-            f"It has no ledger ({facts.row.ledger_missing}): only a front end reported it, so where"
-            " its time went is unknown. Its arrival, first token and end are measured there."
+            f"It has no ledger ({facts.row.ledger_missing}): where its time went is unknown. Its"
+            " arrival, first token and end are measured."
         )
     if sum_ns == life_ns:
         return f"Every nanosecond is accounted for: the rows sum to {sum_ns:,} ns."

@@ -14,7 +14,7 @@ from inferscope_otlp.attributes import root_attributes
 from inferscope_otlp.finished import Engine, Finished
 from inferscope_prometheus.numbers import Numbers
 
-from inferscope.collector.finals import CORE_NOT_OBSERVED, FinalRequest
+from inferscope.collector.finals import CORE_NOT_OBSERVED, WORKER_NOT_OBSERVED, FinalRequest
 from inferscope.collector.view import finished_row, snapshot
 from inferscope.records import (
     CLOSED,
@@ -295,3 +295,79 @@ def test_steps_of_a_core_that_cannot_be_observed_are_of_no_request_and_not_unjoi
     assert all(step.unattributed_ns == step.measured_ns for step in finals.steps)
     assert collector.engines["engine"].num_unjoined == 0
     assert finals.only().ledger_missing == CORE_NOT_OBSERVED
+
+
+def core_serves(script: Script, core: Ring, name: str = "a", *, from_ms: float = 1) -> None:
+    """Report a request of two steps at the core, without their execution."""
+    script.at(from_ms)
+    mine = core.queued(name)
+    core.admitted(mine)
+    for step in range(2):
+        number = round(from_ms) + step
+        core.plan(number)
+        script.at(from_ms + 10 * (step + 1))
+        core.slices(number, [(mine, 1 if step else 8, 8 * step)])
+        core.emitted([mine])
+    core.finished(mine, "length")
+
+
+@pytest.mark.parametrize("state", [None, ON, OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
+def test_without_the_times_of_its_steps_a_request_has_no_ledger(state: int | None) -> None:
+    script = Script()
+    core = script.ring()
+    workers = [] if state is None else [script.ring("worker", rank) for rank in range(2)]
+    for worker in workers:
+        worker.keyframe(state=state or ON)
+    core_serves(script, core)
+    for ms in range(100, 3000, 100):
+        script.at(ms)
+        core.health()
+        for worker in workers:
+            worker.health(state=state or ON)
+    collector, finals = script.play(until_ms=3000)
+    final = finals.only()
+    assert (final.ledger_ns, final.ledger_missing) == ({}, WORKER_NOT_OBSERVED)
+    assert (final.finish, final.output_tokens, final.joined_late) == ("length", 2, False)
+    row = row_of(final)
+    assert row["ledger_ns"] is None
+    assert row["ledger_missing"] == "worker not observed"
+    (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
+    assert view.ledger_missing == WORKER_NOT_OBSERVED
+
+
+def test_one_worker_that_reports_is_enough_for_a_ledger() -> None:
+    script = Script()
+    core, worker, other = script.ring(), script.ring("worker"), script.ring("worker", 1)
+    other.keyframe(state=UNSUPPORTED)
+    script.at(1)
+    mine = core.queued("a")
+    core.admitted(mine)
+    script.at(12)
+    worker.span(0, 2, 12)
+    core.slices(0, [(mine, 8, 0)])
+    core.emitted([mine])
+    core.finished(mine, "length")
+    _, finals = script.play(until_ms=1000)
+    assert not finals.only().ledger_missing
+    assert finals.only().ledger_ns["prefill_own"] == 10 * MS
+
+
+def test_an_engine_that_is_started_again_with_workers_has_ledgers_again() -> None:
+    script = Script()
+    old = script.ring()
+    core_serves(script, old)
+    for ms in range(100, 1000, 100):
+        script.at(ms)
+        old.health()
+    old.keyframe(state=CLOSED)
+    script.at(1000)
+    core = script.ring()
+    script.ring("worker")
+    script.at(1300)
+    core.finished(core.queued("b"), "rejected")
+    core.health()
+    _, finals = script.play(until_ms=1500)
+    assert [(final.request_id, final.ledger_missing) for final in finals.requests] == [
+        ("a", WORKER_NOT_OBSERVED),
+        ("b", ""),
+    ]
