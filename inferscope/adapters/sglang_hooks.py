@@ -30,6 +30,7 @@ _STREAMER = (
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
 )
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_ENDS = "how requests end outside of a batch"
 
 Hook: TypeAlias = Callable[..., Any]
 """Called with the original and its arguments, as SGLang's AROUND hooks are."""
@@ -76,6 +77,7 @@ def _place(name: str, hooks: SchedulerHooks | FrontEndHooks, opener: str) -> Non
             lacking = [target for target in wanted if not _exists(target)]
             if lacking:
                 patches.unsupported(f"{feature}: {', '.join(lacking)} is missing")
+                hooks.lacking.add(feature)
             else:
                 placed |= wanted
     for target, hook in placed.items():
@@ -125,6 +127,8 @@ class SchedulerHooks:
     def __init__(self) -> None:
         self.is_whole = True
         """All hooks of the unit are placed; else only the one that opens the ring is."""
+        self.lacking: set[str] = set()
+        """Features of which a hook has no place in this version."""
         self._watch: SchedulerWatch | None = None
         self.pauses = PauseHooks(lambda: None if self._watch is None else self._watch.probe)
 
@@ -147,24 +151,22 @@ class SchedulerHooks:
             "when scheduling began": {
                 f"{scheduler}.get_next_batch_to_run": self._get_next_batch_to_run
             },
-            "how requests end outside of a batch": {
-                f"{scheduler}.send_abort_output": self._send_abort_output
-            },
+            _ENDS: {f"{scheduler}.send_abort_output": self._send_abort_output},
             "steps of embeddings": {f"{_WORKER}.forward_batch_embedding": self._forward},
             "pauses": self.pauses.by_target(scheduler),
         }
 
     # Opening is the first thing the loop does: model loading, warm-up and capture are over.
 
-    def _run_event_loop(self, original: Hook, scheduler: Any) -> Any:
-        patches.run(self._open, scheduler)
+    def _run_event_loop(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+        patches.run(self._open, *args, **kwargs)
         try:
-            return original(scheduler)
+            return original(*args, **kwargs)
         finally:
             if self._watch is not None:
                 self._watch.probe.close()
 
-    def _open(self, scheduler: Any) -> None:
+    def _open(self, scheduler: Any, *_: Any, **__: Any) -> None:
         timer = step_timer(scheduler)
         if timer is None:
             patches.unsupported(f"steps on a device of type {scheduler.device}")
@@ -196,6 +198,7 @@ class SchedulerHooks:
             max_running=scheduler.max_running_requests,
             graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
             adapter_of=adapter_names(scheduler),
+            end_left="error" if _ENDS in self.lacking else "client_cancel",
         )
 
     def _hook_drafting(self, scheduler: Any) -> None:
@@ -212,65 +215,84 @@ class SchedulerHooks:
 
         patches.replace(kind, "forward_batch_generation", make)
 
-    def _add_request_to_queue(
-        self, original: Hook, scheduler: Any, request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if self._watch is not None:
-            patches.run(self._watch.enqueued, request)
-        return original(scheduler, request, *args, **kwargs)
+    # What SGLang passes is taken apart within `run`: a signature that changes costs our record, not
+    # its call. The functions that do it name the arguments as SGLang does.
 
-    def _get_next_batch_to_run(
-        self, original: Hook, scheduler: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _add_request_to_queue(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+        if self._watch is not None:
+            patches.run(_enqueued, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    def _get_next_batch_to_run(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is None:
-            return original(scheduler, *args, **kwargs)
+            return original(*args, **kwargs)
         start_ns = patches.run(self._watch.now_ns)
-        plan = original(scheduler, *args, **kwargs)
+        plan = original(*args, **kwargs)
         patches.run(self._watch.scheduled, start_ns)
         return plan
 
-    def _run_batch(
-        self, original: Hook, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _run_batch(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is None:
-            return original(scheduler, batch, *args, **kwargs)
-        patches.run(self._watch.launching, scheduler, batch)
-        result = original(scheduler, batch, *args, **kwargs)
+            return original(*args, **kwargs)
+        patches.run(_launching, self._watch, *args, **kwargs)
+        result = original(*args, **kwargs)
         patches.run(self._watch.launched)
         return result
 
-    def _forward(self, original: Hook, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is None:
-            return original(worker, *args, **kwargs)
+            return original(*args, **kwargs)
         patches.run(self._watch.forward_begins)
         try:
-            return original(worker, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             patches.run(self._watch.forward_ends)
 
-    def _process_batch_result(
-        self, original: Hook, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _process_batch_result(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is None:
-            return original(scheduler, batch, result, *args, **kwargs)
-        patches.run(self._watch.result_begins, batch)
-        returned = original(scheduler, batch, result, *args, **kwargs)
-        patches.run(self._watch.result_ends, batch, result)
+            return original(*args, **kwargs)
+        patches.run(_result_begins, self._watch, *args, **kwargs)
+        returned = original(*args, **kwargs)
+        patches.run(_result_ends, self._watch, *args, **kwargs)
         return returned
 
-    def _stream_output(
-        self, original: Hook, streamer: Any, requests: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _stream_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is not None:
-            patches.run(self._watch.emitting, requests)
-        return original(streamer, requests, *args, **kwargs)
+            patches.run(_emitting, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    def _send_abort_output(
-        self, original: Hook, scheduler: Any, abort: Any, request: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _send_abort_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is not None:
-            patches.run(self._watch.aborted, request, abort.finished_reason)
-        return original(scheduler, abort, request, *args, **kwargs)
+            patches.run(_aborted, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
+
+
+def _enqueued(watch: SchedulerWatch, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
+    watch.enqueued(req)
+
+
+def _launching(watch: SchedulerWatch, scheduler: Any, /, batch: Any, *_: Any, **__: Any) -> None:
+    watch.launching(scheduler, batch)
+
+
+def _result_begins(watch: SchedulerWatch, _: Any, /, batch: Any, *__: Any, **___: Any) -> None:
+    watch.result_begins(batch)
+
+
+def _result_ends(
+    watch: SchedulerWatch, _: Any, /, batch: Any, result: Any, *__: Any, **___: Any
+) -> None:
+    watch.result_ends(batch, result)
+
+
+def _emitting(watch: SchedulerWatch, _: Any, /, reqs: Any, *__: Any, **___: Any) -> None:
+    watch.emitting(reqs)
+
+
+def _aborted(
+    watch: SchedulerWatch, _: Any, /, abort_req: Any, req: Any, *__: Any, **___: Any
+) -> None:
+    watch.aborted(req, abort_req.finished_reason)
 
 
 class FrontEndHooks:
@@ -279,6 +301,8 @@ class FrontEndHooks:
     def __init__(self) -> None:
         self.is_whole = True
         """All hooks of the unit are placed; else only the one that opens the ring is."""
+        self.lacking: set[str] = set()
+        """Features of which a hook has no place in this version."""
         self._watch: FrontEndWatch | None = None
         self._probe: Probe | None = None
         self.pauses = PauseHooks(lambda: self._probe)
@@ -300,12 +324,12 @@ class FrontEndHooks:
             "pauses": self.pauses.by_target(_MANAGER),
         }
 
-    def _init(self, original: Hook, manager: Any, *args: Any, **kwargs: Any) -> None:
-        original(manager, *args, **kwargs)
+    def _init(self, original: Hook, /, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
         if self._watch is None:
-            patches.run(self._open, manager)
+            patches.run(self._open, *args, **kwargs)
 
-    def _open(self, manager: Any) -> None:
+    def _open(self, manager: Any, *_: Any, **__: Any) -> None:
         application = patches.find("starlette.applications", "Starlette")
         if application is None:
             return
@@ -330,23 +354,31 @@ class FrontEndHooks:
     # These are coroutine functions: what is done here is done when they are called, before
     # anything is awaited.
 
-    def _send_one_request(
-        self, original: Hook, manager: Any, tokenized: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _send_one_request(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is not None:
-            patches.run(self._watch.sending, manager, tokenized)
-        return original(manager, tokenized, *args, **kwargs)
+            patches.run(_sending, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    def _send_batch_request(
-        self, original: Hook, manager: Any, tokenized: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _send_batch_request(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is not None:
-            patches.run(self._watch.sending_batch, manager, tokenized)
-        return original(manager, tokenized, *args, **kwargs)
+            patches.run(_sending_batch, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    def _handle_batch_output(
-        self, original: Hook, manager: Any, outputs: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _handle_batch_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
         if self._watch is not None:
-            patches.run(self._watch.received, manager, outputs)
-        return original(manager, outputs, *args, **kwargs)
+            patches.run(_received, self._watch, *args, **kwargs)
+        return original(*args, **kwargs)
+
+
+def _sending(watch: FrontEndWatch, manager: Any, /, tokenized_obj: Any, *_: Any, **__: Any) -> None:
+    watch.sending(manager, tokenized_obj)
+
+
+def _sending_batch(
+    watch: FrontEndWatch, manager: Any, /, tokenized_objs: Any, *_: Any, **__: Any
+) -> None:
+    watch.sending_batch(manager, tokenized_objs)
+
+
+def _received(watch: FrontEndWatch, manager: Any, /, recv_obj: Any, *_: Any, **__: Any) -> None:
+    watch.received(manager, recv_obj)

@@ -55,6 +55,7 @@ class SchedulerWatch:
         max_running: int = 0,
         graph_sizes: Sequence[int] = (),
         adapter_of: Callable[[str], str] = str,
+        end_left: str = "client_cancel",
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -68,6 +69,7 @@ class SchedulerWatch:
             max_running: the most requests at a time.
             graph_sizes: batch sizes that were captured as graphs.
             adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
+            end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
             clock: tells the time.
         """
         self.probe = probe
@@ -79,7 +81,9 @@ class SchedulerWatch:
         self._graph_sizes = sorted(graph_sizes)
         self._adapter_of = adapter_of
         self._now = (clock or SystemClock()).monotonic_ns
+        self._end = end_left
         self._scheduled_ns = (0, 0)
+        self._has_launched = False
         self._preempted: list[int] = []
         self._left: deque[RequestIndex] = deque(maxlen=MAX_LIVE)
         """Requests that SGLang has dropped, and of whose end no hook was called."""
@@ -130,16 +134,17 @@ class SchedulerWatch:
     def _finish(self, followed: Followed, reason: str) -> None:
         if not followed.has_ended:
             followed.has_ended = True
+            self._break_up_team()  # it holds the engine's own objects
             if self._is_core:
                 self.probe.finished(followed.index, reason)
 
     def _end_left(self) -> None:
-        """Report the ends that were not seen: most are of clients that left while they waited."""
+        """Report the ends that no hook saw: with all hooks, of clients that left in the queue."""
         left = self._left
         while left:
             index = left.popleft()
             if self._is_core:
-                self.probe.finished(index, "client_cancel")
+                self.probe.finished(index, self._end)
 
     # --- batches ------------------------------------------------------------------------------
 
@@ -150,10 +155,14 @@ class SchedulerWatch:
     def scheduled(self, start_ns: int) -> None:
         """Note when the scheduler was at work on the batch that comes next."""
         self._scheduled_ns = (start_ns, self._now())
+        if not self._has_launched:  # nothing came of the last one: an idle engine keeps no team
+            self._break_up_team()
+        self._has_launched = False
         self._end_left()
 
     def launching(self, scheduler: Any, batch: Any) -> None:
         """Take in what a batch holds, before it runs."""
+        self._has_launched = True
         self._end_left()
         self._forward = self._rows = None
         mode, step = batch.forward_mode.name, scheduler.forward_ct + 1
@@ -369,7 +378,7 @@ class SchedulerWatch:
             )
         if not self._has_streamed:
             self.emitting(batch.reqs)
-        self._result_step = -1
+        self._result_step, self._before = -1, []
 
     def _verified_parts(self, result: Any) -> list[Part]:
         stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1

@@ -146,7 +146,7 @@ class Scheduler:
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         self.waiting_queue.append(req)
 
-    def send_abort_output(self, abort: Abort, req: Req) -> None:
+    def send_abort_output(self, abort_req: Abort, req: Req) -> None:
         self.aborted.append(req.rid)
 
     def get_next_batch_to_run(self, running_batch: Batch) -> Batch | None:

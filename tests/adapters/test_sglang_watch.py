@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import gc
 import logging
+import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +41,7 @@ from tests.adapters.sglang_objects import (
     Req,
     Scheduler,
     Speculation,
+    Tensor,
     TpModelWorker,
     hooked,
 )
@@ -54,7 +59,13 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> Patches:
 
 
 def watched(
-    folder: Path, patches: Patches, *, name: str = "core", is_core: bool = True, lacking: str = ""
+    folder: Path,
+    patches: Patches,
+    *,
+    name: str = "core",
+    is_core: bool = True,
+    lacking: str = "",
+    end_left: str = "client_cancel",
 ) -> tuple[type[Scheduler], Probe]:
     probe = make_probe(folder, FakeClock(step_ns=1000), name=name)
     patches.probes.append(probe)
@@ -66,6 +77,7 @@ def watched(
         total_tokens=100,
         max_running=8,
         adapter_of={"1f": "sql"}.__getitem__,
+        end_left=end_left,
     )
     placed = dict(hooks.by_target())
     for feature, wanted in hooks.by_feature().items():
@@ -412,16 +424,19 @@ def test_a_feature_that_a_version_lacks_costs_that_feature_alone(
     assert [kinds_of(path, index)[-1] for index in (0, 1)] == ["finished", "finished"]
 
 
+@pytest.mark.parametrize("end_left", ["client_cancel", "error"])
 def test_a_request_that_ends_where_no_hook_is_leaves_nothing_behind(
-    tmp_path: Path, patches: Patches
+    tmp_path: Path, patches: Patches, end_left: str
 ) -> None:
-    kind, probe = watched(tmp_path, patches, lacking="how requests end outside of a batch")
+    kind, probe = watched(
+        tmp_path, patches, lacking="how requests end outside of a batch", end_left=end_left
+    )
     scheduler = kind()
     scheduler._add_request_to_queue(Req("left", 5, 1))
     scheduler.waiting_queue.clear()  # as a client's abort takes it from the queue
     run(scheduler, [Req("next", 5, 2)])
     ends = {e.index: e.reason for e in of(RequestEvent, path_of(probe)) if e.reason}
-    assert ends == {0: "client_cancel", 1: "length"}
+    assert ends == {0: end_left, 1: "length"}
     assert probe._log.requests.num_live == 0
 
 
@@ -462,3 +477,98 @@ def test_what_is_kept_of_requests_goes_with_them_though_they_never_end(
     assert probe.on
     assert probe._log.requests.num_live == 0
     probe.close()
+
+
+@pytest.mark.parametrize("is_core", [True, False])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_an_idle_scheduler_keeps_no_request_alive(
+    tmp_path: Path, patches: Patches, is_core: bool, is_seen: bool
+) -> None:
+    kind, _ = watched(tmp_path, patches, is_core=is_core)
+    scheduler = kind()
+    requests = requests_of([(5, 6), (5, 6)])
+    for request in requests:
+        scheduler._add_request_to_queue(request)
+    alive = [weakref.ref(request) for request in requests]
+    del request, requests
+    for _ in range(4):
+        scheduler.iterate()
+    if is_seen:
+        scheduler.run_event_loop()
+    scheduler.running_batch = Batch([])
+    scheduler._results.clear()
+    for _ in range(2):
+        scheduler.iterate()
+    gc.collect()
+    assert [request() for request in alive] == [None, None]
+
+
+def test_the_result_of_a_verified_batch_leaves_no_request_behind(
+    tmp_path: Path, patches: Patches
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000))
+    watch, scheduler, request = SchedulerWatch(probe, is_core=True), Scheduler(), Req("r", 8, 100)
+    watch.enqueued(request)
+    batch = Batch([request])
+    batch.spec_algorithm = Speculation(is_on=True)
+    batch.seq_lens_cpu = Tensor([8])
+    watch.launching(scheduler, batch)
+    watch.launched()
+    batch.forward_iter = 1
+    watch.result_begins(batch)
+    result = SimpleNamespace(
+        speculative_output_stride=2, speculative_num_draft_tokens=2, num_non_draft_tokens_per_req=1
+    )
+    watch.result_ends(batch, result)
+    assert len(of(StepSlices, path_of(probe))) == 1
+    alive = weakref.ref(request)
+    del request, batch
+    gc.collect()
+    assert alive() is None
+
+
+def test_arguments_may_be_passed_by_their_names(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches)
+    scheduler, request = kind(), Req("r", 8, 1)
+    scheduler._add_request_to_queue(req=request)
+    batch = _extend(request, 0, 8)
+    result = scheduler.run_batch(batch=batch)
+    scheduler.process_batch_result(batch=batch, result=(result, []))
+    scheduler.send_abort_output(abort_req=Abort(None), req=request)
+    path = path_of(probe)
+    assert kinds_of(path, 0) == ["queued", "admitted", "finished"]
+    assert not patches.is_off
+
+
+def test_a_changed_signature_costs_the_probe_and_not_the_call(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[Req] = []
+
+    def add(scheduler: Scheduler, *, item: Req) -> None:
+        added.append(item)
+
+    monkeypatch.setattr(Scheduler, "_add_request_to_queue", add)
+    kind, probe = watched(tmp_path, patches)
+    request = Req("r", 8, 1)
+    kind()._add_request_to_queue(item=request)  # type: ignore[call-arg]
+    assert added == [request]
+    assert patches.is_off
+    assert not probe.on
+
+
+def test_a_feature_without_a_place_is_known_to_be_lacking(
+    patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[str] = []
+    registry = SimpleNamespace(register=lambda target, hook, kind: placed.append(target))
+    module = SimpleNamespace(HookRegistry=registry, HookType=SimpleNamespace(AROUND="around"))
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", module)
+    monkeypatch.setattr(sglang_hooks, "_exists", lambda target: "send_abort" not in target)
+    hooks = SchedulerHooks()
+    sglang_hooks._place("the scheduler", hooks, "")
+    assert hooks.lacking == {"how requests end outside of a batch"}
+    assert hooks.is_whole
+    assert len(placed) == len(hooks.by_target()) + 4
