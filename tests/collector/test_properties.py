@@ -231,6 +231,9 @@ def test_laws_hold_for_records_that_come_late_or_not_at_all(seed: int) -> None:
         parts = step.shares_ns.tolist()
         assert sum(parts) + step.padding_ns + step.unattributed_ns == step.measured_ns
     for final in finals.requests:
+        if final.ledger_missing:  # the only span of all was lost
+            assert not final.ledger_ns
+            continue
         assert min([0, *final.ledger_ns.values()]) == 0
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
         assert_parts_close(final)
