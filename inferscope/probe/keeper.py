@@ -40,7 +40,10 @@ class Keeper:
         self._switch_was_on = True
         self._profiling = None if log.path is None else Profiling(log.path)
         self._now = log.clock.monotonic_ns
-        self._stopping = threading.Event()
+        self._is_stopping = False
+        self._wake = threading.Lock()
+        """Held until `stop`. No Event: its lock hangs a `stop` within a `stop` of one thread."""
+        self._wake.acquire()
         _keepers.add(self)
 
     def begin(self, name: str) -> None:
@@ -53,7 +56,9 @@ class Keeper:
 
     def stop(self) -> None:
         """End the thread, at its next look; safe to call twice."""
-        self._stopping.set()
+        self._is_stopping = True
+        with suppress(RuntimeError):  # released already
+            self._wake.release()
 
     def close(self) -> None:
         """Close the control byte, when nobody follows it any longer; safe to call twice."""
@@ -94,7 +99,7 @@ class Keeper:
             self.close()
 
     def _keep(self) -> None:
-        while not self._stopping.wait(HEALTH_NS / 1e9):
+        while not self._wake.acquire(timeout=HEALTH_NS / 1e9) and not self._is_stopping:
             self.tend()
 
     def _read_switch(self) -> None:

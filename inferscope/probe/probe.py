@@ -643,7 +643,7 @@ class Probe:
         it returns or an exception of the handler's goes through it.
         """
         life = self._life
-        if self._log.ring is None:
+        if self._log.ring is None or not life.is_ours():
             return
         try:
             self._keeper.stop()

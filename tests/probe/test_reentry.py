@@ -182,6 +182,75 @@ def signals(handler: Callable[..., object]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def signal_at_instruction(number: int, *functions: str) -> Iterator[list[int]]:
+    """Send this process SIGALRM before the n-th bytecode instruction that runs within functions.
+
+    Yields a list that is empty until the signal was sent.
+    """
+    sent: list[int] = []
+    num_seen = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal num_seen
+        caller = frame
+        while caller is not None and caller.f_code.co_name not in functions:
+            caller = caller.f_back
+        if caller is None:
+            return trace
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not sent:
+            num_seen += 1
+            if num_seen == number:
+                sent.append(number)
+                signal.raise_signal(signal.SIGALRM)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield sent
+    finally:
+        sys.settrace(before)
+
+
+def at_every_instruction(
+    folder: Path, functions: tuple[str, ...], call: Callable[[Probe], object]
+) -> Iterator[tuple[Probe, Path]]:
+    """Make a call again and again, with a signal whose handler closes the probe further on.
+
+    Yields each probe and its ring after its call.
+    """
+    number, is_inside = 0, True
+    while is_inside:
+        number += 1
+        probe = make_probe(folder, FakeClock(), name=f"r{number}", capacity=1 << 16)
+        path = probe.path
+        assert path is not None
+
+        def handler(*_: object, probe: Probe = probe) -> None:
+            sys.settrace(None)
+            signal.setitimer(signal.ITIMER_REAL, 10)
+            signal.signal(signal.SIGALRM, hangs)
+            probe.close()
+
+        def hangs(*_: object) -> None:
+            raise TimeoutError("the call hangs")
+
+        with signals(handler), signal_at_instruction(number, *functions) as sent:
+            call(probe)
+        is_inside = bool(sent)
+        yield probe, path
+    assert number > 5
+
+
+def test_a_close_within_any_instruction_of_stopping_the_keeper_returns(tmp_path: Path) -> None:
+    for probe, path in at_every_instruction(tmp_path, ("stop",), lambda probe: probe.close()):
+        assert probe._log.ring is None
+        assert of(ProbeHealth, path)[-1].state == CLOSED
+        path.unlink()
+
+
 def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
     tmp_path: Path,
 ) -> None:
