@@ -89,6 +89,7 @@ class Keeper:
                 self._see_to(now_ns)
             finally:
                 log.lock.release()
+                life.catch_up_unlocked()
         except Exception as error:
             life.caught(error)
 
@@ -101,6 +102,7 @@ class Keeper:
     def _keep(self) -> None:
         while not self._wake.acquire(timeout=HEALTH_NS / 1e9) and not self._is_stopping:
             self.tend()
+        self._life.catch_up_unlocked()
 
     def _read_switch(self) -> None:
         """Take notice when the byte changes: what stopped otherwise it does not start again."""

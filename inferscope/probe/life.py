@@ -102,22 +102,15 @@ class Life:
             if queued:
                 self.catch_up()
             action(argument)
-            if queued:
-                self.catch_up()
             log.cost_ns += self._now() - t_ns
-        except BaseException as error:
-            # Raised by a signal handler. Calls that it made before, such as `close`, are carried
-            # out now: the process may be about to end.
-            if queued and lock._is_owned() and not isinstance(error, Exception):  # type: ignore[attr-defined]
-                with suppress(Exception):
-                    self.catch_up()
-            raise
         finally:
             # The first thing here: no signal handler can run between an exception and this call.
             try:  # noqa: SIM105 -- `suppress` would be a call before it
                 lock.release()
             except RuntimeError:
                 pass  # it was not acquired
+            if queued:
+                self.catch_up_unlocked()
 
     def catch_up(self) -> None:
         """Carry out what was queued; the lock is held."""
@@ -125,6 +118,20 @@ class Life:
         while queued:
             action, argument = queued.popleft()
             action(argument)
+
+    def catch_up_unlocked(self) -> None:
+        """Carry out what was queued, unless another thread holds the lock: it does so itself.
+
+        Also after an exception of a signal handler: the process may be about to end.
+        """
+        lock = self._log.lock
+        while self._queued and lock.acquire(False):
+            try:
+                self.catch_up()
+            except Exception as error:
+                self.caught(error)
+            finally:
+                lock.release()
 
     def _queue(self, later: Action | None, argument: Any) -> None:
         if later is None or len(self._queued) >= _MOST_QUEUED:

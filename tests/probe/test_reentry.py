@@ -240,7 +240,8 @@ def at_every_instruction(
         with signals(handler), signal_at_instruction(number, *functions) as sent:
             call(probe)
         is_inside = bool(sent)
-        yield probe, path
+        if is_inside:
+            yield probe, path
     assert number > 5
 
 
@@ -249,6 +250,28 @@ def test_a_close_within_any_instruction_of_stopping_the_keeper_returns(tmp_path:
         assert probe._log.ring is None
         assert of(ProbeHealth, path)[-1].state == CLOSED
         path.unlink()
+
+
+def test_a_close_within_any_instruction_of_a_call_is_carried_out(tmp_path: Path) -> None:
+    def call(probe: Probe) -> None:
+        probe.emitted([0], [1])
+
+    for probe, path in at_every_instruction(tmp_path, ("perform",), call):
+        assert probe._log.ring is None
+        assert not probe._life._queued
+        assert of(ProbeHealth, path)[-1].state == CLOSED
+        path.unlink()
+
+
+def test_a_close_within_the_threads_own_report_is_carried_out(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=1000)
+    probe, ring = probe_within(tmp_path, clock)
+    probe.emitted([0], [1])
+    clock.now_ns += 10**9
+    ring.within = probe.close
+    probe._keeper.tend()
+    assert probe._log.ring is None
+    assert of(ProbeHealth, tmp_path / "a.ring")[-1].state == CLOSED
 
 
 def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
