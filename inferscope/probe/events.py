@@ -21,6 +21,7 @@ from inferscope.probe.columns import (
     whole,
 )
 from inferscope.probe.columns import attributes as bounded
+from inferscope.probe.host_signals import pass_on
 from inferscope.probe.ids import hiding
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
@@ -214,7 +215,8 @@ class RequestEvents:
         """Return what is made of a value that a record can do without; None where that fails."""
         try:
             return make(value)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             self._log.odd.num += 1
             return None
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.columns import text
+from inferscope.probe.host_signals import pass_on
 from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
@@ -128,7 +129,7 @@ class Life:
         while self._queued and lock.acquire(False):
             try:
                 self.catch_up()
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203 -- a lap is rare, the lock must be free
                 self.caught(error)
             finally:
                 lock.release()
@@ -150,7 +151,12 @@ class Life:
         return False
 
     def refuse(self, call: str, error: Exception) -> None:
-        """Count a call that is left out for its arguments; report the first one."""
+        """Count a call that is left out for its arguments; report the first one.
+
+        Raises:
+            Exception: the same one, where it is of a signal handler of the host.
+        """
+        pass_on(error)
         log = self._log
         log.odd.num += 1
         if not log.message:
@@ -166,10 +172,15 @@ class Life:
             warn("%s", self._unsaid.pop(0))
 
     def caught(self, error: Exception) -> None:
-        """Handle an exception within a call: a fault of the probe, or a process at its limits."""
+        """Handle an exception within a call: a fault of the probe, or a process at its limits.
+
+        Raises:
+            Exception: the same one, where it is of a signal handler of the host.
+        """
         if isinstance(error, (RecursionError, MemoryError)) or _is_at_stack_end(error):
             self._log.num_lost_calls += 1
         else:
+            pass_on(error)
             self.fail(error)
 
     def follow(self, step: int) -> None:
@@ -240,7 +251,8 @@ class Life:
             warn("the probe failed and is off: %s", log.message)
             now_ns = self._now()
             self.perform(now_ns, self._tell_failure, self._tell_failure, now_ns)
-        except Exception:
+        except Exception as raised:
+            pass_on(raised)
             with suppress(Exception):
                 note("the failure could not be recorded")
 
@@ -311,5 +323,6 @@ def _described(error: BaseException) -> str:
     """Return type and text of an exception; its `__str__` may itself raise."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except Exception as raised:
+        pass_on(raised)
         return type(error).__name__

@@ -14,11 +14,11 @@ or finaliser that interrupts another call. None raises, waits or grows without b
     a record too large for its ring       is left out, and readers know that they miss it
     any other exception, a fault of ours  switches the probe off for good and says so once
 
-Exceptions that are not `Exception`, such as KeyboardInterrupt, pass through. A call without a
-required argument is a TypeError, as everywhere in Python. Switched off, a call is one attribute
-test. Budget: 15 µs per step at batch 64 for all calls together, 1 µs when off
-(benchmarks/probe_cost.py); within a running engine, whose weights have pushed our code out of the
-cache, several times that (benchmarks/probe_overhead.py).
+Exceptions that are not `Exception`, such as KeyboardInterrupt, and those of the host's signal
+handlers pass through. A call without a required argument is a TypeError, as everywhere in Python.
+Switched off, a call is one attribute test. Budget: 15 µs per step at batch 64 for all calls
+together, 1 µs when off (benchmarks/probe_cost.py); within a running engine, whose weights have
+pushed our code out of the cache, several times that (benchmarks/probe_overhead.py).
 
 A probe belongs to one process and one writing thread. Beneath it:
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from inferscope.probe.host_signals import pass_on
+
 
 class Span(msgspec.Struct, frozen=True, gc=False):
     """A step's execution as timed; device times are offsets since the timer's first anchor."""
@@ -262,8 +264,9 @@ class EventTimer:
             return
         try:
             self._events.record(flight.start)
-        except Exception:
+        except Exception as error:
             self._restart()
+            pass_on(error)
 
     def device_end(self) -> None:
         """Record the end event; without a free event `stop` tries again."""
@@ -334,7 +337,8 @@ class EventTimer:
         """Return whether the calling thread records a graph, or may."""
         try:
             return self._events.is_capturing()
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             return True
 
     def _started(self, now_ns: int) -> Any:
@@ -360,8 +364,9 @@ class EventTimer:
             else:
                 return None
             record(event)
-        except Exception:
+        except Exception as error:
             self._restart()
+            pass_on(error)
             return None
         return event
 
@@ -400,8 +405,9 @@ class EventTimer:
                     break
                 start_ns = self._offset_ns(flight.start)
                 end_ns = start_ns + round(1e6 * self._events.elapsed_ms(flight.start, flight.end))
-            except Exception:
+            except Exception as error:
                 self._restart()
+                pass_on(error)
                 break
             flights.popleft()
             self._free += (flight.start, flight.end)
@@ -458,8 +464,9 @@ class EventTimer:
                 self._anchor_offset_ns += round(1e6 * elapsed_ms)
             elif self._anchor_host_ns is not None:  # the first since a restart
                 self._anchor_offset_ns += host_ns - self._anchor_host_ns
-        except Exception:
+        except Exception as error:
             self._restart()
+            pass_on(error)
             return
         if self._anchor is not None:
             self._free.append(self._anchor)

@@ -11,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +27,7 @@ from inferscope.records import (
     Keyframe,
     ProbeHealth,
     RequestEvent,
+    RequestIndex,
     StepPlan,
     StepSlices,
     StepSpan,
@@ -274,8 +276,9 @@ def test_a_close_within_the_threads_own_report_is_carried_out(tmp_path: Path) ->
     assert of(ProbeHealth, tmp_path / "a.ring")[-1].state == CLOSED
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
 def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
-    tmp_path: Path,
+    tmp_path: Path, raised: type[BaseException]
 ) -> None:
     probe = make_probe(tmp_path, FakeClock(step_ns=1000), capacity=8 << 20)
     chance, num_handled = random.Random(1), 0
@@ -285,7 +288,7 @@ def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
         num_handled += 1
         do_step(probe, 10**6, [probe.queued("inner", prompt_tokens=1)])
         if num_handled % 2:
-            raise KeyboardInterrupt
+            raise raised
 
     def interrupted(step: int) -> bool:
         num_before = num_handled
@@ -294,7 +297,7 @@ def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
             do_step(probe, step, [probe.queued("outer", prompt_tokens=1)])
             while num_handled == num_before:
                 pass
-        except KeyboardInterrupt:
+        except raised:
             return True
         return False
 
@@ -317,6 +320,55 @@ def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
     other.start()
     other.join(10)
     assert of_all(Emitted, path)[-1].tokens == b"\x4d\0\0\0"
+    probe.close()
+
+
+class Interrupting:
+    """An argument that takes so long to convert that a signal comes meanwhile."""
+
+    def __index__(self) -> int:
+        signal.raise_signal(signal.SIGALRM)
+        return 1
+
+    def __str__(self) -> str:
+        return str(self.__index__())
+
+
+class Handler:
+    def method(self, *_: object) -> None:
+        raise TimeoutError
+
+    __call__ = method
+
+
+@pytest.mark.parametrize(
+    "handler", [Handler().method, Handler(), partial(Handler().method, None)], ids=type
+)
+def test_an_exception_of_a_handler_during_a_conversion_is_the_hosts(
+    tmp_path: Path, handler: Callable[..., object]
+) -> None:
+    probe, slow = make_probe(tmp_path, FakeClock()), cast(Any, Interrupting())
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: probe.queued(slow, prompt_tokens=1),
+        lambda: probe.queued("r", prompt_tokens=slow),
+        lambda: probe.received("r", attributes={"a": slow}),
+        lambda: probe.finished(slow, "stop"),
+        lambda: probe.finished(RequestIndex(0), slow),
+        lambda: probe.plan(slow, start_ns=0, end_ns=1, waiting=0, running=1),
+        lambda: probe.start(slow),
+        lambda: probe.stop(1, padded_tokens=slow),
+        lambda: probe.emitted([slow], [1]),
+        lambda: probe.sign(1, requests=[0], tokens=[slow]),
+        lambda: probe.slices(slow, requests=[0], phases=[1], tokens=[1], contexts=[1]),
+        lambda: probe.unsupported(slow),
+    )
+    with signals(handler):
+        for call in calls:
+            with pytest.raises(TimeoutError):
+                call()
+    assert probe.on
+    assert not probe._log.odd.num
+    assert not probe._life._unsaid
     probe.close()
 
 
