@@ -9,8 +9,9 @@ A keyframe comes every 10 s and every quarter of the ring, so a whole one is alw
 65,536 at once takes 40 to 70 ms. `Clock` ends it. A record too large for its ring is left out and
 counted, and the next report says so.
 
-A signal handler may raise in the middle of any method. The frame being written is then lost and
-counted, all others are whole, and the next record begins an unfinished keyframe anew.
+A signal handler may raise in the middle of any method. The frame being written is then completed
+by the next write, or, where its writing had not begun, left out without a number; all others are
+whole, and the next record begins an unfinished keyframe anew.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from inferscope.ring.layout import Identity
 
 _crc32 = zlib.crc32
 _PAGE, _FRAME_BYTES = layout.PAGE, layout.FRAME_BYTES
-_pack_frame = layout.FRAME.pack
+_FRAME = layout.FRAME
+_pack_frame = _FRAME.pack
 _ALL_WORDS = struct.Struct("<6Q")
 _NO_CLAIM = struct.Struct("<4Q")
 """Head, sequence, heartbeat, pending: the words that may be written beside the writer's thread."""
@@ -89,6 +90,8 @@ class RingWriter:
         self._repaired_at: int | None = None
         self._said: set[str] = set()
         self._was_failing = False
+        self._unfinished: tuple[int, bytes, int] | None = None
+        """Position, frame and flags of the frame that `write` is writing."""
         self._header = header = bytearray(layout.pack_header(identity, capacity))
         header[layout.CLAIM : layout.WORDS_END] = self._words(0)
         # Made under another name and renamed, so that no reader sees a half-made ring. Whoever
@@ -135,6 +138,8 @@ class RingWriter:
             False for a payload larger than `largest_bytes`, and where the file cannot be written.
             Its sequence number is used up, so that readers count it among what they miss.
         """
+        if self._unfinished is not None:
+            self._finish(*self._unfinished)
         length = len(payload)
         if length > self.largest_bytes:
             self.sequence += 1
@@ -153,6 +158,7 @@ class RingWriter:
         number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
         seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
         frame = _pack_frame(length, code, flags, _crc32(payload, seed), sequence) + payload
+        self._unfinished = position, frame, flags
         if self._pwrite(self._file, frame, _FRAME_BYTES + length, _PAGE + place) != len(frame) and (
             not self._put_again(frame, _PAGE + place)
         ):
@@ -168,6 +174,7 @@ class RingWriter:
             self._publish()
         else:
             self.bytes_since_keyframe += size
+        self._unfinished = None
         return True
 
     @property
@@ -304,8 +311,26 @@ class RingWriter:
         self._head = position + room
         return self._publish()
 
+    def _finish(self, position: int, frame: bytes, flags: int) -> None:
+        """Write the frame again whose writing an exception of a signal handler has interrupted.
+
+        It may be in the file, and a reader that looks beyond the head may have it: so neither its
+        number nor its place can be another frame's.
+        """
+        if not self._put(frame, _PAGE + position % self.capacity):
+            self.num_failed += 1
+        size = len(frame) + 7 & ~7
+        self._head = position + size
+        self.sequence = _FRAME.unpack_from(frame)[-1]
+        self.bytes_since_keyframe += size
+        if flags & layout.STARTS_KEYFRAME:
+            self.last_keyframe, self.bytes_since_keyframe = position, 0
+            self._publish()
+        self._unfinished = None
+
     def _fail(self) -> bool:
         """Count a frame that could not be written."""
+        self._unfinished = None
         self.sequence += 1
         self.num_failed += 1
         return False

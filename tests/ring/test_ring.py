@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,41 @@ def test_what_is_written_is_read_back_in_order(tmp_path: Path) -> None:
         ring.write(40 + i, payload)
     assert everything(reader) == [Frame(i + 1, 40 + i, p) for i, p in enumerate(payloads)]
     assert reader.read() == []
+
+
+def test_readers_agree_whatever_exceptions_interrupt_the_writer(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path, capacity=8 << 20)
+    live, found = RingReader(ring.path), list[Frame | Loss]()
+    chance, num_written = random.Random(1), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def write_until_interrupted() -> None:
+        nonlocal num_written
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, 2e-4))
+        while True:
+            num_written += 1
+            payload = num_written.to_bytes(4, "little") * (1 + num_written % 7)
+            flags = layout.STARTS_KEYFRAME * (num_written % 50 == 0)
+            ring.write(7, payload, flags=flags)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(200):
+            with pytest.raises(KeyboardInterrupt):
+                write_until_interrupted()
+            found += everything(live)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    ring.write(7, b"the last")
+    found += everything(live)
+    assert everything(RingReader(ring.path)) == found
+    frames = [item for item in found if isinstance(item, Frame)]
+    assert [frame.sequence for frame in frames] == list(range(1, len(found) + 1))
+    numbers = [int.from_bytes(frame.payload[:4], "little") for frame in frames[:-1]]
+    assert numbers == sorted(set(numbers))
+    assert num_written - len(numbers) <= 200
 
 
 @FUZZ
