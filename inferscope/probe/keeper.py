@@ -18,7 +18,6 @@ from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
-from inferscope.probe.voice import warn
 from inferscope.records import UNSUPPORTED
 from inferscope.ring.control import ControlByte
 
@@ -40,6 +39,7 @@ class Keeper:
         self._switch_was_on = True
         self._profiling = None if log.path is None else Profiling(log.path)
         self._now = log.clock.monotonic_ns
+        self._speaker: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Lock()
         """Held until `stop`. No Event: its lock hangs a `stop` within a `stop` of one thread."""
@@ -69,7 +69,6 @@ class Keeper:
         """Beat the heart, which goes on whatever the probe's state; see to an idle engine."""
         life, log = self._life, self._log
         try:
-            life.say()
             ring, now_ns = log.ring, self._now()
             if ring is None:
                 return
@@ -79,7 +78,7 @@ class Keeper:
                 self._profiling.look()
             line = ring.inspect()
             if line:
-                warn("%s", line)
+                life.will_say(line)
             is_silent = not (life.on or life.wants_on or log.is_listing)
             if is_silent and log.state != UNSUPPORTED:
                 return
@@ -102,7 +101,18 @@ class Keeper:
     def _keep(self) -> None:
         while not self._wake.acquire(timeout=HEALTH_NS / 1e9) and not self._is_stopping:
             self.tend()
+            self._say()
         self._life.catch_up_unlocked()
+        self._say()
+
+    def _say(self) -> None:
+        """Begin to write pending messages, which may take for ever; the heart beats on."""
+        if not self._life.has_unsaid or (self._speaker is not None and self._speaker.is_alive()):
+            return
+        speaker = threading.Thread(target=self._life.say, name="inferscope-log", daemon=True)
+        with suppress(RuntimeError):  # the system gives no more threads: at the next look
+            speaker.start()
+            self._speaker = speaker
 
     def _read_switch(self) -> None:
         """Take notice when the byte changes: what stopped otherwise it does not start again."""

@@ -29,7 +29,7 @@ from inferscope.probe.host_signals import pass_on
 from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
-from inferscope.probe.voice import note, warn
+from inferscope.probe.voice import warn
 from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET, UNSUPPORTED
 
 _PATIENCE_S = 0.1
@@ -163,13 +163,24 @@ class Life:
             log.message = text(f"{call}() was left out: {_described(error)}", _MOST_MESSAGE_BYTES)
             self._unsaid.append(log.message)
 
+    def will_say(self, line: str) -> None:
+        """Add a message to the pending ones."""
+        self._unsaid.append(line)
+
+    @property
+    def has_unsaid(self) -> bool:
+        """Return whether messages are pending."""
+        return bool(self._unsaid)
+
     def say(self) -> None:
-        """Write pending messages to the host's log: on the keeper's thread, without the lock.
+        """Write pending messages to the host's log: on a thread of its own, without the lock.
 
         A handler of that log may block: its pipe is full, or another thread holds its lock.
         """
         while self._unsaid:
-            warn("%s", self._unsaid.pop(0))
+            line = self._unsaid.pop(0)
+            with suppress(Exception):  # of a handler of that log
+                warn("%s", line)
 
     def caught(self, error: Exception) -> None:
         """Handle an exception within a call: a fault of the probe, or a process at its limits.
@@ -248,13 +259,11 @@ class Life:
         log.num_errors += 1
         try:
             log.message = text(_described(error), _MOST_MESSAGE_BYTES)
-            warn("the probe failed and is off: %s", log.message)
+            self._unsaid.append(f"the probe failed and is off: {log.message}")
             now_ns = self._now()
             self.perform(now_ns, self._tell_failure, self._tell_failure, now_ns)
         except Exception as raised:
             pass_on(raised)
-            with suppress(Exception):
-                note("the failure could not be recorded")
 
     def _tell_failure(self, now_ns: int) -> None:
         if self._log.ring is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ from inferscope.ring.writer import RingWriter
 from tests.children import child
 from tests.probe.fakes import FakeClock, do_step, everything, make_probe, make_ring, of, records
 from tests.probe.test_any_call import check_ring
+from tests.ring.test_damage import until
 
 
 class RingWithin:
@@ -120,6 +122,8 @@ def test_a_fault_within_a_call_is_recorded_after_it(
     ring.within = lambda: probe.fail(ValueError("lost count"))
     probe.emitted([0], [1])
     assert not probe.on
+    assert not caplog.records
+    probe._life.say()
     assert len(caplog.records) == 1
     path = tmp_path / "a.ring"
     assert [type(record) for record in records(path)][-2:] == [Emitted, ProbeHealth]
@@ -512,6 +516,58 @@ def test_a_server_stopped_within_the_probe_ends_and_its_ring_is_closed(tmp_path:
         assert server.wait(60) == 7
     assert of_all(ProbeHealth, path)[-1].state == CLOSED
     assert of_all(RequestEvent, path)[-1].kind == 8
+
+
+class Blocking(logging.Handler):
+    """A handler of the host's log whose pipe is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def handle(self, record: logging.LogRecord) -> bool:  # holding no lock of the handler
+        thread = threading.current_thread()
+        self.threads.append(thread)
+        return thread is threading.main_thread() or self.is_over.wait(60)
+
+
+@pytest.fixture
+def blocking() -> Iterator[Blocking]:
+    handler, logger = Blocking(), logging.getLogger("inferscope")
+    logger.addHandler(handler)
+    yield handler
+    handler.is_over.set()
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+    probe = Probe.open(EngineInfo(0, "test"))
+    assert probe.on
+    yield probe
+    probe.close()
+
+
+def test_the_heart_beats_while_the_hosts_log_blocks(opened: Probe, blocking: Blocking) -> None:
+    assert opened.path is not None
+    reader = RingReader(opened.path)
+    opened.emitted(None, None)  # type: ignore[arg-type]  # there is a line to write
+    until(lambda: len(blocking.threads) == 1)
+    heartbeats = {reader.heartbeat_ns()}
+    until(lambda: heartbeats.add(reader.heartbeat_ns()) or len(heartbeats) > 3, 5)
+    reader.close()
+
+
+def test_a_failure_within_the_hosts_log_does_not_wait_for_it(
+    opened: Probe, blocking: Blocking
+) -> None:
+    opened.fail(ValueError("lost count"))
+    assert not opened.on
+    until(lambda: len(blocking.threads) == 1)
+    assert threading.main_thread() not in blocking.threads
 
 
 def test_a_timer_of_ones_own_is_still_called_under_the_lock(tmp_path: Path) -> None:
