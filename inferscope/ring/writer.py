@@ -36,6 +36,7 @@ _NO_CLAIM = struct.Struct("<4Q")
 _NOT_ENOUGH_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _CLOSE_PATIENCE_S = 0.2
+_MOST_BEATS = 4
 _CLAIMS_PER_LAP = 64
 """The claim is this part of the ring ahead of the head, so that it is written that seldom."""
 _HIGH_HANDLE = 512
@@ -125,8 +126,11 @@ class RingWriter:
         self.is_remote = is_remote(handle)
         self._pwrite = releasing_pwrite if self.is_remote else pwrite
         self._is_closing = False
-        self._in_use = threading.Lock()
-        """Held by all uses of the descriptor but `write`, which the probe's lock guards."""
+        self._in_use = threading.RLock()
+        """Held by all uses of the descriptor but `write`, which the probe's lock guards.
+
+        A finaliser that runs within a use may close the writer: then that use closes the file."""
+        self._unclosed = -1
         self._file = with_high_number(handle)
         status = os.fstat(self._file)
         self._inode = status.st_dev, status.st_ino
@@ -184,18 +188,28 @@ class RingWriter:
 
     def beat(self, now_ns: int) -> None:
         """Write the time of the heartbeat, and the words that `write` leaves; 0: it is closed."""
-        is_last = now_ns <= 0
+        is_last, heartbeat_ns = now_ns <= 0, max(0, now_ns)
         if not self._in_use.acquire(timeout=_CLOSE_PATIENCE_S if is_last else 0):
             return
         try:
             if self._is_closing:
                 return
-            self._is_closing, self._heartbeat = is_last, max(0, now_ns)
-            sequence = self.sequence
-            words = _NO_CLAIM.pack(self._head, sequence, self._heartbeat, self._pending)
-            self._pwrite(self._file, words, _NO_CLAIM.size, layout.HEAD)
+            self._is_closing, self._heartbeat = is_last, heartbeat_ns
+            handle, written = self._file, None
+            # Again where another thread, or a finaliser of this one, published newer words between
+            # the look at them and the write, which has overwritten those.
+            for _ in range(_MOST_BEATS):  # a network disk is slower than the engine
+                words = self._beating_words()
+                if words == written:
+                    break
+                self._pwrite(handle, _NO_CLAIM.pack(*words), _NO_CLAIM.size, layout.HEAD)
+                written = words
         finally:
-            self._in_use.release()
+            self._leave()
+
+    def _beating_words(self) -> tuple[int, int, int, int]:
+        sequence = self.sequence  # first: the head then covers it
+        return self._head, sequence, self._heartbeat, self._pending
 
     def set_pending(self, start_ns: int) -> None:
         """Publish the start of the oldest step without a span; 0 when there is none.
@@ -220,9 +234,10 @@ class RingWriter:
         if self._file < 0 or not self._in_use.acquire(blocking=False):
             return ""
         try:
-            return self._inspected()
+            line = self._inspected()
+            return line if self._unclosed < 0 else ""  # closed within: by a finaliser
         finally:
-            self._in_use.release()
+            self._leave()
 
     def _inspected(self) -> str:
         try:
@@ -253,15 +268,33 @@ class RingWriter:
 
     def close(self) -> None:
         """Close the file; it stays, as the flight recorder. Safe to call twice."""
-        handle, self._file = self._file, -1
-        # The thread beside the writer's may be about to use the number, which the process gives to
-        # the next file that it opens. Where it does not end in time, the descriptor stays open.
-        if handle >= 0 and self._in_use.acquire(timeout=_CLOSE_PATIENCE_S):
-            try:
-                with suppress(OSError):
-                    os.close(handle)
-            finally:
-                self._in_use.release()
+        if self._file < 0:
+            return
+        self._unclosed, self._file = self._file, -1
+        # The thread beside the writer's, or this one, may be about to use the number, which the
+        # process gives to the next file that it opens. Then that use closes it.
+        is_within = self._in_use._is_owned()  # type: ignore[attr-defined]
+        if not is_within and self._in_use.acquire(timeout=_CLOSE_PATIENCE_S):
+            self._leave()
+
+    def _leave(self) -> None:
+        """End a use of the descriptor; close it where `close` was called meanwhile."""
+        handle, self._unclosed = self._unclosed, -1
+        try:
+            if handle >= 0 and self._is_ours(handle):
+                os.close(handle)
+        except OSError:
+            pass  # the file system's last word; the number is free
+        finally:
+            self._in_use.release()
+
+    def _is_ours(self, handle: int) -> bool:
+        """Return whether a descriptor is still the ring's; a host may have closed and reused it."""
+        try:
+            status = os.fstat(handle)
+        except OSError as error:
+            return error.errno != errno.EBADF
+        return (status.st_dev, status.st_ino) == self._inode
 
     def _words(self, claim: int) -> bytes:
         """Return the header's words as they should be now."""

@@ -15,6 +15,7 @@ import pytest
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import Keyframe, ProbeHealth, decode
 from inferscope.ring import layout
+from inferscope.ring.file_write import pwrite
 from inferscope.ring.layout import MIN_CAPACITY
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
@@ -234,6 +235,66 @@ def test_a_descriptor_that_was_closed_from_outside_is_never_written_to_again(
     ring.close()
     assert (tmp_path / "precious").read_bytes() == b""
     os.close(number)
+
+
+def test_closing_a_ring_closes_no_other_file_that_has_its_number(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path)
+    number = ring._file
+    with (tmp_path / "precious").open("wb") as other:
+        os.dup2(other.fileno(), number)
+    ring.close()
+    os.write(number, b"still open")
+    os.close(number)
+
+
+def within_the_next_write(ring: RingWriter, call: Callable[[], object]) -> None:
+    """Call something between the look at what is to be written and the write itself."""
+
+    def interrupted(*arguments: Any) -> int:
+        ring._pwrite = pwrite
+        call()
+        return pwrite(*arguments)
+
+    ring._pwrite = interrupted
+
+
+def test_a_finaliser_that_closes_the_ring_within_a_heartbeat_ends_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make_ring(tmp_path)
+    number = ring._file
+
+    def finaliser() -> None:
+        ring.beat(0)
+        ring.close()
+        os.fstat(number)  # the heartbeat is about to use it
+
+    within_the_next_write(ring, finaliser)
+    ring.beat(77)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    reader = RingReader(ring.path)
+    assert reader.heartbeat_ns() == 0
+    reader.close()
+
+
+def test_a_heartbeat_overwrites_no_newer_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make_ring(tmp_path)
+
+    def step() -> None:  # of the writer's thread
+        ring.set_pending(5)
+        keyframe(ring)
+
+    within_the_next_write(ring, step)
+    ring.beat(77)
+    reader = RingReader(ring.path)
+    _, head, sequence, heartbeat_ns, pending_ns, _ = reader.words()
+    assert (head, sequence, heartbeat_ns, pending_ns) == (ring._head, 1, 77, 5)
+    assert head > 0
+    reader.close()
+    ring.close()
 
 
 def test_descriptors_of_rings_are_out_of_the_way_of_others(tmp_path: Path) -> None:
