@@ -230,6 +230,9 @@ class RingWriter:
 
         Returns:
             A line for the log where something has happened to the file, else nothing.
+
+        Raises:
+            RingUnavailable: the descriptor is not the ring's any more, so nothing can be written.
         """
         if self._file < 0 or not self._in_use.acquire(blocking=False):
             return ""
@@ -240,17 +243,17 @@ class RingWriter:
             self._leave()
 
     def _inspected(self) -> str:
+        handle = self._file
+        if not self._is_ours(handle):
+            self._file = -1  # the number is another file's now, or will be
+            raise RingUnavailable(
+                f"its descriptor was closed from outside: nothing more is recorded in {self.path}"
+            )
         try:
-            status = os.fstat(self._file)
-        except OSError:
-            status = None
-        if status is None or (status.st_dev, status.st_ino) != self._inode:
-            self._file = -1  # it was closed: the number is another file's now, or will be
-            return f"the descriptor of {self.path} was closed from outside: nothing is recorded"
-        try:
+            status = os.fstat(handle)
             is_repaired = self._repair(status.st_size)
         except OSError as error:
-            return self._once(f"{self.path} is damaged and cannot be repaired: {error}")
+            return self._once(f"{self.path} cannot be inspected or repaired: {error}")
         if self._repaired_at == self.last_keyframe:
             self.bytes_since_keyframe = self.capacity
         else:

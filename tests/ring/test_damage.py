@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inferscope.errors import RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import Keyframe, ProbeHealth, decode
 from inferscope.ring import layout
@@ -229,12 +232,48 @@ def test_a_descriptor_that_was_closed_from_outside_is_never_written_to_again(
     other = os.open(tmp_path / "precious", os.O_RDWR | os.O_CREAT)
     os.dup2(other, number)
     os.close(other)
-    assert "was closed from outside" in ring.inspect()
+    with pytest.raises(RingUnavailable, match="was closed from outside"):
+        ring.inspect()
+    assert ring.inspect() == ""
     assert not ring.write(7, b"payload")
     ring.beat(1)
     ring.close()
     assert (tmp_path / "precious").read_bytes() == b""
     os.close(number)
+
+
+def test_a_probe_whose_descriptor_was_closed_from_outside_is_off_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = make_ring(tmp_path)
+    probe = Probe(ring, None, EngineInfo(0, "test"))
+    os.close(ring._file)
+    for _ in range(2):
+        probe._keeper.tend()
+        probe._life.say()
+    assert not probe.on
+    assert ["was closed from outside" in each.getMessage() for each in caplog.records] == [True]
+    probe.close()
+
+
+def test_a_file_system_that_fails_once_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make_ring(tmp_path)
+    with monkeypatch.context() as patch:
+
+        def stale(handle: int) -> os.stat_result:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        patch.setattr(os, "fstat", stale)
+        assert "cannot be inspected" in ring.inspect()
+        assert ring.inspect() == ""
+    assert ring.inspect() == ""
+    assert ring.write(7, b"payload")
+    number = ring._file
+    ring.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 def test_closing_a_ring_closes_no_other_file_that_has_its_number(tmp_path: Path) -> None:
