@@ -326,7 +326,7 @@ def test_a_real_signal_anywhere_in_a_call_leaves_a_whole_ring_and_a_free_probe(
 
 
 class Interrupting:
-    """An argument that takes so long to convert that a signal comes meanwhile."""
+    """An argument whose conversion is interrupted by a signal."""
 
     def __index__(self) -> int:
         signal.raise_signal(signal.SIGALRM)

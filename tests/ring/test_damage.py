@@ -242,7 +242,7 @@ def test_a_descriptor_that_was_closed_from_outside_is_never_written_to_again(
     os.close(number)
 
 
-def test_a_probe_whose_descriptor_was_closed_from_outside_is_off_and_says_why(
+def test_closing_the_descriptor_from_outside_ends_the_probe_with_a_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = make_ring(tmp_path)
