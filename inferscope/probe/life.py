@@ -178,9 +178,8 @@ class Life:
         A handler of that log may block: its pipe is full, or another thread holds its lock.
         """
         while self._unsaid:
-            line = self._unsaid.pop(0)
             with suppress(Exception):  # of a handler of that log
-                warn("%s", line)
+                warn("%s", self._unsaid.pop(0))
 
     def caught(self, error: Exception) -> None:
         """Handle an exception within a call: a fault of the probe, or a process at its limits.
