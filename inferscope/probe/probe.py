@@ -16,9 +16,10 @@ or finaliser that interrupts another call. None raises, waits or grows without b
 
 Exceptions that are not `Exception`, such as KeyboardInterrupt, and those of the host's signal
 handlers pass through. A call without a required argument is a TypeError, as everywhere in Python.
-Switched off, a call is one attribute test. Budget: 15 µs per step at batch 64 for all calls
-together, 1 µs when off (benchmarks/probe_cost.py); within a running engine, whose weights have
-pushed our code out of the cache, several times that (benchmarks/probe_overhead.py).
+Switched off, a call is one attribute test: 1 µs per step for all calls together. Switched on they
+take 28 µs at batch 64, of which five system calls are half (benchmarks/probe_cost.py; the aim is
+15); within a running engine, whose weights have pushed our code out of the cache, several times
+that (benchmarks/probe_overhead.py).
 
 A probe belongs to one process and one writing thread. Beneath it:
 
