@@ -126,7 +126,8 @@ def _quantile(histogram: Histogram, q: float) -> tuple[float, bool]:
         if count >= rank and count > below:
             if math.isinf(bound_s):
                 return below_s, True
-            return below_s + (bound_s - below_s) * (rank - below) / (count - below), False
+            into_s = (bound_s - below_s) * (rank - below) / (count - below)
+            return min(below_s + into_s, bound_s), False  # rounding may exceed the bound
         if not math.isinf(bound_s):
             below_s = bound_s
         below = count

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inferscope.errors import BadInput, NotFound
@@ -166,6 +166,7 @@ def test_every_dialect_reads_a_page_written_in_its_own_names() -> None:
 
 
 @given(st.lists(st.floats(0.0001, 50), min_size=1, max_size=200))
+@example([1.0, 0.0078125])
 def test_quantiles_lie_in_the_bucket_of_the_observation_they_stand_for(
     observed_s: list[float],
 ) -> None:
