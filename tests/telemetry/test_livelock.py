@@ -24,6 +24,7 @@ BROKEN = Path(__file__).with_name("broken")
 WINDOW_S, SCRAPE_S, SCALE = 6, 1.0, 75
 NUM_STUCK = 6
 _OBJECTIVES = "slos: [{metric: availability, objective: 99%, window: 1d}]\n"
+_FIRED = 'count_over_time(ALERTS{alertstate="firing"}[10m])'
 _ANSWER = {"prompt": "def f", "max_tokens": 3}
 
 
@@ -89,7 +90,7 @@ def test_a_scheduler_that_admits_nothing_is_one_page_until_it_admits_again(tmp_p
         p99 = "engine:inferscope_step_duration_seconds:p99_1h"
         eventually(lambda: all_of_it.prometheus.ask(p99) != [])
         eventually(lambda: time.monotonic() > served_s + WINDOW_S + 4 * SCRAPE_S)
-        assert all_of_it.prometheus.ask("count_over_time(ALERTS[10m])") == []
+        assert all_of_it.prometheus.ask(_FIRED) == []
 
         all_of_it.fault.touch()
         streams = [
