@@ -73,7 +73,7 @@ class Joins:
         self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
         """Those that were split, and when they had ended."""
         self._newest: dict[int, tuple[int, int, int]] = {}
-        """By data-parallel rank: the newest step that was split, its start and its end."""
+        """The newest step that was split, its start and its end, by data-parallel rank."""
 
     # --- records ------------------------------------------------------------------------------
 

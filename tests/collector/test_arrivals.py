@@ -30,6 +30,21 @@ def serve_after(script: Script, core: Ring, victim: int, *, others: list[int]) -
         core.finished(index)
 
 
+def tokenised_during_a_step() -> tuple[Script, Ring, Ring, tuple[int, int]]:
+    """Tokenise the victim at 30 ms in a step that began at 2 ms; return both requests' indices."""
+    script = Script()
+    core, front_end = script.ring(), script.ring("frontend")
+    big = core.queued("big")
+    core.admitted(big)
+    script.at(2)
+    core.plan(0)
+    script.at(28)
+    seen = front_end.received("victim")
+    script.at(30)
+    front_end.tokenised(seen)
+    return script, core, front_end, (big, seen)
+
+
 def only(finals: Finals, request_id: str) -> FinalRequest:
     [final] = [one for one in finals.requests if one.request_id == request_id]
     return final
@@ -59,16 +74,7 @@ def test_all_members_of_the_step_at_arrival_are_blamed_though_it_is_written_late
 @pytest.mark.parametrize("queued_ms", [102.5, 30.5])
 def test_a_tokenised_request_waits_in_the_queue(queued_ms: float) -> None:
     # Real cores read their inbox between two steps, and write QUEUED with the time of that.
-    script = Script()
-    core, front_end = script.ring(), script.ring("frontend")
-    big = core.queued("big")
-    core.admitted(big)
-    script.at(2)
-    core.plan(0)
-    script.at(28)
-    seen = front_end.received("victim")
-    script.at(30)
-    front_end.tokenised(seen)
+    script, core, front_end, (big, seen) = tokenised_during_a_step()
     script.at(102)
     core.span(0, 2, 102)
     core.slices(0, [(big, 400, 0)])
@@ -89,16 +95,7 @@ def test_a_tokenised_request_waits_in_the_queue(queued_ms: float) -> None:
 
 
 def test_a_request_in_the_queue_of_a_step_that_still_runs_is_shown_as_waiting() -> None:
-    script = Script()
-    core, front_end = script.ring(), script.ring("frontend")
-    big = core.queued("big")
-    core.admitted(big)
-    script.at(2)
-    core.plan(0)
-    script.at(28)
-    seen = front_end.received("victim")
-    script.at(30)
-    front_end.tokenised(seen)
+    script, _, front_end, _ = tokenised_during_a_step()
     script.at(60)
     front_end.health()
     collector, _ = script.play(until_ms=70)
