@@ -6,6 +6,8 @@ import ctypes
 import inspect
 import math
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -322,19 +324,27 @@ def test_a_disabled_probe_loads_nothing_to_digest_with() -> None:
 
 
 def in_c_fork(child: Callable[[], bytes]) -> bytes:
-    """Run a function in a child that C code has forked: no hook of Python's runs there."""
+    """Run a function in a child that C code has forked: no hook of Python's runs there.
+
+    Through PyDLL, which keeps the interpreter's lock: in a child forked without it, a thread that
+    the child does not have may hold that lock for ever.
+    """
     out, back = os.pipe()
-    pid = ctypes.CDLL(None).fork()
+    pid = ctypes.PyDLL(None).fork()
     if pid == 0:
         try:
             os.write(back, child())
         finally:
             os._exit(0)
     os.close(back)
-    told = os.read(out, 100)
-    os.waitpid(pid, 0)
-    os.close(out)
-    return told
+    try:
+        is_told, *_ = select.select([out], [], [], 30)
+        assert is_told, "the child hangs"
+        return os.read(out, 100)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(out)
 
 
 @pytest.mark.parametrize(
