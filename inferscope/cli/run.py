@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.run_beside import collecting, run_beside
@@ -24,6 +25,9 @@ from inferscope.cli.run_target import Target, Unobservable, find_target, hides_h
 from inferscope.errors import BadInput
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.ring.discovery import file_name, ring_directory, sampler_rings
+
+if TYPE_CHECKING:
+    from inferscope.collector.source import RingSource
 
 _WITH_PLUG_IN = ("vllm", "sglang")
 """Engines that load us by themselves."""
@@ -190,26 +194,65 @@ def _run_recorded(
         recording=RecordingWriter(file),
     )
 
-    def tend() -> None:
-        # Every time: what a process says before its ring is found would be late.
-        source.look_again()
-        source.advance()
-
+    recording = _Recording(source)
     try:
-        code = run_beside(words, environment, tend)
+        code = run_beside(words, environment, recording.advance)
         until = time.monotonic() + _PATIENCE_S
-        source.look_again()
-        while folder.is_dir() and not source.has_ended and time.monotonic() < until:
-            source.advance()
+        recording.advance()
+        while recording.is_open and folder.is_dir() and not source.has_ended:
+            if time.monotonic() > until:
+                break
             time.sleep(_POLL_S)
+            recording.advance()
     finally:
-        source.close()
+        recording.close()
     totals = source.collector.totals()
+    if recording.has_failed:
+        return code
     if totals.num_records:
         _say(f"{file}: {totals.num_records} records, {totals.num_lost} lost")
     else:
         _say(f"{file} is empty: no process of the command opened a ring")
     return code
+
+
+class _Recording:
+    """The recording beside a command. A failure ends the recording, never the command.
+
+    Attributes:
+        is_open: it is still being written.
+        has_failed: it was given up before its end.
+    """
+
+    def __init__(self, source: RingSource) -> None:
+        self._source = source
+        self.is_open = True
+        self.has_failed = False
+
+    def advance(self) -> None:
+        """Record what has become due."""
+        if not self.is_open:
+            return
+        try:
+            # Every time: what a process says before its ring is found would be late.
+            self._source.look_again()
+            self._source.advance()
+        except Exception as error:
+            self._fail(error)
+            self.close()
+
+    def close(self) -> None:
+        """Finish the file; safe to call twice."""
+        self.is_open = False
+        try:
+            self._source.close()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            _say(f"the recording ended early: {error} The command goes on.")
 
 
 def _further_models(home: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -285,6 +286,41 @@ def test_a_signal_reaches_the_command_once_and_its_code_comes_back(
         assert "records, 0 lost" in err
         export = run_inferscope("export", str(file), "-o", "-", rings=tmp_path)
         assert '"finish":"stop"' in export.stdout
+
+
+UNTIL_ASKED = """
+import resource, select, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+from inferscope.probe import EngineInfo, Probe
+probe, number = Probe.open(EngineInfo(0, "toy")), 0
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    for number in range(number + 1, number + 60):
+        probe.finished(probe.queued(f"request {number}", prompt_tokens=3), "stop")
+probe.close()
+sys.exit(3)
+"""
+
+
+def test_a_recording_that_cannot_be_written_leaves_the_command_running(tmp_path: Path) -> None:
+    file = tmp_path / "run.isr"
+    words = script(tmp_path, UNTIL_ASKED)
+    with child(
+        [sys.executable, "-m", "inferscope", "run", "--record", str(file), "--", *words],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings"), "PYTHONPATH": ROOT},
+        start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY)
+        ),
+    ) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline(), process.stderr.readline()]
+        assert f"cannot write {file}" in said[1], said
+        _, rest = process.communicate("\n", timeout=60)
+    assert process.returncode == 3
+    assert rest == "", "said once"
 
 
 TWO_MODELS = """
