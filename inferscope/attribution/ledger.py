@@ -313,6 +313,14 @@ class Ledger:
         if len(self._open) > 1:
             self._open.sort(key=lambda step: step.end_ns)
 
+    def take_back(self, slot: int, since_ns: int) -> None:
+        """Undo what a running request was booked since a time, if all of it was slowdown."""
+        self._part(slot)
+        spent_ns = self._mark_ns.item(slot) - since_ns
+        if self.state.item(slot) == RUNNING and 0 < spent_ns <= self._rows.item(slot, _SLOWDOWN):
+            self._rows[slot, _SLOWDOWN] -= spent_ns
+            self._mark_ns[slot] = since_ns
+
     def _gather(self, slots: Ints, start_ns: int) -> Ints:
         """Bring all members into the batch and those running to the start; return the members."""
         is_running = self.state[slots] == RUNNING

@@ -166,7 +166,7 @@ class EngineFold:
             ring.is_out = is_silent or is_to_come or not ring.is_observing
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
-        self.joins.give_up()
+        self.joins.give_up(self.now_ns)
         self.lives.is_compute_observed = is_compute_observed(newest.values())
         self._sweep()
         through_ns = min(now_ns, self._through())

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
@@ -28,6 +32,10 @@ _KEPT_JOINED = 512
 ARRIVALS_NS = 100_000_000
 """An engine whose loop has planned no further step for this long has written every arrival during
 the last one."""
+OVERDUE_NS = 10_000_000_000
+"""Longest part of a step that may hold back the requests of other replicas."""
+_STILL_TO_COME_NS = 1_000_000_000
+"""Records of a step that has ended are in by then: the follower waits half of it at most."""
 
 
 class Joins:
@@ -112,8 +120,8 @@ class Joins:
                     self._join(other)
         self._join(pending)
 
-    def give_up(self) -> None:
-        """Do without the records that will not come any more."""
+    def give_up(self, now_ns: int) -> None:
+        """Do without the records that will not come any more, and wait no longer for hung steps."""
         for pending in list(self._pending.values()):
             at_ns = pending.seen_ns
             rings = [ring for ring in self._rings.values() if ring.dp_rank == pending.dp_rank]
@@ -126,19 +134,81 @@ class Joins:
                 ring.is_past(at_ns) for ring in cores
             )
             self._join(pending)
+        self._pass_overdue(now_ns)
+
+    def _pass_overdue(self, now_ns: int) -> None:
+        """Release the requests of other replicas from steps that have delayed them for too long.
+
+        One replica may hang while its probe reports on. Its running requests are booked as slowed
+        down for as long as that takes. When the step ends, that is taken back and the step booked.
+        """
+        oldest: dict[int, PendingStep] = {}
+        for pending in self._pending.values():
+            first = oldest.setdefault(pending.dp_rank, pending)
+            if pending.step < first.step:
+                oldest[pending.dp_rank] = pending
+        until_ns = now_ns - _STILL_TO_COME_NS
+        for pending in self._pending.values():
+            start_ns = pending.open_ns
+            if now_ns - start_ns > OVERDUE_NS and self._holds_others_back(pending):
+                pending.booked_ns = until_ns
+                if pending is oldest[pending.dp_rank]:
+                    self._timeline.push(start_ns, self._hold, pending, start_ns, until_ns)
+
+    def _holds_others_back(self, pending: PendingStep) -> bool:
+        """Return whether another replica has ended a step since the part that is still open."""
+        return any(
+            end_ns > pending.open_ns
+            for dp_rank, (_, _, end_ns) in self._newest.items()
+            if dp_rank != pending.dp_rank
+        )
+
+    def _hold(self, pending: PendingStep, start_ns: int, end_ns: int) -> None:
+        """Book a part of a step that has not ended to all that run on its replica."""
+        table = self._lives.table
+        ledger, held = table.ledger, pending.held
+        slots = {
+            ring.slots.get(index)
+            for ring in self._rings.values()
+            if ring.is_core and ring.dp_rank == pending.dp_rank
+            for index in ring.slots.known()
+        }
+        members = [slot for slot in sorted(slots) if ledger.state.item(slot) == RUNNING]
+        if not members:
+            return
+        none = np.zeros(len(members), dtype=np.int64)
+        delay = Delay(none, None, [], 0, 0, 0, excess_ns=end_ns - start_ns)
+        ledger.open_step(
+            np.array(members, dtype=np.int64),
+            delay,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            is_cold=False,
+        )
+        for slot in members:
+            request = table.by_slot[slot]
+            if request is not None and slot not in held:
+                held[slot] = request, max(start_ns, ledger.mark_of(slot))
+
+    def _take_back(self, pending: PendingStep) -> None:
+        """Undo what was booked of a step before its end was known."""
+        table = self._lives.table
+        for slot, (request, since_ns) in pending.held.items():
+            if table.by_slot[slot] is request:
+                table.ledger.take_back(slot, since_ns)
 
     def pending(self) -> Iterable[PendingStep]:
         """Return the steps of which something is still to come."""
         return self._pending.values()
 
     def oldest_ns(self, now_ns: int) -> int | None:
-        """Return the start of the oldest step whose time is not completely known, if there is one.
+        """Return the start of the oldest time that is not completely known, if there is one.
 
         A step stays incomplete after it was split: an engine takes in requests between two steps,
         so one that arrived during a step is written after it. The next plan, or `ARRIVALS_NS`
         without one, shows that all of them have been read.
         """
-        starts_ns = [step.start_ns for step in self._pending.values()]
+        starts_ns = [step.open_ns for step in self._pending.values()]
         newest = {step.dp_rank: step.step for step in self._pending.values()}
         for dp_rank, (step, start_ns, end_ns) in self._newest.items():
             if newest.get(dp_rank, step) <= step and now_ns < end_ns + ARRIVALS_NS:
@@ -208,6 +278,8 @@ class Joins:
             self.num_partial += any(
                 rings[number].has_spans and number not in spans for number in pending.past
             )
+        if pending.held:
+            self._timeline.push(run.start_ns, self._take_back, pending)
         self._lives.clock = run.ranks[0].clock
         if slices is None and not run.is_dummy and self._has_no_core(pending.dp_rank):
             self._book_unnamed(pending, run)

@@ -17,6 +17,7 @@ from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
 from inferscope.attribution.stays import Grip
 from inferscope.collector.clocks import DeviceClock
+from inferscope.collector.requests import Request
 from inferscope.collector.rows import Rows
 from inferscope.cost.batch import Line
 from inferscope.cost.book import CostBook
@@ -38,6 +39,10 @@ class PendingStep(msgspec.Struct):
     start_ns: int
     seen_ns: int
     """When it was last spoken of."""
+    booked_ns: int = 0
+    """The ledgers count it as under way up to here; 0 before it is overdue."""
+    held: dict[int, tuple[Request, int]] = {}
+    """Requests that wait for it since it is overdue, by slot, and from when on."""
     slices: StepSlices | None = None
     ring: int = -1
     """The ring the slices came from."""
@@ -49,6 +54,11 @@ class PendingStep(msgspec.Struct):
     """Its slices will not come any more."""
     binding: str = "none"
     """What the scheduler says is scarce."""
+
+    @property
+    def open_ns(self) -> int:
+        """Return the time from which on the ledgers of its requests may still change."""
+        return max(self.start_ns, self.booked_ns)
 
 
 class RankSpan(msgspec.Struct, frozen=True, gc=False):
