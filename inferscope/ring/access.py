@@ -18,8 +18,12 @@ PINS = "pins"
 """The folder of a collector's pins, beside the engines', unless another is named."""
 
 
-def closed_under(folder: Path) -> Iterator[Path]:
-    """Yield the folders and rings, from this folder on, that are there and closed to this user."""
+def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
+    """Yield the folders and rings that are there and closed to this user.
+
+    Rings are in the folder and in the engines' folders in it. What is below those is not looked at:
+    INFERSCOPE_DIR may be a folder with much else in it.
+    """
     try:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
@@ -30,8 +34,8 @@ def closed_under(folder: Path) -> Iterator[Path]:
         return
     for entry in found:
         if entry.is_dir(follow_symlinks=False):
-            if entry.name != PINS:
-                yield from closed_under(Path(entry.path))
+            if entry.name != PINS and levels > 1:
+                yield from closed_under(Path(entry.path), levels=levels - 1)
         elif entry.name.endswith(".ring") and not os.access(entry.path, os.R_OK):
             yield Path(entry.path)
 

@@ -11,6 +11,7 @@ from inferscope.cli.targets import engine_of, rings_of
 from inferscope.errors import NotFound, RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.ring import discovery
+from inferscope.ring.access import closed_under
 from inferscope.ring.control import control_path, open_control
 from inferscope.ring.discovery import (
     KEEP_DEAD_NS,
@@ -413,3 +414,17 @@ def test_an_engine_id_of_two_users_is_two_engines(tmp: Path) -> None:
         assert list(rings_of(engine)()) == [folder / "engine" / "engine.ring"]
     with pytest.raises(NotFound, match="2 users have an engine engine"):
         engine_of("engine")
+
+
+def test_folders_below_the_engines_are_not_looked_into(tmp_path: Path) -> None:
+    ring_at(tmp_path / "engine", "engine").close()
+    deep = [tmp_path / "engine"]
+    for _ in range(1100):  # more than a recursion can go into
+        deep.append(deep[-1] / "d")
+        deep[-1].mkdir()
+    try:
+        assert list(closed_under(tmp_path)) == []
+        assert [engine.engine_id for engine in find_engines(tmp_path)] == ["engine"]
+    finally:
+        for folder in reversed(deep[1:]):
+            folder.rmdir()
