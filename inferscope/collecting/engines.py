@@ -26,6 +26,7 @@ from inferscope.collector.finals import (
 from inferscope.collector.follow import is_held
 from inferscope.collector.judging import Judging
 from inferscope.collector.keep import Keep
+from inferscope.collector.known_rings import File, KnownRings
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
@@ -98,8 +99,8 @@ class Engines:
         self._sink = sink
         self._clock = clock
         self._began_ns = clock.monotonic_ns()
-        self._known: set[tuple[Path, int]] | None = None
-        """Ring files, by path and inode; None before the first look."""
+        self._known = KnownRings()
+        self._has_looked = False
         self._discover_ns = 0
         self._settling: dict[str, tuple[int, list[Path]]] = {}
         self._followed: dict[str, _Followed] = {}
@@ -124,7 +125,7 @@ class Engines:
         Returns:
             Whether there is more to fold already.
         """
-        now_ns, is_start = self._clock.monotonic_ns(), self._known is None
+        now_ns, is_start = self._clock.monotonic_ns(), not self._has_looked
         if now_ns >= self._discover_ns:
             self._discover_ns = now_ns + _DISCOVER_NS
             self._discover(now_ns)
@@ -200,39 +201,39 @@ class Engines:
             engine.close()
 
     def _discover(self, now_ns: int) -> None:
-        try:
-            paths = ring_paths(*reading_from(self._folder))
-            present = {(p, p.lstat().st_ino): p for p in paths}
-        except OSError:  # something was taken away meanwhile; the next time is soon
-            return
-        is_start = self._known is None
-        new = present.keys() - (self._known or ())
-        self._known = set(present)
-        self._samplers[:] = [path for path in self._samplers if path in present.values()]
-        for file in (each for each in present if each in new):  # this user's own folder first
-            identity = self._identity_of(present[file], is_start=is_start)
+        is_start, self._has_looked = not self._has_looked, True
+        paths = ring_paths(*reading_from(self._folder))
+        files = self._known.unread(paths, now_ns, is_in_use=self._is_in_use)
+        gone = self._known.forget(now_ns)
+        for engine in self._followed.values() if gone else ():
+            engine.paths = [path for path in engine.paths if path not in gone]
+        self._samplers[:] = [path for path in self._samplers if path not in gone]
+        for file in files:  # this user's own folder first
+            identity = self._identity_of(file, is_start=is_start)
             if identity is None:
                 continue
+            path = file[0]
             engine_id = identity.engine_id
             if identity.role == SAMPLER_ROLE:
-                self._samplers.append(present[file])
+                if path not in self._samplers:
+                    self._samplers.append(path)
                 continue
             if not self._shard.has(engine_id):
                 continue
-            owner = owner_of(present[file])
+            owner = owner_of(path)
             if owner < 0:  # removed meanwhile
                 continue
             if self._owners.setdefault(engine_id, owner) != owner:
                 self._note(
-                    f"{present[file]} is left out: it states engine {engine_id}, which belongs to "
+                    f"{path} is left out: it states engine {engine_id}, which belongs to "
                     f"uid {self._owners[engine_id]}, and the ring to uid {owner}"
                 )
                 continue
             if engine_id in self._followed:
-                self._followed[engine_id].add(present[file])
+                self._followed[engine_id].add(path)
             else:
                 since_ns = now_ns - _SETTLE_NS if is_start else now_ns
-                self._settling.setdefault(engine_id, (since_ns, []))[1].append(present[file])
+                self._settling.setdefault(engine_id, (since_ns, []))[1].append(path)
 
     def _settle(self, now_ns: int, *, is_start: bool) -> None:
         """Begin to follow the engines whose processes have made their rings by now."""
@@ -257,11 +258,19 @@ class Engines:
         counts_from_ns = promises.counts_from_ns(engine_id, self._began_ns) if is_start else 0
         return promises.judge(engine_id, counts_from_ns=counts_from_ns)
 
-    def _identity_of(self, path: Path, *, is_start: bool) -> Identity | None:
-        """Return whose ring it is; None for no ring, or one whose process died before the start.
+    def _is_in_use(self, path: Path, identity: Identity) -> bool:
+        """Return whether a ring's follower sees to it, or another collector."""
+        engine = self._followed.get(identity.engine_id)
+        if engine is not None and path in engine.paths:
+            return True
+        return path in self._samplers or not self._shard.has(identity.engine_id)
+
+    def _identity_of(self, file: File, *, is_start: bool) -> Identity | None:
+        """Return whose ring it is; None for no new one, or where its process died before the start.
 
         A collector before this one may have left before that: then it is to be judged.
         """
+        path = file[0]
         try:
             reader = RingReader(path)
         except UnreadableFile as error:
@@ -269,13 +278,23 @@ class Engines:
             return None
         try:
             heartbeat_ns, identity = reader.heartbeat_ns(), reader.identity
+            if not self._known.is_new(file, identity):
+                return None
             is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
             if identity.boot_id != boot_id() or not is_in_place(path, identity):
                 return None
             is_of_interest = is_alive or (
                 self._promises is not None and self._promises.resumes(identity.engine_id)
             )
-            return None if is_start and not is_of_interest else identity
+            if is_of_interest:
+                return identity
+            # A ring that comes into sight later, with a volume that is mounted, may be as old.
+            began_ns = self._began_ns
+            is_old = is_start or (identity.start_ns < began_ns and not reader.seek(began_ns))
+            return None if is_old else identity
+        except OSError as error:
+            self._note(f"cannot read {path}: {error.strerror}")
+            return None
         finally:
             reader.close()
 
@@ -353,7 +372,8 @@ class _Followed:
 
     def add(self, path: Path) -> None:
         """Follow one more ring."""
-        self.paths = [*self.paths, path]
+        if path not in self.paths:
+            self.paths = [*self.paths, path]
         self._source.look_again()
 
     def advance(self, now_ns: int) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from inferscope.calibration import cost_tables
 from inferscope.collector.calibrated import Calibrated, TablesOf
 from inferscope.collector.fold import READER
+from inferscope.collector.known_rings import KnownRings
 from inferscope.collector.merge import RECORD_BYTES, Item, Merger
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
@@ -88,8 +89,7 @@ class RingFollower:
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
         self._num_rings = 0
-        self._seen: set[tuple[Path, int]] = set()
-        """Files, by path and inode: a name may be used again."""
+        self._known = KnownRings()
         self._samplers: list[RingReader] = []
         """Not followed yet: of what they hold only an engine's time is of interest."""
         self._last_ns: dict[int, int] = {}
@@ -131,8 +131,8 @@ class RingFollower:
             self._discover(out)
         until_ns = now_ns - GUARD_NS
         alive = False
-        for reader in self._readers.values():
-            _, _, _, heartbeat_ns, pending_ns, _ = reader.words()
+        for number, reader in list(self._readers.items()):
+            heartbeat_ns, pending_ns = self._beats(number)
             is_this_boot = reader.identity.boot_id == boot_id()
             is_alive = is_this_boot and now_ns - heartbeat_ns < ALIVE_NS
             alive |= is_alive and not _is_sampler(reader)
@@ -167,22 +167,21 @@ class RingFollower:
 
     def _discover(self, out: list[Item]) -> None:
         new = []
-        for path in self._paths():
+        is_open = {reader.path for reader in (*self._readers.values(), *self._samplers)}
+        now_ns = self._clock.monotonic_ns()
+        files = self._known.unread(self._paths(), now_ns, is_in_use=lambda path, _: path in is_open)
+        self._known.forget(now_ns)
+        for file in files:
             try:
-                file = (path, path.stat().st_ino)
-            except OSError:
-                continue
-            if file in self._seen:
-                continue
-            self._seen.add(file)
-            try:
-                reader = RingReader(path)
+                reader = RingReader(file[0])
             except UnreadableFile as error:
                 self.notes.append(str(error))
                 continue
-            if _is_sampler(reader):
+            if not self._known.is_new(file, reader.identity):
+                reader.close()
+            elif _is_sampler(reader):
                 self._samplers.append(reader)
-            elif self._since_ns is None or reader.seek(self._since_ns):
+            elif self._since_ns is None or _reaches(reader, self._since_ns):
                 new.append(reader)
             else:
                 reader.close()
@@ -211,7 +210,8 @@ class RingFollower:
         found = []
         for sampler in samplers:
             start_ns = starts_ns.get(sampler.identity.boot_id)
-            if start_ns is not None and sampler.seek(max(start_ns, self._since_ns or 0)):
+            since_ns = max(start_ns or 0, self._since_ns or 0)
+            if start_ns is not None and _reaches(sampler, since_ns):
                 found.append(sampler)
             else:
                 sampler.close()
@@ -220,8 +220,23 @@ class RingFollower:
     def _retire(self, now_ns: int) -> None:
         """Close the rings of processes that are dead and read to their end."""
         for number, reader in list(self._readers.items()):
-            if now_ns - reader.heartbeat_ns() > RETIRE_NS and not is_held(reader):
-                self._readers.pop(number).close()
+            if now_ns - self._beats(number)[0] > RETIRE_NS and not is_held(reader):
+                reader.close()
+                self._readers.pop(number, None)
+
+    def _beats(self, number: int) -> tuple[int, int]:
+        """Return a ring's heartbeat and pending words; drop the ring where they cannot be read."""
+        try:
+            return self._readers[number].words()[3:5]
+        except OSError as error:
+            self._drop(number, error)
+            return 0, 0
+
+    def _drop(self, number: int, error: OSError) -> None:
+        """Close a ring that cannot be read any more: a network disk, or a damaged one."""
+        reader = self._readers.pop(number)
+        reader.close()
+        self.notes.append(f"{reader.path} cannot be read any more: {error.strerror}")
 
     def _restate(self, out: list[Item]) -> None:
         """Say again which rings there are."""
@@ -272,7 +287,11 @@ class RingFollower:
     def _read(self, number: int, copy_bytes: int) -> int:
         """Read a piece of a ring; return how large it was, 0 at the head."""
         reader = self._readers[number]
-        frames = reader.read(copy_bytes)
+        try:
+            frames = reader.read(copy_bytes)
+        except OSError as error:
+            self._drop(number, error)
+            return 0
         if not frames:
             return 0
         future_ns, last_ns = self._future_ns(reader), self._last_ns[number]
@@ -299,6 +318,14 @@ class RingFollower:
         return num_bytes
 
 
+def _reaches(reader: RingReader, since_ns: int) -> bool:
+    """Move a reader to a time; return whether its ring has records from there on."""
+    try:
+        return reader.seek(since_ns)
+    except OSError:
+        return False
+
+
 def is_held(reader: RingReader) -> bool:
     """Tell whether the writer's process is there, though stopped: its heart does not beat."""
     try:
@@ -307,14 +334,18 @@ def is_held(reader: RingReader) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
     except BlockingIOError:
-        _, num_bytes, _, heartbeat_ns, *_ = reader.words()
-        return heartbeat_ns > 0 or not num_bytes  # else it has said its last word
+        pass
     except OSError:  # a file system without locks
         return False
     finally:
         os.close(handle)
-    return False
+    try:
+        _, num_bytes, _, heartbeat_ns, *_ = reader.words()
+    except OSError:
+        return False
+    return heartbeat_ns > 0 or not num_bytes  # else it has said its last word
 
 
 def _is_sampler(reader: RingReader) -> bool:

@@ -32,7 +32,7 @@ class Pair:
         self.waiting = self.late.queued("waiting")
 
     def serve(self, until_ms: int) -> int:
-        """Let time pass; return how many requests the second replica finished meanwhile."""
+        """Advance the clock; return how many requests the second replica finished meanwhile."""
         step = 0
         for ms in range(20, until_ms, ROUND_MS):
             self.script.at(ms)

@@ -1,0 +1,137 @@
+"""Rings that go out of sight, are replaced in place, or cannot be read any more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from inferscope.collecting.engines import Engines
+from inferscope.collector.follow import RingFollower
+from inferscope.records import FINISHED, QUEUED, RequestEvent, RingOpened
+from tests.collecting.rings import SECOND_NS, Ring, Time
+from tests.collector.scripts import Finals
+
+
+class Host:
+    """Engines of a folder, and a collector that follows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "rings"
+        self.time = Time()
+        self.finals = Finals()
+        self.engines: Engines | None = None
+
+    def ring(self, engine_id: str = "made", **more: int) -> Ring:
+        home = self.folder / engine_id
+        home.mkdir(parents=True, exist_ok=True)
+        return Ring(home, self.time, engine_id=engine_id, **more)
+
+    def collect(self) -> None:
+        self.engines = Engines(self.folder, sink=self.finals, clock=self.time)
+
+    def go_on(self, seconds: float, *rings: Ring) -> None:
+        for _ in range(round(2 * seconds)):
+            self.time.now_ns += SECOND_NS // 2
+            for ring in rings:
+                ring.tell()
+            if self.engines is not None:
+                self.engines.advance()
+
+    def serve(self, ring: Ring, index: int, request_id: str) -> None:
+        """Write the records of a whole request."""
+        now_ns = self.time.now_ns
+        ring.write(RequestEvent(now_ns, index, QUEUED, now_ns, request_id, prompt_tokens=3))
+        ring.write(RequestEvent(now_ns, index, FINISHED, now_ns, reason="stop"))
+
+    def counted(self) -> list[str]:
+        return sorted(final.request_id for final in self.finals.requests)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_folder_that_is_out_of_sight_for_a_while_is_not_counted_again(host: Host) -> None:
+    dead = host.ring("dead")
+    host.go_on(1, dead)
+    host.serve(dead, 0, "of before")
+    dead.say_goodbye()
+    host.go_on(60)
+    host.collect()
+    living = host.ring("living")
+    host.go_on(3, living)
+    host.serve(living, 0, "of now")
+    host.go_on(3, living)
+    assert host.counted() == ["of now"]
+    away = host.folder.rename(host.folder.with_name("away"))
+    host.go_on(3, living)
+    away.rename(host.folder)
+    host.serve(living, 1, "of later")
+    host.go_on(3, living)
+    assert host.counted() == ["of later", "of now"]
+
+
+def test_rings_of_before_the_collector_that_come_into_sight_later_are_not_counted(
+    host: Host,
+) -> None:
+    dead = host.ring("dead")
+    host.go_on(1, dead)
+    host.serve(dead, 0, "of before")
+    dead.say_goodbye()
+    away = host.folder.rename(host.folder.with_name("away"))
+    host.go_on(60)
+    host.collect()
+    host.go_on(3)
+    away.rename(host.folder)
+    host.go_on(3)
+    assert host.counted() == []
+
+
+def test_a_ring_that_takes_the_place_of_a_dead_one_in_the_same_inode_is_followed(
+    host: Host,
+) -> None:
+    host.collect()
+    first = host.ring()
+    host.go_on(3, first)
+    host.serve(first, 0, "first")
+    host.go_on(2, first)
+    first.say_goodbye()
+    first.close()
+    host.go_on(70)  # its reader is closed by now
+    elsewhere = Host(host.folder)
+    elsewhere.time = host.time
+    second = elsewhere.ring()
+    second.tell()
+    elsewhere.serve(second, 0, "second")
+    second.tell()
+    inode = first.path.stat().st_ino
+    first.path.write_bytes(second.path.read_bytes())
+    assert first.path.stat().st_ino == inode
+    host.go_on(8)
+    assert host.counted() == ["first", "second"]
+
+
+def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -> None:
+    time = Time()
+    good, bad = Ring(tmp_path, time), Ring(tmp_path, time, pid=2)
+    follower = RingFollower(lambda: [good.path, bad.path], time)
+    for ring in (good, bad):
+        ring.tell()
+    follower.poll()
+    numbers = {reader.path: number for number, reader in follower._readers.items()}
+    folder = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(folder, follower._readers[numbers[bad.path]]._file)  # every read fails from here on
+    os.close(folder)
+    time.now_ns += SECOND_NS
+    good.tell()
+    items = follower.poll()
+    assert [str(bad.path) in note for note in follower.notes] == [True]
+    assert {item.ring for item in items if not isinstance(item.record, RingOpened)} >= {
+        numbers[good.path]
+    }
+    follower.close()
+    good.close()
+    bad.close()
