@@ -19,7 +19,7 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.records import Keyframe, ProbeHealth, decode
 from inferscope.ring import layout
 from inferscope.ring.file_write import pwrite
-from inferscope.ring.layout import MIN_CAPACITY
+from inferscope.ring.layout import MIN_CAPACITY, PAGE, Identity
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
 from tests import children
@@ -427,3 +427,24 @@ def test_a_closed_ring_writes_into_no_file_that_has_its_number(tmp_path: Path) -
         reader = RingReader(ring.path)
         assert reader.heartbeat_ns() == 0
         reader.close()
+
+
+def test_a_ring_of_zeros_is_passed_at_the_speed_of_memory(tmp_path: Path) -> None:
+    me = Identity("a", "core", 0, 1, "host", "", 1, 2)
+    ring = RingWriter(tmp_path / "a.ring", me, capacity=8 << 20)
+    while ring.sequence * (1 << 19) < 7 << 20:
+        ring.write(1, bytes(1 << 19))
+    ring.beat(1)
+    reader = RingReader(ring.path)
+    with ring.path.open("r+b") as file:
+        file.seek(PAGE)
+        for _ in range(6):
+            file.write(bytes(1 << 20))
+    began_s = time.process_time()
+    found = reader.read(1 << 16)
+    took_s = time.process_time() - began_s
+    reader.close()
+    ring.close()
+    assert isinstance(found[0], Loss)
+    assert sum(each.num_frames if isinstance(each, Loss) else 1 for each in found) >= 12, found
+    assert took_s < 0.3, took_s  # a look at every word takes 1 s
