@@ -107,16 +107,16 @@ def _rings() -> Finding:
 
 
 def _searched() -> Iterator[Finding]:
-    """Yield the content of each folder that readers search; the first is the probe's own."""
-    now_ns = time.monotonic_ns()
-    for number, folder in enumerate(search_directories()):
-        if number and not folder.is_dir():
+    """Yield the content of each folder that readers search."""
+    now_ns, own = time.monotonic_ns(), ring_directory()
+    for folder in search_directories():
+        if folder != own and not folder.is_dir():
             yield Finding("searched", True, f"{folder}: is not there")
             continue
         engines = find_engines(folder)
         num_alive = sum(engine.is_alive(now_ns) for engine in engines)
         found = f"{folder}: {num_alive} engines now, {len(engines) - num_alive} ended"
-        if not number:
+        if folder == own:
             found += "; a probe started here writes to it"
         yield Finding("searched", True, found)
 

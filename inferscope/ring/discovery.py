@@ -103,7 +103,7 @@ def search_directories() -> tuple[Path, ...]:
         runtime = _runtime_directory()
         found += [_usual_directory(), *([] if runtime is None else [runtime])]
         found.append(Path(f"/run/user/{os.getuid()}/inferscope"))
-        found = [found[0], *filter(_is_usable, found[1:])]
+        found = [*filter(_is_usable, found)]
         if os.geteuid() == 0:
             for private in sorted(_TMP.glob("systemd-private-*")):
                 # Any user can make a folder of this name in /tmp; systemd's belong to root.

@@ -38,7 +38,7 @@ _READ_ON_BYTES = 1 << 16
 """Size of the next copies, where frames fill the first."""
 _ZEROS = bytes(4096)
 _MOST_ROUNDS = 320
-"""Of a search in one call, a mebibyte each: the file of another user may state any capacity."""
+"""Largest number of mebibytes that one call searches; a header can state any capacity."""
 _MOST_CHECKED = 8
 """A search for the next whole frame checksums at most this many times the bytes it searches."""
 

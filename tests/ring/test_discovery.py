@@ -264,6 +264,7 @@ def test_the_folder_is_the_configured_one_then_one_in_tmp(
     assert usual not in search_directories()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert ring_directory() == usual  # and making it private says what is wrong
+    assert usual not in search_directories()
     monkeypatch.setenv("INFERSCOPE_DIR", "/some/where")
     assert ring_directory() == Path("/some/where")
     assert search_directories() == (Path("/some/where"),)
@@ -428,3 +429,14 @@ def test_folders_below_the_engines_are_not_looked_into(tmp_path: Path) -> None:
     finally:
         for folder in reversed(deep[1:]):
             folder.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user")
+def test_engines_in_a_folder_that_another_user_made_first_are_left_out(tmp: Path) -> None:
+    folder = tmp / f"inferscope-{os.getuid()}"
+    folder.mkdir()
+    ring_at(folder / "prod", "prod", beat_ns=time.monotonic_ns()).close()
+    assert [engine.engine_id for engine in find_engines()] == ["prod"]
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, 4321, 4321)
+    assert find_engines() == []
