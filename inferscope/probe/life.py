@@ -278,6 +278,7 @@ class Life:
         ring = self._log.abandon()
         if ring is not None:
             with suppress(Exception):  # its lock on the ring must die with the parent
+                ring.forked()
                 ring.close()
 
     def _keep_to_budget(self, now_ns: int) -> None:

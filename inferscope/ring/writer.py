@@ -269,6 +269,13 @@ class RingWriter:
             )
         return self._how_writing_goes()
 
+    def forked(self) -> None:
+        """Prepare the writer of a forked child to be closed: no other thread of it uses the file.
+
+        One of the parent's may have held the lock, and the child does not have that thread.
+        """
+        self._in_use = threading.RLock()
+
     def close(self) -> None:
         """Close the file; it stays, as the flight recorder. Safe to call twice."""
         if self._file < 0:

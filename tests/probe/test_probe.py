@@ -483,6 +483,45 @@ def test_a_forked_child_is_silent_until_it_opens_its_own_ring(
     probe.close()
 
 
+@pytest.mark.process
+def test_a_child_that_is_forked_within_a_heartbeat_does_not_keep_the_parents_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    probe = Probe.open(EngineInfo(0, "test"))
+    ring = probe._log.ring
+    assert ring is not None
+    handle = ring._file
+    holds, may_end = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with ring._in_use:
+            holds.set()
+            may_end.wait(60)
+
+    other = threading.Thread(target=use)
+    other.start()
+    holds.wait(60)
+    out, back = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                os.fstat(handle)
+            except OSError:
+                os.write(back, b"closed")
+        finally:
+            os._exit(0)
+    os.close(back)
+    os.waitpid(pid, 0)
+    may_end.set()
+    other.join()
+    assert os.read(out, 9) == b"closed"
+    os.close(out)
+    probe.close()
+
+
 def test_what_is_unsupported_is_in_every_report_and_recording_goes_on(tmp_path: Path) -> None:
     clock = FakeClock(step_ns=1000)
     probe = make_probe(tmp_path, clock)
