@@ -93,6 +93,11 @@ def _has_locked(handle: int, how: int) -> bool:
         fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise InferScopeError(
+            f"the file system of the ring folder has no locks: {error.strerror}. "
+            "Set INFERSCOPE_DIR to a folder on a local one, for the engines as well."
+        ) from error
     return True
 
 

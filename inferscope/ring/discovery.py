@@ -14,6 +14,7 @@ process that is stopped does not beat, and is not dead.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -36,6 +37,8 @@ ALIVE_NS = 5_000_000_000
 """A heartbeat older than this is a dead, stopped or hung process; probes beat every 100 ms."""
 KEEP_DEAD_NS = 24 * 3600 * 1_000_000_000
 KEEP_DEAD_BYTES = 1 << 30
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of `flock` on a file system without locks: the heartbeat alone decides there."""
 _TMP = Path("/tmp")
 _MAX_NAME = 100
 _COMPANIONS = (".control", ".profile", ".trace.json", ".trace.partial", ".profile-error")
@@ -428,7 +431,11 @@ def _remove(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise  # its writer lives
         if not os.path.samestat(os.fstat(handle), path.lstat()):
             return False  # another cleanup removed it, and a new process has its name
         for suffix in _COMPANIONS:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.targets import engine_of, rings_of
-from inferscope.errors import NotFound, RingUnavailable
+from inferscope.collecting.lock import only_collector
+from inferscope.errors import InferScopeError, NotFound, RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.ring import discovery
 from inferscope.ring.access import closed_under
@@ -440,3 +442,22 @@ def test_engines_in_a_folder_that_another_user_made_first_are_left_out(tmp: Path
     for path in (folder, *folder.rglob("*")):
         os.chown(path, 4321, 4321)
     assert find_engines() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_rings_are_removed_by_their_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    now_ns = time.monotonic_ns()
+    for name, beat_ns in (("dead", 0), ("alive", now_ns)):
+        ring = ring_at(tmp_path / name, name, beat_ns=beat_ns)
+        ring.close()
+        age(ring.path)
+    assert remove_old_rings(tmp_path, now_ns) == 1
+    assert [engine.engine_id for engine in find_engines(tmp_path)] == ["alive"]
+    with pytest.raises(InferScopeError, match="INFERSCOPE_DIR"), only_collector(tmp_path):
+        pass
