@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     # Written beside and put in place when it is whole: a failed export replaces nothing. What is
     # there and no file (a pipe, a device) is written to as it is.
     has_place = is_stdout or (target.exists() and not target.is_file())
-    written = target if has_place else target.with_name(target.name + ".partial")
+    written = target if has_place else target.with_name(f"{target.name}.{os.getpid()}.partial")
     stdout = contextlib.nullcontext(sys.stdout.buffer)
     try:
         with stdout if is_stdout else private_file(written) as out:

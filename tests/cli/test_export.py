@@ -87,3 +87,17 @@ def test_a_reader_that_leaves_ends_it_quietly(recording: Path, form: str) -> Non
     finally:
         os.close(its_own)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_export_leaves_the_file_alone_that_another_is_writing(
+    recording: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.jsonl"
+    for name in ("out.jsonl.partial", "out.jsonl.1.partial"):
+        (tmp_path / name).write_text("of another")
+    done = inferscope("export", str(recording), "-o", str(target), rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("out.*")) == [
+        "out.jsonl", "out.jsonl.1.partial", "out.jsonl.partial",
+    ]  # fmt: skip
+    assert (tmp_path / "out.jsonl.partial").read_text() == "of another"
