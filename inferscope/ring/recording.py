@@ -243,8 +243,9 @@ class RecordingReader:
         length = file_bytes - _TRAILER.size - _BLOCK.size - offset
         if magic != MAGIC or not 0 <= length <= _MAX_INDEX_BYTES or length % _INDEX_ROW.size:
             return None
-        if not self._is_index(self._read(offset, _BLOCK.size), offset):
-            return None
+        header = self._read(offset, _BLOCK.size)
+        if not self._is_index(header, offset) or _BLOCK.unpack(header)[1] != length:
+            return None  # it is another recording's, in front of this one
         body = self._read(offset + _BLOCK.size, length)
         return [BlockIndex(*row) for row in _INDEX_ROW.iter_unpack(body)]
 

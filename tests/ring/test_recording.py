@@ -170,6 +170,17 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             RecordingReader(path)
 
 
+def test_a_recording_that_was_appended_to_itself_is_refused(tmp_path: Path) -> None:
+    one, doubled = tmp_path / "a.isr", tmp_path / "aa.isr"
+    for num_bytes in range(1, 60):  # of which some make a whole number of rows
+        writer = RecordingWriter(one)
+        writer.write(RecordedFrame(1, 5, 1, SECOND, bytes(range(num_bytes))))
+        writer.close()
+        doubled.write_bytes(2 * one.read_bytes())
+        with pytest.raises(UnreadableFile, match="several recordings"):
+            RecordingReader(doubled)
+
+
 @pytest.mark.process
 def test_a_full_disk_ends_a_recording_with_a_sentence_and_keeps_what_was_written(
     tmp_path: Path,
