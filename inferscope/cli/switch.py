@@ -8,7 +8,8 @@ import time
 
 from inferscope.cli.targets import engine_of
 from inferscope.errors import InferScopeError, NotFound
-from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, switch
+from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, control_path, switch
+from inferscope.ring.discovery import RingFile
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,19 +19,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Set the control byte of every ring of the engine."""
-    engine = engine_of(options.target)
-    if not engine.is_alive(time.monotonic_ns()):
+    engine, now_ns = engine_of(options.target), time.monotonic_ns()
+    if not engine.is_alive(now_ns):
         raise NotFound(
             f"{engine.engine_id} has ended: there is no probe left to switch {options.command}."
         )
     to = SWITCHED_ON if options.command == "on" else SWITCHED_OFF
-    try:
-        for ring in engine.rings:
-            switch(ring.path, to=to)
-    except OSError as error:
+    failures = []
+    for ring in engine.rings:
+        failed = _switch(ring, to)
+        if failed is not None and ring.is_alive(now_ns):
+            failures.append(f"{control_path(ring.path)}: {failed.strerror}")
+    if failures:
         raise InferScopeError(
-            f"cannot switch the probe by {error.filename}: {error.strerror}. "
+            f"cannot switch the probe by {', '.join(failures)}. "
             "Run as the user that runs the engine."
-        ) from error
+        )
     sys.stderr.write(f"{engine.engine_id}: {options.command}\n")
     return 0
+
+
+def _switch(ring: RingFile, to: int) -> OSError | None:
+    try:
+        switch(ring.path, to=to)
+    except OSError as error:
+        return error
+    return None

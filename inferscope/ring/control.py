@@ -66,8 +66,14 @@ def open_control(ring_path: Path) -> ControlByte:
 
 
 def switch(ring_path: Path, *, to: int) -> None:
-    """Switch the probe that writes this ring on or off, within 100 ms and its next step."""
-    handle = os.open(control_path(ring_path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Switch the probe that writes this ring on or off, within 100 ms and its next step.
+
+    Raises:
+        OSError: it has no control byte, or this user may not write it.
+    """
+    # Not blocking: a pipe by that name would wait for a reader forever.
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    handle = os.open(control_path(ring_path), flags)
     try:
         os.pwrite(handle, bytes([to]), 0)
     finally:
