@@ -3,7 +3,7 @@
 A file is known by path and inode. File systems use the inode of a deleted file again at once, and a
 restarted process may have the same id: so a file that was changed after its reader was closed
 counts as new if its header states another process. A folder may be out of sight for a while
-(unmounted, moved): what is missing stays known for a day.
+(unmounted, moved): what is missing stays known for an hour.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.ring.discovery import KEEP_DEAD_NS
 from inferscope.ring.layout import Identity
 
+MISSING_NS = 3600 * 1_000_000_000
+"""Time after which a missing file is forgotten: engines that restart for months leave thousands."""
 File = tuple[Path, int]
 """Path and inode."""
 
@@ -70,9 +71,9 @@ class KnownRings:
         return identity != before
 
     def forget(self, now_ns: int) -> set[Path]:
-        """Forget the files that have been missing for a day; return their paths."""
+        """Forget the files that have been missing for an hour; return their paths."""
         gone = [
-            file for file, known in self._by_file.items() if now_ns - known.seen_ns > KEEP_DEAD_NS
+            file for file, known in self._by_file.items() if now_ns - known.seen_ns > MISSING_NS
         ]
         for file in gone:
             del self._by_file[file]

@@ -9,6 +9,7 @@ import pytest
 
 from inferscope.collecting.engines import Engines
 from inferscope.collector.follow import RingFollower
+from inferscope.collector.known_rings import MISSING_NS
 from inferscope.records import FINISHED, QUEUED, RequestEvent, RingOpened
 from tests.collecting.rings import SECOND_NS, Ring, Time
 from tests.collector.scripts import Finals
@@ -135,3 +136,18 @@ def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -
     follower.close()
     good.close()
     bad.close()
+
+
+def test_the_path_of_a_deleted_ring_is_forgotten_in_an_hour(host: Host) -> None:
+    host.collect()
+    first, second = host.ring(), host.ring(pid=2)
+    host.go_on(3, first, second)
+    first.say_goodbye()
+    first.path.unlink()
+    host.time.now_ns += MISSING_NS // 2
+    host.go_on(1, second)
+    assert host.engines is not None
+    assert set(host.engines.rings()) == {first.path, second.path}
+    host.time.now_ns += MISSING_NS // 2
+    host.go_on(1, second)
+    assert set(host.engines.rings()) == {second.path}
