@@ -150,7 +150,7 @@ class RingFollower:
             out += self._merger.take(until_ns)
             if self._stays and not has_more:
                 self._retire(now_ns)
-        elif self._readers:
+        elif self._num_rings:
             out += self._merger.take(None)
             last_ns = max(self._last_ns.values(), default=0)
             out += self._merger.take(last_ns + AFTER_THE_END_NS)

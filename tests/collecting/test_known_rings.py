@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.collecting.engines import Engines
+from inferscope.collector.fold import READER
 from inferscope.collector.follow import RingFollower
 from inferscope.collector.known_rings import MISSING_NS
 from inferscope.records import FINISHED, QUEUED, RequestEvent, RingOpened
@@ -115,6 +116,15 @@ def test_a_ring_that_takes_the_place_of_a_dead_one_in_the_same_inode_is_followed
     assert host.counted() == ["first", "second"]
 
 
+def make_unreadable(follower: RingFollower, path: Path) -> int:
+    """Make every read of an open ring fail; return its number."""
+    ((number, reader),) = (each for each in follower._readers.items() if each[1].path == path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.dup2(folder, reader._file)
+    os.close(folder)
+    return number
+
+
 def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -> None:
     time = Time()
     good, bad = Ring(tmp_path, time), Ring(tmp_path, time, pid=2)
@@ -122,17 +132,17 @@ def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -
     for ring in (good, bad):
         ring.tell()
     follower.poll()
-    numbers = {reader.path: number for number, reader in follower._readers.items()}
-    folder = os.open(tmp_path, os.O_RDONLY)
-    os.dup2(folder, follower._readers[numbers[bad.path]]._file)  # every read fails from here on
-    os.close(folder)
+    number = make_unreadable(follower, bad.path)
     time.now_ns += SECOND_NS
     good.tell()
-    items = follower.poll()
+    told = {item.ring for item in follower.poll() if not isinstance(item.record, RingOpened)}
     assert [str(bad.path) in note for note in follower.notes] == [True]
-    assert {item.ring for item in items if not isinstance(item.record, RingOpened)} >= {
-        numbers[good.path]
-    }
+    assert len(told - {number, READER}) == 1
+    make_unreadable(follower, good.path)
+    time.now_ns += SECOND_NS
+    follower.poll()
+    assert len(follower.notes) == 2
+    assert follower.has_ended
     follower.close()
     good.close()
     bad.close()
