@@ -92,10 +92,20 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
     """Of the same."""
     wait_ns: int
     """Of its delay, spent waiting for the slowest rank."""
+    stages_ns: list[int]
+    """Time of the fastest rank of each pipeline stage, in order of stages."""
     is_cold: bool
     """On some rank."""
     is_dummy: bool
     """On all of them."""
+
+    @property
+    def delay_ns(self) -> int:
+        """Return the time that its requests waited for it, without the wait for a slow rank.
+
+        It spans all stages of a pipeline, so it is what the cost model must learn.
+        """
+        return self.end_ns - self.start_ns - self.wait_ns
 
     def is_of(self, digest: int) -> bool:
         """Tell whether these slices may be what the ranks executed."""
@@ -161,35 +171,39 @@ def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
             took_ns,
             took_ns,
             0,
+            [took_ns],
             span.cold,
             span.dummy,
         )
     told.sort(key=lambda of_rank: (of_rank[0].rank, of_rank[0].ring))
     ranks, spans = [rank for rank, _ in told], [span for _, span in told]
+    start_ns, end_ns = min(rank.start_ns for rank in ranks), max(rank.end_ns for rank in ranks)
+    stages_ns = fastest_by_stage(ranks)
     known = {span.digest for span in spans} - {0}
     return Execution(
         span=spans[0],
         digest=known.pop() if len(known) == 1 else -len(known),
         ranks=ranks,
-        start_ns=min(rank.start_ns for rank in ranks),
-        end_ns=max(rank.end_ns for rank in ranks),
+        start_ns=start_ns,
+        end_ns=end_ns,
         longest_ns=max(rank.measured_ns for rank in ranks),
         sum_ns=sum(rank.measured_ns for rank in ranks),
-        wait_ns=rank_wait_ns(ranks),
+        wait_ns=max(0, end_ns - start_ns - sum(stages_ns)),
+        stages_ns=stages_ns,
         is_cold=any(span.cold for span in spans),
         is_dummy=all(span.dummy for span in spans),
     )
 
 
-def rank_wait_ns(spans: list[RankSpan]) -> int:
-    """Return what a step took beyond the fastest rank of each pipeline stage."""
-    if len(spans) == 1:
-        return 0
+def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
+    """Return the time of the fastest rank of each pipeline stage, in order of stages.
+
+    What a step takes beyond their sum, it waits for a slower rank.
+    """
     fastest: dict[int, int] = {}
-    for run in spans:
-        fastest[run.stage] = min(run.measured_ns, fastest.get(run.stage, run.measured_ns))
-    whole_ns = max(run.end_ns for run in spans) - min(run.start_ns for run in spans)
-    return max(0, whole_ns - sum(fastest.values()))
+    for rank in ranks:
+        fastest[rank.stage] = min(rank.measured_ns, fastest.get(rank.stage, rank.measured_ns))
+    return [fastest[stage] for stage in sorted(fastest)]
 
 
 def split_step(
@@ -238,7 +252,8 @@ def split_step(
         paddings.append(0 if span.dummy else padding_ns)
         unattributed.append(rank.measured_ns if span.dummy else 0)
 
-    ratio = run.longest_ns / modelled_ns if modelled_ns > 0 else 1.0
+    delay_ns = run.delay_ns
+    ratio = delay_ns / modelled_ns if modelled_ns > 0 else 1.0
     delay = explain(
         model,
         batch,
@@ -246,13 +261,13 @@ def split_step(
         modelled_ns=modelled_ns,
         prefills=rows.member_prefills,
         recomputed=rows.recomputed,
-        delay_ns=run.end_ns - run.start_ns - run.wait_ns,
+        delay_ns=delay_ns,
         healthy_ratio=ratio if mode.healthy_ratio is None else mode.healthy_ratio,
     )
     if run.wait_ns:
         delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
-        mode.observe(batch, measured_ns=run.longest_ns, modelled_ns=modelled_ns)
+        mode.observe(batch, measured_ns=delay_ns, modelled_ns=modelled_ns, stages_ns=run.stages_ns)
     return SplitStep(
         shares,
         paddings,

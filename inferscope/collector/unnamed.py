@@ -68,7 +68,7 @@ def divide(book: CostBook, run: Execution) -> Divided:
         prefill_ns = min(busy_ns, round(busy_ns * prefill_share))
         paddings.append(padding_ns)
         unnamed.append(Unnamed(prefill, prefill_ns, decode, busy_ns - prefill_ns))
-    residual = run.longest_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0
+    residual = run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0
     nothing_ns = [0 for _ in run.ranks]
     return Divided(_of_nobody(run, paddings, nothing_ns, residual, model.fit_id), unnamed)
 

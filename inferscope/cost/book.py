@@ -16,7 +16,7 @@ but for what a slow machine brings with it: work piles up on it as never before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Mode:
         self._num_seen = 0
         self._learned_ratio: float | None = None
         """Of healthy steps, when the model was learned; None for one that was not."""
+        self._stages = _Stages()
         self._has_slowed = False
         """Most recent steps take much longer than was healthy."""
 
@@ -75,13 +76,21 @@ class Mode:
             self._num_ratios = 0  # they were of another model
             self.residual = None
 
-    def observe(self, batch: Batch, *, measured_ns: int, modelled_ns: float) -> None:
+    def observe(
+        self,
+        batch: Batch,
+        *,
+        measured_ns: int,
+        modelled_ns: float,
+        stages_ns: Sequence[int] = (),
+    ) -> None:
         """Learn from a step that was not cold.
 
         Args:
             batch: its requests.
-            measured_ns: its time.
+            measured_ns: its delay, over all stages.
             modelled_ns: what the model in force said.
+            stages_ns: time of each stage of a pipeline.
         """
         ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
         self._ratios[self._num_ratios % _RATIOS] = ratio
@@ -90,9 +99,13 @@ class Mode:
         if self._num_seen % _RATIOS_AGAIN == 0 or self._num_seen == _ENOUGH_RATIOS:
             self._weigh()
         row, learned = features(batch), self._learned_ratio
-        is_slow = learned is not None and ratio > _SLOW * learned
+        is_slow = learned is not None and (
+            ratio > _SLOW * learned
+            or self._stages.is_slow(stages_ns, _SLOW * learned * modelled_ns)
+        )
         if is_slow and (self._has_slowed or self._fit.knows(row)):
             return
+        self._stages.observe(stages_ns)
         if measured_ns > 0 and self._fit.observe(row, measured_ns):
             model = self._fit.solve()
             if model is not None:
@@ -107,6 +120,7 @@ class Mode:
         healthy_at = len(ratios) // 5
         self.healthy_ratio = np.partition(ratios, healthy_at).item(healthy_at)
         self._learned_ratio = self.healthy_ratio
+        self._stages.settle()
         self._weigh()
 
     def _weigh(self) -> None:
@@ -119,6 +133,43 @@ class Mode:
         if learned is not None:
             self._has_slowed = healthy > _DRIFT * learned
             self.healthy_ratio = learned if self._has_slowed else healthy
+
+
+class _Stages:
+    """Usual share of each pipeline stage in a step's time.
+
+    One stage that takes twice as long makes the steps of four stages a quarter longer, which by
+    itself is no slow step.
+    """
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._shares = np.zeros((0, 0))
+        """[_RATIOS, stages], of the last learned steps."""
+        self._usual: list[float] = []
+
+    def observe(self, stages_ns: Sequence[int]) -> None:
+        """Add a healthy step; one stage alone has nothing to be compared with."""
+        whole_ns = sum(stages_ns)
+        if len(stages_ns) < 2 or not whole_ns:
+            return
+        if len(stages_ns) != self._shares.shape[1]:
+            self._num, self._usual = 0, []
+            self._shares = np.zeros((_RATIOS, len(stages_ns)))
+        self._shares[self._num % _RATIOS] = np.divide(stages_ns, whole_ns)
+        self._num += 1
+
+    def settle(self) -> None:
+        """Take the median shares of the last steps for usual."""
+        if self._num:
+            self._usual = np.median(self._shares[: self._num], axis=0).tolist()
+
+    def is_slow(self, stages_ns: Sequence[int], limit_ns: float) -> bool:
+        """Return whether some stage takes more than its usual share of a whole step's limit."""
+        return len(stages_ns) == len(self._usual) and any(
+            stage_ns > share * limit_ns
+            for stage_ns, share in zip(stages_ns, self._usual, strict=True)
+        )
 
 
 class CostBook:
