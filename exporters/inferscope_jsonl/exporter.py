@@ -116,6 +116,8 @@ def step_row(step: FinalStep) -> dict[str, Any]:
         "padding_ns": step.padding_ns,
         "unattributed_ns": step.unattributed_ns,
         "model_residual": round(step.model_residual, 6),
+        "provisional": step.is_provisional,
+        "bounded_ns": step.delay.bounded_ns if step.delay is not None else 0,
     }
 
 

@@ -10,8 +10,11 @@ with fewer members:
     excess        measured - T(S)     what the model of a healthy step cannot explain, if positive
 
 T is the model scaled to healthy steps. If the step was faster than that, the first three scale
-down together. The excess is booked as `slowdown`, or as `cold_start` in a step that was the first
-of its shape; a member's own part that recomputes lost tokens as `recompute`.
+down together. What a member takes alone is bounded by measured steps (`cost.pure_steps`). What the
+model says beyond that is taken from `own` and from its class. So it falls to the members that no
+measured step shows to be short, and to the excess if there are none. The excess is booked as
+`slowdown`, or as `cold_start` in a step that was the first of its shape; a member's own part that
+recomputes lost tokens as `recompute`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 from inferscope.cost.alone import alone
 from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
+from inferscope.cost.pure_steps import TOLERANCE, Bounds
 
 Ints = NDArray[np.int64]
 
@@ -43,6 +47,8 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
     """What the model of a healthy step explains of it."""
     excess_ns: int
     """The rest."""
+    bounded_ns: int = 0
+    """Of the delay, what measured steps took off the modelled part of one member alone, at most."""
 
     @property
     def prefill_interference_ns(self) -> int:
@@ -74,6 +80,7 @@ def explain(
     recomputed: Ints | None,
     delay_ns: int,
     healthy_ratio: float,
+    bounds: Bounds | None = None,
 ) -> Delay:
     """Explain a step's delay to each of its members.
 
@@ -86,12 +93,25 @@ def explain(
         recomputed: [members], tokens lost to a preemption; None where there are none.
         delay_ns: from the earliest start to the latest end over all ranks.
         healthy_ratio: measured over modelled time of a healthy step in this mode.
+        bounds: from measured steps; None where the model needs none.
     """
     whole = modelled_ns or 1.0
     explained_ns = min(delay_ns, round(healthy_ratio * whole))
+    bounded_ns = 0
+    if bounds is not None and explained_ns > bounds.step_ns:
+        bounded_ns = explained_ns - round(bounds.step_ns)
+        explained_ns -= bounded_ns
     scale = explained_ns / whole
     by_itself = alone(model, batch, own)
     own_ns = by_itself.values(batch, scale).astype(np.int64)
+    beyond_ns: Ints | None = None
+    if bounds is not None:
+        is_beyond = own_ns > TOLERANCE * bounds.own_ns
+        if is_beyond.any():
+            beyond_ns = np.where(is_beyond, own_ns - np.where(is_beyond, bounds.own_ns, 0.0), 0.0)
+            beyond_ns = beyond_ns.astype(np.int64)
+            own_ns -= beyond_ns
+            bounded_ns += int(beyond_ns.max())
     prefill_ns = decode_ns = explained_ns
     of_them: list[int] = []
     if prefills:
@@ -100,6 +120,8 @@ def explain(
             prefill_ns = min(explained_ns, round(of_prefills * scale))
         if of_decodes:
             decode_ns = min(explained_ns, round(of_decodes * scale))
+        if beyond_ns is not None and of_prefills and of_decodes:
+            prefill_ns, decode_ns = _bounded(own_ns, beyond_ns, prefills, prefill_ns, decode_ns)
         of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
     np.minimum(own_ns, decode_ns, out=own_ns)
     if prefills:
@@ -110,8 +132,31 @@ def explain(
         again = (own_ns * (recomputed / batch.team.tokens)).astype(np.int64)
         own_ns -= again
     return Delay(
-        own_ns, again, prefills, prefill_ns, decode_ns, explained_ns, delay_ns - explained_ns
+        own_ns,
+        again,
+        prefills,
+        prefill_ns,
+        decode_ns,
+        explained_ns,
+        delay_ns - explained_ns,
+        bounded_ns,
     )
+
+
+def _bounded(
+    own_ns: Ints, beyond_ns: Ints, prefills: list[int], prefill_ns: int, decode_ns: int
+) -> tuple[int, int]:
+    """Return the times of both classes, at most their members' one after the other.
+
+    A class of which no member exceeded its bound stays as the model has it.
+    """
+    whole_ns, all_beyond_ns = int(own_ns.sum()), int(beyond_ns.sum())
+    of_prefills_ns, prefills_beyond_ns = int(own_ns[prefills].sum()), int(beyond_ns[prefills].sum())
+    if prefills_beyond_ns:
+        prefill_ns = min(prefill_ns, of_prefills_ns)
+    if all_beyond_ns > prefills_beyond_ns:
+        decode_ns = min(decode_ns, whole_ns - of_prefills_ns)
+    return prefill_ns, decode_ns
 
 
 def _class_ns(

@@ -81,6 +81,11 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
         """Return what the shares sum to, or the phases where requests are not known."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
 
+    @property
+    def is_provisional(self) -> bool:
+        """Return whether it was split by a model that fewer than `ENOUGH_STEPS` steps corrected."""
+        return self.components is not None and self.components.model.is_provisional
+
 
 class PhaseWork(msgspec.Struct, frozen=True, gc=False):
     """What one phase of a request computed and moved, beside its time and its FLOPs."""

@@ -133,6 +133,10 @@ class CostModel:
     """Median of measured over modelled time of recent steps, less one; None while these are few."""
     num_steps: int
     """That it was told of."""
+    is_provisional: bool = False
+    """Fewer than `ENOUGH_STEPS` steps have corrected it, and no calibration."""
+    bounded_share: float = 0.0
+    """Share of its steps' time that measured steps took off what it said of one member alone."""
 
 
 @dataclass(frozen=True)

@@ -263,11 +263,19 @@ def split_step(
         recomputed=rows.recomputed,
         delay_ns=delay_ns,
         healthy_ratio=ratio if mode.healthy_ratio is None else mode.healthy_ratio,
+        bounds=book.bounds(mode, batch, rows.member_prefills),
     )
     if run.wait_ns:
         delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
-        mode.observe(batch, measured_ns=delay_ns, modelled_ns=modelled_ns, stages_ns=run.stages_ns)
+        book.pure_steps.observe(batch, rows.member_prefills, delay_ns)
+        mode.observe(
+            batch,
+            measured_ns=delay_ns,
+            modelled_ns=modelled_ns,
+            stages_ns=run.stages_ns,
+            bounded_ns=delay.bounded_ns,
+        )
     return SplitStep(
         shares,
         paddings,

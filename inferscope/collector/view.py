@@ -227,7 +227,15 @@ def model_of(engine: EngineFold) -> str:
 
 def _cost_models(book: CostBook) -> tuple[CostModel, ...]:
     return tuple(
-        CostModel(name, mode.model.source, mode.model.fit_id, mode.residual, mode.num_steps)
+        CostModel(
+            name,
+            mode.model.source,
+            mode.model.fit_id,
+            mode.residual,
+            mode.num_steps,
+            mode.model.is_provisional,
+            mode.bounded_share,
+        )
         for name, mode in book.modes.items()
     )
 

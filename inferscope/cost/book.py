@@ -24,6 +24,7 @@ from inferscope.cost.batch import Batch
 from inferscope.cost.fit import OnlineFit, features
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
+from inferscope.cost.pure_steps import Bounds, PureSteps
 from inferscope.cost.table import is_of_steps, is_sound, measured_flops_s, model_of
 from inferscope.records import CostTable, EngineInfo, Shape
 
@@ -33,6 +34,8 @@ _ENOUGH_RATIOS = 8
 _SLOW = 1.5
 """Steps above this multiple of a healthy step do not enter the fit, if their kind is known: of
 what was healthy when the model was learned, for a slow machine's first steps raise the ratio."""
+_ENOUGH_CHUNKED = 32
+"""Steps with chunks that a model of them must have learned from."""
 _DRIFT = 1.2
 """How far the ratio of healthy steps may rise from what it was when the model was learned. Beyond,
 it is the machine that has changed."""
@@ -50,10 +53,11 @@ class Mode:
 
     def __init__(self, name: str, model: StepModel) -> None:
         """Start with a model that has not learned from this engine."""
-        self.model = model
+        self.model = self._first = model
         self.healthy_ratio: float | None = None
         self.residual: float | None = None
         self._fit = OnlineFit(name)
+        self._fit.begin_with(model)
         self._ratios = np.empty(_RATIOS)
         """The last ones; the oldest is written over first."""
         self._num_ratios = 0
@@ -61,6 +65,7 @@ class Mode:
         self._learned_ratio: float | None = None
         """Of healthy steps, when the model was learned; None for one that was not."""
         self._stages = _Stages()
+        self._sum_ns = self._bounded_ns = 0
         self._has_slowed = False
         """Most recent steps take much longer than was healthy."""
 
@@ -69,10 +74,22 @@ class Mode:
         """Return how many steps it was told of."""
         return self._num_seen
 
+    @property
+    def bounded_share(self) -> float:
+        """Return the share of its steps' time that measured steps took off a member's own part."""
+        return self._bounded_ns / self._sum_ns if self._sum_ns else 0.0
+
+    def is_trusted(self, batch: Batch) -> bool:
+        """Return whether enough steps of its phases have taught the model to split a step."""
+        if self.model.is_provisional:
+            return False
+        return not batch.team.chunks or not 0 < self.model.num_chunked < _ENOUGH_CHUNKED
+
     def begin_with(self, model: StepModel) -> None:
         """Put a better first guess in force, unless there is a fit already."""
-        if self._learned_ratio is None and model.fit_id != self.model.fit_id:
-            self.model = model
+        if self._learned_ratio is None and model is not self._first:
+            self.model = self._first = model
+            self._fit.begin_with(model)
             self._num_ratios = 0  # they were of another model
             self.residual = None
 
@@ -83,6 +100,7 @@ class Mode:
         measured_ns: int,
         modelled_ns: float,
         stages_ns: Sequence[int] = (),
+        bounded_ns: int = 0,
     ) -> None:
         """Learn from a step that was not cold.
 
@@ -91,7 +109,10 @@ class Mode:
             measured_ns: its delay, over all stages.
             modelled_ns: what the model in force said.
             stages_ns: time of each stage of a pipeline.
+            bounded_ns: of its delay, what measured steps took off a member's own part.
         """
+        self._sum_ns += measured_ns
+        self._bounded_ns += bounded_ns
         ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
         self._ratios[self._num_ratios % _RATIOS] = ratio
         self._num_ratios += 1
@@ -117,10 +138,11 @@ class Mode:
         ratios = self._fit.ratios(_RATIOS)
         self._num_ratios = len(ratios)
         self._ratios[: len(ratios)] = ratios
-        healthy_at = len(ratios) // 5
-        self.healthy_ratio = np.partition(ratios, healthy_at).item(healthy_at)
-        self._learned_ratio = self.healthy_ratio
-        self._stages.settle()
+        if not model.is_provisional:  # else whole kinds of steps may take several times as long
+            healthy_at = len(ratios) // 5
+            self.healthy_ratio = np.partition(ratios, healthy_at).item(healthy_at)
+            self._learned_ratio = self.healthy_ratio
+            self._stages.settle()
         self._weigh()
 
     def _weigh(self) -> None:
@@ -173,7 +195,11 @@ class _Stages:
 
 
 class CostBook:
-    """Models by execution mode, for one engine."""
+    """Models by execution mode, for one engine.
+
+    Attributes:
+        pure_steps: times of steps of one phase, in any mode.
+    """
 
     def __init__(self) -> None:
         """Start with no shape known."""
@@ -185,16 +211,19 @@ class CostBook:
         self._calibrated: dict[str, StepModel] = {}
         """By mode; "" for all."""
         self._modes: dict[str, Mode] = {}
+        self.pure_steps = PureSteps()
 
     def describe(self, info: EngineInfo) -> None:
         """Take the model's shape and device from the engine's own words."""
         self._shape, self._peaks = info.shape, peaks_of(info.device, info.num_threads)
+        self.pure_steps = PureSteps()
         self._roofline = roofline(self._shape, self._peaks)
         self._calibrated = {}
         # Steps of another model say nothing of this one's; the device is the same.
         self._tables = {key: table for key, table in self._tables.items() if not key[1]}
         for table in self._tables.values():
             self._take(table)
+        self._restart()
 
     def calibrate(self, table: CostTable) -> bool:
         """Begin with what was measured on this device; return False for a table without sense.
@@ -210,8 +239,7 @@ class CostBook:
             return False
         self._tables[key] = table
         self._take(table)
-        for name, mode in self._modes.items():
-            mode.begin_with(self._first(name))
+        self._restart()
         return True
 
     @property
@@ -248,9 +276,27 @@ class CostBook:
         if model is not None and (held is None or is_of_steps(table)):
             self._calibrated[table.mode] = model
 
+    def _restart(self) -> None:
+        """Give the modes that have no fit yet the best first guess."""
+        for name, mode in self._modes.items():
+            mode.begin_with(self._first(name))
+
     def _first(self, name: str) -> StepModel:
         """Return what a mode starts with."""
         return self._calibrated.get(name) or self._calibrated.get("") or self._roofline
+
+    def bounds(self, mode: Mode, batch: Batch, prefills: list[int]) -> Bounds | None:
+        """Return what measured steps say a step's members take alone at most.
+
+        A model that few steps have taught is bounded for all of them, another one for prefills: it
+        knows those of their size from extrapolation only, where most prompts are long. Steps of
+        all modes count, for a member alone would have run in the mode of its own.
+        """
+        if len(batch.context) < 2:
+            return None
+        if mode.is_trusted(batch):
+            return self.pure_steps.bounds(batch, prefills)
+        return self.pure_steps.bounds_of_all(batch)
 
     def mode(self, name: str) -> Mode:
         """Return what is known of an execution mode."""

@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.cost.batch import Batch
-from inferscope.cost.model import MAX_TOKENS, StepModel, Tables
+from inferscope.cost.model import ENOUGH_STEPS, MAX_TOKENS, StepModel, Tables
 
 Floats = NDArray[np.float64]
 
 REMEMBERED_STEPS = 2048
 REFRESH_STEPS = 512
-FIRST_STEPS = (64, 128, 256)
+PROVISIONAL_STEPS = (1, 2, 4, 8, 16, 32)
+"""Refreshes near the first model: they correct its scale at once, its proportions step by step."""
+FIRST_STEPS = (ENOUGH_STEPS, 128, 256)
 """A first rough fit is better than the roofline, so the first refreshes come sooner."""
 _FIRST_OF_KIND = 4
 """Steps of a kind that no fit knows yet, of which the next must know: it can only guess at them."""
@@ -40,6 +42,10 @@ _NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 """All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 7
+_CHUNKS = _NUM_F + 4
+"""Feature of the number of chunks."""
+_SIZES = tuple(2**bits for bits in range(14))
+"""Tokens at which a first model is read."""
 _NUM_KEPT = 1 + _NUM_FEATURES - _NUM_F
 """Of an observation: f's features follow from its tokens."""
 _ROW = struct.Struct(f"{_NUM_KEPT}d")
@@ -59,6 +65,10 @@ _ROUNDS_AGAIN = 2
 _KNOWN = 2.0
 """A line is trusted this far beyond what it was fitted to: contexts grow from step to step."""
 _PRIOR_WEIGHT = 1e-3
+_FIRST_WEIGHT = 0.02
+"""Weight of a first model's coefficient that is wrong by all of itself, against a step that is."""
+_LEAST_PART = 0.5
+"""Part of a step by which a coefficient may be wrong that the first model has near zero."""
 _RECENCY = 0.5 ** (np.arange(REMEMBERED_STEPS) / _HALF_LIFE_STEPS)
 """The weight of an observation, by the number of those since."""
 
@@ -113,11 +123,26 @@ class OnlineFit:
         self._has_seen = bytearray(1)
         """By number of tokens up to the most so far, MAX_TOKENS for all beyond."""
         self._seen = 0
+        self._num_chunked = 0
         self._num_unknown = 0
         """Since the last fit, steps of kinds that it does not know."""
+        self._first: Floats | None = None
+        """Coefficients of the first model, if it is a guess."""
+        self._first_id = self._first_source = ""
         self._coefficients: Floats | None = None
         self._most = [0.0] * _NUM_FEATURES
         """Of each feature, what a step may have that is of a known kind."""
+
+    def begin_with(self, model: StepModel) -> None:
+        """Start anew; the first fits stay near a guess, and what no step tells is the guess's."""
+        self._first = _coefficients(model) if model.is_provisional else None
+        self._first_id, self._first_source = model.fit_id, model.source
+        self._coefficients = None
+
+    @property
+    def is_provisional(self) -> bool:
+        """Return whether the first model still counts: too few steps carry a model themselves."""
+        return self._first is not None and self._seen < FIRST_STEPS[0]
 
     def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
         """Take a healthy step in; return whether a refresh is due."""
@@ -130,9 +155,12 @@ class OnlineFit:
         self._is_first[at] = not self._has_seen[size]
         self._has_seen[size] = True
         self._seen += 1
+        self._num_chunked += row[_CHUNKS] > 0
         if self._coefficients is not None and not self.knows(row):
             self._num_unknown += 1
         is_due = self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
+        if self.is_provisional:
+            return self._num_unknown > 0 or self._seen in PROVISIONAL_STEPS
         return is_due or self._num_unknown >= _FIRST_OF_KIND
 
     def knows(self, row: tuple[float, ...]) -> bool:
@@ -150,11 +178,14 @@ class OnlineFit:
         design, weighted = _room.design[:num], _room.weighted[:num]
         rows = _observed(self._rows[:num], out=_room.rows[:num])
         np.divide(rows, self._times[:num, None], out=design)
-        scale = np.maximum(design.max(axis=0), 1e-12)
+        most = rows.max(axis=0)
+        scale = design.max(axis=0)
+        scale[most == 0.0] = 1.0
         design /= scale
-        prior = None if self._coefficients is None else self._coefficients * scale
-        solution = prior if prior is not None else np.zeros(_NUM_FEATURES)
-        for _ in range(_ROUNDS if prior is None else _ROUNDS_AGAIN):
+        prior, ridge = self._prior(rows, self._times[:num], scale)
+        has_fit = self._coefficients is not None and not self.is_provisional
+        solution = np.zeros(_NUM_FEATURES) if prior is None else prior
+        for _ in range(_ROUNDS_AGAIN if has_fit else _ROUNDS):
             bounded = weights
             if solution.any():
                 residual = 1.0 - design @ solution
@@ -164,16 +195,28 @@ class OnlineFit:
             gram = design.T @ weighted
             target = design.T @ bounded
             if prior is not None:
-                ridge = _PRIOR_WEIGHT * np.diag(gram)
-                gram = gram + np.diag(ridge)
-                target = target + ridge * prior
+                pull = _PRIOR_WEIGHT * np.diag(gram) if ridge is None else ridge
+                gram = gram + np.diag(pull)
+                target = target + pull * prior
             solution = _non_negative(gram, target, solution)
         if not solution.any():
             return None
+        if prior is not None:  # no step says anything of these
+            solution[most == 0.0] = prior[most == 0.0]
         self._coefficients = solution / scale
-        most = rows.max(axis=0)
         self._most = list(map(max, self._most, (_KNOWN * most).tolist()))
         return self._model(self._coefficients, int(min(most.item(1), MAX_TOKENS)))
+
+    def _prior(
+        self, rows: Floats, times: Floats, scale: Floats
+    ) -> tuple[Floats | None, Floats | None]:
+        """Return what the solution is pulled to, and how much; None for the pull by the weights."""
+        if self.is_provisional:
+            assert self._first is not None
+            modelled = np.maximum(rows @ self._first, 1.0)
+            prior = self._first * (float(np.median(times / modelled)) * scale)
+            return prior, _FIRST_WEIGHT / np.maximum(prior, _LEAST_PART) ** 2
+        return (None if self._coefficients is None else self._coefficients * scale), None
 
     def ratios(self, num: int) -> Floats:
         """Return measured over modelled time of the last `num` observations, oldest first."""
@@ -191,9 +234,12 @@ class OnlineFit:
         decoding, single, padded, chunk, pair, context = of_slices
         tables_of = partial(_tables, coefficients[: _NUM_F + 1].tolist())
         f, g = tables_of(num_tokens)
+        fit_id, source = f"{self._name}-{self._seen}", "fit"
+        if self.is_provisional:
+            fit_id, source = f"{self._first_id}+{fit_id}", self._first_source
         return StepModel(
-            f"{self._name}-{self._seen}",
-            "fit",
+            fit_id,
+            source,
             f,
             g,
             single_ns=single,
@@ -202,8 +248,33 @@ class OnlineFit:
             pair_ns=pair,
             context_ns=context,
             decoding_ns=decoding,
+            num_learned=self._seen,
+            num_chunked=self._num_chunked,
             tables_of=tables_of,
         )
+
+
+def _coefficients(model: StepModel) -> Floats:
+    """Return a model in the fit's features: attention as it is, f and g by the nearest bends."""
+    sizes = [(n, m) for n in _SIZES for m in sorted({1, min(n, 8), min(n, 64)})]
+    tokens, sampled = np.array(sizes, dtype=np.float64).T
+    rows = np.zeros((len(sizes), 1 + _NUM_FEATURES - _NUM_F))
+    rows[:, 0], rows[:, 1] = tokens, sampled
+    design = _observed(rows, out=np.empty((len(sizes), _NUM_FEATURES)))[:, : _NUM_F + 1]
+    design /= np.array([[model.f(n) + model.g(m)] for n, m in sizes])
+    scale = design.max(axis=0)
+    design /= scale
+    start = np.zeros(_NUM_F + 1)
+    tables = _non_negative(design.T @ design, design.sum(axis=0), start) / scale
+    of_slices = (
+        model.decoding_ns,
+        model.single_ns,
+        model.padded_ns,
+        model.chunk_ns,
+        model.pair_ns,
+        model.context_ns,
+    )
+    return np.concatenate([tables, of_slices])
 
 
 def _observed(kept: Floats, *, out: Floats) -> Floats:

@@ -18,7 +18,7 @@ from inferscope.cost.batch import Batch, Line
 from inferscope.cost.hbm import activation_bytes, weight_bytes
 from inferscope.cost.peaks import Peaks
 from inferscope.cost.shape import is_counted, kv_bytes_per_token, linear_parameters
-from inferscope.records import Shape
+from inferscope.records import CALIBRATION, Shape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,6 +29,8 @@ Tables = tuple[Floats, Floats]
 """`f_ns` and `g_ns` of a model."""
 BY_TOKENS = "tokens"
 """The source of a model of no shape."""
+ENOUGH_STEPS = 64
+"""Steps from which a fit no longer counts as provisional."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class StepModel:
 
     Attributes:
         fit_id: names these coefficients in every record that rests on them.
-        source: fit, calibration or roofline; tokens where no shape is known.
+        source: fit, calibration or roofline; tokens where no shape is known. A provisional fit has
+            that of the first model, and an id of both: `roofline+eager-8`.
         f_ns: [tokens + 1], cost of N tokens; f(0) = 0. Tokens are MAX_TOKENS, or with `tables_of`
             as many as anybody has asked for.
         g_ns: [tokens + 1], cost of M sampled rows; g(0) = 0.
@@ -49,6 +52,8 @@ class StepModel:
         context_ns: per visible token of such a slice.
         decoding_ns: once, if there is any slice of one token, for their attention is one call,
             however many they are. Nobody's own; owed by them alike.
+        num_learned: steps of the running engine that it was fitted to.
+        num_chunked: of these, steps with slices of several tokens.
     """
 
     fit_id: str
@@ -61,6 +66,8 @@ class StepModel:
     pair_ns: float
     context_ns: float
     decoding_ns: float = 0.0
+    num_learned: int = 0
+    num_chunked: int = 0
     tables_of: Callable[[int], Tables] | None = field(default=None, repr=False, compare=False)
     """Makes both tables for so many tokens; None where they are whole. Whole ones, with their sums,
     take 400 KB, of which a server whose steps have a thousand tokens never reads but 50."""
@@ -71,6 +78,11 @@ class StepModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "f_sum", _sums(self.f_ns))
+
+    @property
+    def is_provisional(self) -> bool:
+        """Return whether it is a guess of proportions, corrected by few steps or none."""
+        return self.source != CALIBRATION and self.num_learned < ENOUGH_STEPS
 
     def reach(self, num_tokens: int) -> None:
         """Make the tables hold so many tokens, or be whole; nothing that they hold changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
+from inferscope.cost.model import ENOUGH_STEPS
 from inferscope.tui.lines import DOT, TRIANGLE, Line, Role, Span, fit_line, spread, width_of
 from inferscope.tui.plots import UNKNOWN, clock, count, duration, plain, share
 from inferscope.tui.scene import Scene
@@ -72,6 +73,10 @@ def confessions(scene: Scene) -> list[str]:
     num_late = sum(row.joined_late and row.state != "done" for row in view.requests)
     if num_late:
         said.append(f"{num_late} joined late")
+    model = view.cost_models[0] if view.cost_models else None
+    if model is not None and model.is_provisional and model.num_steps:
+        num_steps = min(model.num_steps, ENOUGH_STEPS)
+        said.append(f"shares provisional: {num_steps} of {ENOUGH_STEPS} steps learned")
     return said
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from inferscope.attribution.split import fair
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
+from inferscope.cost.pure_steps import TOLERANCE, Bounds
 from inferscope.records import Shape
 from tests.attribution.games import any_model, batches, step_ns
 
@@ -32,7 +34,9 @@ class Case:
         self.own = model.own(self.batch)
         self.modelled_ns = fair(model, self.batch, self.own).total(self.batch)
 
-    def explain(self, delay_ns: int, healthy_ratio: float = 1.0) -> Delay:
+    def explain(
+        self, delay_ns: int, healthy_ratio: float = 1.0, bounds: Bounds | None = None
+    ) -> Delay:
         return explain(
             self.model,
             self.batch,
@@ -42,6 +46,7 @@ class Case:
             recomputed=self.recomputed,
             delay_ns=delay_ns,
             healthy_ratio=healthy_ratio,
+            bounds=bounds,
         )
 
     def parts(self, delay: Delay) -> np.ndarray:
@@ -87,6 +92,40 @@ def test_every_member_s_parts_sum_to_the_delay_and_none_is_negative(
     parts = case.parts(case.explain(delay_ns, healthy_ratio))
     assert (parts.sum(axis=1) == delay_ns).all()
     assert (parts >= 0).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(slices(), min_size=1, max_size=20),
+    st.integers(1, 10**11),
+    st.lists(st.floats(1, 1e11) | st.just(math.inf), min_size=20, max_size=20),
+    st.floats(1, 1e11) | st.just(math.inf),
+)
+def test_bounded_parts_sum_to_the_delay_and_keep_the_bounds(
+    members: list[tuple[int, int, bool, int]], delay_ns: int, of_each: list[float], step_ns: float
+) -> None:
+    case = Case(members)
+    bounds = Bounds(np.array(of_each[: len(members)]), step_ns)
+    delay = case.explain(delay_ns, bounds=bounds)
+    parts = case.parts(delay)
+    assert (parts.sum(axis=1) == delay_ns).all()
+    assert (parts >= 0).all()
+    assert delay.explained_ns <= step_ns + 1
+    assert (parts[:, :2].sum(axis=1) <= TOLERANCE * bounds.own_ns + 1).all()
+    assert 0 <= delay.bounded_ns <= delay_ns
+    if not case.prefills or len(case.prefills) == len(members):
+        assert parts[:, 3].sum() == 0
+
+
+def test_a_bound_of_the_prefill_is_interference_by_the_decodes() -> None:
+    case = Case([(2000, 0, True, 0), *[(1, 900, False, 0)] * 8])
+    whole_ns = round(case.modelled_ns)
+    bounds = Bounds(np.array([whole_ns / 10, *[math.inf] * 8]))
+    delay, before = case.explain(whole_ns, bounds=bounds), case.explain(whole_ns)
+    assert delay.own_ns[0] == pytest.approx(whole_ns / 10, rel=0.01)
+    assert delay.prefill_interference_ns == pytest.approx(0.9 * whole_ns, rel=0.01)
+    assert delay.decode_interference_ns == before.decode_interference_ns
+    assert delay.bounded_ns == before.own_ns[0] - delay.own_ns[0]
 
 
 def test_a_decode_alone_waits_for_nobody() -> None:

@@ -324,7 +324,7 @@ def test_what_the_prefix_cache_saved_is_what_a_prompt_without_it_costs_more() ->
     assert without.prefill_flops - with_it.saved.flops == with_it.prefill_flops
     assert with_it.saved.ns is not None
     assert with_it.saved.ns > 0
-    assert with_it.saved.fit_id == "roofline"
+    assert with_it.saved.fit_id == "roofline+eager-2"
 
 
 @pytest.mark.parametrize("cached_tokens", [-5, 49])
