@@ -156,7 +156,8 @@ class Tally:
             step.tokens,
         ]
         is_decode = (step.phases != PREFILL).astype(np.int64)
-        np.add.at(self._cells, (self._places(step), is_decode), np.stack(columns, axis=1))
+        places = self._places(step)  # first: new requests may need more cells
+        np.add.at(self._cells, (places, is_decode), np.stack(columns, axis=1))
         if len(of.batch.context) == 1:
             self._alone_ns += busy_ns
         self._by_source[of.model.source] += busy_ns

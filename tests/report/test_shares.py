@@ -197,3 +197,19 @@ def test_json_holds_all_rows_in_whole_nanoseconds() -> None:
     for row in read["rows"]:
         for amount in ("share_ns", "standalone_ns", "marginal_ns", "tokens"):
             assert row[amount] == row["prefill"][amount] + row["decode"][amount]
+
+
+def test_more_requests_than_the_first_table_holds_are_counted() -> None:
+    script = Script()
+    core = script.ring()
+    num = 300
+    for n in range(num):
+        script.at(10 * n + 1)
+        mine = core.queued(f"r{n}")
+        core.admitted(mine)
+        core.step(n, [(mine, 8, 0)], start_ms=10 * n + 2, end_ms=10 * n + 6)
+        core.finished(mine)
+    tally, _, collector = told(script, "fair")
+    table = tally.table("request", collector)
+    assert len(table.rows) == num
+    assert_sums(table)
