@@ -48,7 +48,7 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
     excess_ns: int
     """The rest."""
     bounded_ns: int = 0
-    """Of the delay, what measured steps took off the modelled part of one member alone, at most."""
+    """Part of the delay that measured steps took off what the model says of one member alone."""
 
     @property
     def prefill_interference_ns(self) -> int:

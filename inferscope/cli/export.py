@@ -11,7 +11,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.cli.folding import add_refit
+from inferscope.collector.finals import Sink
+from inferscope.collector.source import (
+    Listener,
+    RecordingSource,
+    RingSource,
+    catch_up,
+    final_books,
+    open_replay,
+    open_source,
+)
 from inferscope.collector.view import snapshot
 from inferscope.errors import BadInput
 from inferscope.exporting import (
@@ -41,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the file or folder to write, - for stdout (default: stdout, or on a terminal "
         "FILE with the format's suffix)",
     )
+    add_refit(parser)
     parser.epilog = """examples:
   inferscope export demo.isr --format jsonl > demo.jsonl
   inferscope export demo.isr --format perfetto -o trace.json    then open it in ui.perfetto.dev
@@ -60,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput(
                 f"{options.format} writes a folder, not to stdout. Name it with -o PATH."
             )
-        return _say(options.file, _export_folder(options.file, into_folder, target), target)
+        source = _export_folder(options, into_folder, target)
+        return _say(options.file, source, target)
     make = load_exporter(options.format)
     # The source is opened twice so that a bad one leaves no empty file behind.
     open_source(options.file).close()
@@ -73,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     stdout = contextlib.nullcontext(sys.stdout.buffer)
     try:
         with stdout if is_stdout else private_file(written) as out:
-            source = _export(options.file, make(out))
+            source = _export(options, make(out))
             out.flush()
         if not has_place:
             written.replace(target)
@@ -93,10 +105,19 @@ def _say(file: Path, source: RingSource | RecordingSource, target: Path | None) 
     return 0
 
 
-def _export(file: Path, exporter: Exporter) -> RingSource | RecordingSource:
+def _open(
+    options: argparse.Namespace, sink: Sink, listen: Listener | None
+) -> RingSource | RecordingSource:
+    file: Path = options.file
+    if options.refit:
+        return open_replay(file, sinks=(sink,), listen=listen, books=final_books(file))
+    return open_source(file, sinks=(sink,), listen=listen)
+
+
+def _export(options: argparse.Namespace, exporter: Exporter) -> RingSource | RecordingSource:
     """Fold a file into an exporter; of a living engine, what there is by now."""
     listen = exporter.listen if isinstance(exporter, Listening) else None
-    source = open_source(file, sinks=(exporter,), listen=listen)
+    source = _open(options, exporter, listen)
     try:
         catch_up(source)
     finally:
@@ -106,10 +127,10 @@ def _export(file: Path, exporter: Exporter) -> RingSource | RecordingSource:
 
 
 def _export_folder(
-    file: Path, make: Callable[[Path], FolderExporter], target: Path
+    options: argparse.Namespace, make: Callable[[Path], FolderExporter], target: Path
 ) -> RingSource | RecordingSource:
     """Fold a file into an exporter of a folder, which is put in place when it is whole."""
-    open_source(file).close()
+    open_source(options.file).close()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target} is there and not an empty folder. Choose another --out.")
     try:
@@ -120,7 +141,7 @@ def _export_folder(
         raise BadInput(f"cannot write {target}: {error.strerror}. Choose another place.") from error
     try:
         exporter = make(written)
-        source = _feed(file, exporter)
+        source = _feed(options, exporter)
         exporter.close()
         written.replace(target)
     finally:
@@ -128,7 +149,7 @@ def _export_folder(
     return source
 
 
-def _feed(file: Path, exporter: FolderExporter) -> RingSource | RecordingSource:
+def _feed(options: argparse.Namespace, exporter: FolderExporter) -> RingSource | RecordingSource:
     """Fold a file into an exporter that looks at it once in a second of the recording."""
     looked_ns: int | None = None
 
@@ -142,7 +163,7 @@ def _feed(file: Path, exporter: FolderExporter) -> RingSource | RecordingSource:
             looked_ns = record.t_ns
             look("replay")
 
-    source = open_source(file, sinks=(exporter,), listen=listen)
+    source = _open(options, exporter, listen)
     try:
         catch_up(source)
         look("ended")

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from inferscope.cli.folding import fold_all
+from inferscope.cli.folding import add_refit, fold_all
 from inferscope.collector.judging import Judging
 from inferscope.errors import NotFound
 from inferscope.findings import Promised, Watch, findings
@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slo", type=Path, metavar="FILE", help="objectives to count good and bad requests by"
     )
+    add_refit(parser)
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the findings as JSON")
     how.add_argument("--ascii", action="store_true", help="write plain characters")
@@ -52,7 +53,13 @@ def run(options: argparse.Namespace) -> int:
     """Judge the run."""
     watch, promised = Watch(), None
     if options.slo is None:
-        source = fold_all(options.source, watch, patience_s=_PATIENCE_S, listen=watch.listen)
+        source = fold_all(
+            options.source,
+            watch,
+            patience_s=_PATIENCE_S,
+            listen=watch.listen,
+            refit=options.refit,
+        )
     else:
         promised = Promised(read_objectives(options.slo), watch)
         judging = Judging(promised.judge_of, promised)
@@ -62,7 +69,12 @@ def run(options: argparse.Namespace) -> int:
             watch.listen(ring, record)
 
         source = fold_all(
-            options.source, judging, patience_s=_PATIENCE_S, listen=listen, watch=judging.watch
+            options.source,
+            judging,
+            patience_s=_PATIENCE_S,
+            listen=listen,
+            watch=judging.watch,
+            refit=options.refit,
         )
     found = findings(watch, promised)
     if not found:

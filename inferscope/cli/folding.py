@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -13,8 +14,11 @@ from inferscope.collector.source import (
     RecordingSource,
     RingSource,
     catch_up,
+    final_books,
+    open_replay,
     open_source,
 )
+from inferscope.errors import BadInput
 
 
 def fold_all(
@@ -24,6 +28,7 @@ def fold_all(
     patience_s: float,
     listen: Listener | None = None,
     watch: Callable[[Collector], None] | None = None,
+    refit: bool = False,
 ) -> RingSource | RecordingSource:
     """Fold what is there by now; say on stderr what of a recording is damaged.
 
@@ -33,6 +38,7 @@ def fold_all(
         patience_s: for an engine that writes faster than it can be read.
         listen: called with every record, by its ring.
         watch: called with the fold, before its first record.
+        refit: price all steps with the cost models of the whole recording.
 
     Returns:
         the source, closed: its title and its collector are there.
@@ -40,8 +46,9 @@ def fold_all(
     Raises:
         NotFound: nothing is there.
         UnreadableFile: it cannot be read.
+        BadInput: what runs cannot be priced again.
     """
-    source = _open(target, sink, listen)
+    source = _refit(target, sink, listen) if refit else _open(target, sink, listen)
     if watch is not None:
         watch(source.collector)
     try:
@@ -52,6 +59,22 @@ def fold_all(
         for note in source.notes():
             sys.stderr.write(f"inferscope: {target}: {note}\n")
     return source
+
+
+def add_refit(parser: argparse.ArgumentParser) -> None:
+    """Add the option that prices a recording again."""
+    parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="read the file twice, and price all steps with the cost models of its end",
+    )
+
+
+def _refit(target: str | None, sink: Sink, listen: Listener | None) -> RecordingSource:
+    path = path_of(target)
+    if path is None:
+        raise BadInput("--refit reads a file twice. Name a recording, a ring or a folder of rings.")
+    return open_replay(path, sinks=(sink,), listen=listen, books=final_books(path))
 
 
 def _open(target: str | None, sink: Sink, listen: Listener | None) -> RingSource | RecordingSource:

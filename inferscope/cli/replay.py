@@ -9,8 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from inferscope.cli.folding import add_refit
 from inferscope.cli.numbers import above_zero
-from inferscope.collector.source import open_replay
+from inferscope.collector.source import final_books, open_replay
+from inferscope.cost.book import CostBook
 from inferscope.errors import BadInput
 
 
@@ -20,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=above_zero, default=1.0, help="(default: %(default)s)")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.add_argument("--check", action="store_true", help="only fold it; print the digest")
+    add_refit(parser)
     picture = parser.add_argument_group("a picture instead of a screen")
     picture.add_argument("--screenshot", type=Path, metavar="FILE", help="write the screen as SVG")
     picture.add_argument("--at", type=above_zero, metavar="S", help="seconds into the recording")
@@ -38,12 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Replay the file."""
     if options.check:
-        return _check(options.file)
+        return _check(options)
     if options.screenshot is not None:
         return _picture(options)
     if not sys.stdout.isatty():
         raise BadInput("replay needs a terminal. For text: inferscope attach FILE --once.")
-    source = open_replay(options.file, speed=options.speed)
+    source = open_replay(options.file, speed=options.speed, books=_books(options))
     try:
         from inferscope.tui.app import InferScopeApp
 
@@ -53,8 +56,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(file: Path) -> int:
-    source = open_replay(file)
+def _books(options: argparse.Namespace) -> dict[str, CostBook] | None:
+    return final_books(options.file) if options.refit else None
+
+
+def _check(options: argparse.Namespace) -> int:
+    file: Path = options.file
+    source = open_replay(file, books=_books(options))
     try:
         source.advance()
     finally:
@@ -70,7 +78,7 @@ def _picture(options: argparse.Namespace) -> int:
     if not (columns.isdigit() and rows.isdigit() and int(columns) and int(rows)):
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
-    source = open_replay(options.file, until_ns=until_ns)
+    source = open_replay(options.file, until_ns=until_ns, books=_books(options))
     from inferscope.tui.picture import save_picture
 
     save_picture(

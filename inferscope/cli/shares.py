@@ -13,7 +13,7 @@ import sys
 from typing import get_args
 
 from inferscope.attribution.rules import RULES
-from inferscope.cli.folding import fold_all
+from inferscope.cli.folding import add_refit, fold_all
 from inferscope.cli.numbers import count
 from inferscope.errors import NotFound
 from inferscope.report.shares import By, Tally
@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="fair: what each adds to a step. phase: so that no phase pays more than alone. token:"
         " one price per token (default: %(default)s)",
     )
+    add_refit(parser)
     how = parser.add_argument_group("output")
     how.add_argument(
         "--top",
@@ -63,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
     tally = Tally(options.rule)
-    source = fold_all(options.source, tally, patience_s=_PATIENCE_S)
+    source = fold_all(options.source, tally, patience_s=_PATIENCE_S, refit=options.refit)
     table = tally.table(options.by, source.collector)
     if not table.num_steps:
         raise NotFound(f"{source.title} holds no step that has ended: nothing to divide yet.")

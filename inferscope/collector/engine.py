@@ -83,6 +83,7 @@ class EngineFold:
         samplers: SamplerFold,
         *,
         keep: Keep,
+        book: CostBook | None = None,
     ) -> None:
         """Start empty.
 
@@ -92,11 +93,12 @@ class EngineFold:
             mix: takes bytes into the fold's digest; None where it has none.
             samplers: know how its devices are.
             keep: what for those who look at it.
+            book: cost models of a pass before; None to learn them.
         """
         self.engine_id = engine_id
         self._samplers = samplers
         self._sinks = sinks
-        self.book = CostBook()
+        self.book = book or CostBook()
         self.rings: dict[int, RingState] = {}
         self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None

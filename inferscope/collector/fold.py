@@ -10,7 +10,7 @@ can be told to have given the same numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.keep import ALL, Keep
 from inferscope.collector.samplers import SamplerFold
+from inferscope.cost.book import CostBook
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
 Ints = NDArray[np.int64]
@@ -40,12 +41,15 @@ class Collector:
         real_offset_ns: wall clock less monotonic clock, by the newest Tick.
     """
 
-    def __init__(self, *sinks: Sink, keep: Keep = ALL) -> None:
+    def __init__(
+        self, *sinks: Sink, keep: Keep = ALL, books: Mapping[str, CostBook] | None = None
+    ) -> None:
         """Take the sinks that receive what is final.
 
         Args:
             sinks: are told in this order.
             keep: what for those who look at it.
+            books: cost models of a pass before, by engine id; other engines' are learned.
         """
         self.engines: dict[str, EngineFold] = {}
         self.samplers = SamplerFold()
@@ -57,6 +61,7 @@ class Collector:
         self.num_unknown = 0
         self._sinks = list(sinks)
         self._keep = keep
+        self._books = books or {}
         self._takers: dict[int, Callable[[Record], None]] = {}
         """By ring, what takes its records; likewise what hears that some are lost."""
         self._losers: dict[int, Callable[[], None]] = {}
@@ -172,7 +177,14 @@ class Collector:
             mix: Callable[[bytes | Ints], None] | None = None
             if self._keep.digest:
                 mix = self._hash.update  # type: ignore[assignment]
-            engine = EngineFold(opened.engine_id, self._sinks, mix, self.samplers, keep=self._keep)
+            engine = EngineFold(
+                opened.engine_id,
+                self._sinks,
+                mix,
+                self.samplers,
+                keep=self._keep,
+                book=self._books.get(opened.engine_id),
+            )
             self.engines[opened.engine_id] = engine
         state = engine.open_ring(opened)
         self._takers[opened.ring] = partial(engine.fold, state)

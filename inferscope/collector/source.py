@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from inferscope.collector.finals import Sink
@@ -13,6 +13,7 @@ from inferscope.collector.keep import ALL, Keep
 from inferscope.collector.merge import Item
 from inferscope.collector.snapshot import Snapshot
 from inferscope.collector.view import snapshot
+from inferscope.cost.book import CostBook
 from inferscope.errors import NotFound
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.records import (
@@ -145,6 +146,7 @@ class RecordingSource:
         speed: float | None = None,
         until_ns: int | None = None,
         clock: Clock | None = None,
+        books: Mapping[str, CostBook] | None = None,
     ) -> None:
         """Open the file.
 
@@ -156,13 +158,15 @@ class RecordingSource:
             speed: times the pace of the recording; None folds all of it at the first call.
             until_ns: how far into the recording to go; None for its end.
             clock: for the pace.
+            books: cost models of a pass before, by engine id.
 
         Raises:
             UnreadableFile: it is not a recording.
         """
         self.title = path.name
         self.focus: str | None = None
-        self.collector = Collector(*sinks)
+        self.collector = Collector(*sinks, books=books)
+        self._is_refit = books is not None
         self._listen = listen
         self._reader = RecordingReader(path) if rings is None else RingFrames(rings)
         self._clock = clock or SystemClock()
@@ -200,6 +204,8 @@ class RecordingSource:
     def notes(self) -> tuple[str, ...]:
         """Return what must be said of the file."""
         notes = []
+        if self._is_refit:
+            notes.append("refit: all steps are priced by the cost models of the whole recording")
         if self._reader.damaged_blocks:
             num = self._reader.damaged_blocks
             notes.append(f"{num} damaged block{' was' if num == 1 else 's were'} skipped")
@@ -305,7 +311,13 @@ def recorded(item: Item) -> RecordedFrame:
 
 
 def open_replay(
-    path: Path, *, speed: float | None = None, until_ns: int | None = None
+    path: Path,
+    *,
+    speed: float | None = None,
+    until_ns: int | None = None,
+    sinks: tuple[Sink, ...] = (),
+    listen: Listener | None = None,
+    books: Mapping[str, CostBook] | None = None,
 ) -> RecordingSource:
     """Open a recording, a ring, or a folder of rings, to be folded at a pace.
 
@@ -319,7 +331,33 @@ def open_replay(
     else:
         rings = (path,) if path.suffix == ".ring" else ()
     find = (lambda: rings) if rings else None
-    return RecordingSource(path, rings=find, speed=speed, until_ns=until_ns)
+    return RecordingSource(
+        path,
+        rings=find,
+        sinks=sinks,
+        listen=listen,
+        speed=speed,
+        until_ns=until_ns,
+        books=books,
+    )
+
+
+def final_books(path: Path) -> dict[str, CostBook]:
+    """Fold a recording, a ring, or a folder of rings for the cost models that it ends with.
+
+    Returns:
+        for one further pass: by engine id, models that no step changes.
+
+    Raises:
+        NotFound: nothing is there.
+        UnreadableFile: it is none of them.
+    """
+    source = open_replay(path)
+    try:
+        source.advance()
+    finally:
+        source.close()
+    return {name: engine.book.frozen() for name, engine in source.collector.engines.items()}
 
 
 def open_source(

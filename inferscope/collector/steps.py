@@ -268,9 +268,10 @@ def split_step(
     if run.wait_ns:
         delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
     if not span.cold and not span.dummy:
-        book.pure_steps.observe(batch, rows.member_prefills, delay_ns)
-        mode.observe(
+        book.learn(
+            mode,
             batch,
+            rows.member_prefills,
             measured_ns=delay_ns,
             modelled_ns=modelled_ns,
             stages_ns=run.stages_ns,

@@ -17,6 +17,7 @@ but for what a slow machine brings with it: work piles up on it as never before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.pure_steps import Bounds, PureSteps
 from inferscope.cost.table import is_of_steps, is_sound, measured_flops_s, model_of
-from inferscope.records import CostTable, EngineInfo, Shape
+from inferscope.records import CALIBRATION, CostTable, EngineInfo, Shape
 
 _RATIOS = 256
 _RATIOS_AGAIN = 16
@@ -34,6 +35,8 @@ _ENOUGH_RATIOS = 8
 _SLOW = 1.5
 """Steps above this multiple of a healthy step do not enter the fit, if their kind is known: of
 what was healthy when the model was learned, for a slow machine's first steps raise the ratio."""
+REFIT = "refit"
+"""Prefix of the fit ids of a second pass."""
 _ENOUGH_CHUNKED = 32
 """Steps with chunks that a model of them must have learned from."""
 _DRIFT = 1.2
@@ -53,6 +56,7 @@ class Mode:
 
     def __init__(self, name: str, model: StepModel) -> None:
         """Start with a model that has not learned from this engine."""
+        self._name = name
         self.model = self._first = model
         self.healthy_ratio: float | None = None
         self.residual: float | None = None
@@ -68,6 +72,7 @@ class Mode:
         self._sum_ns = self._bounded_ns = 0
         self._has_slowed = False
         """Most recent steps take much longer than was healthy."""
+        self._is_frozen = False
 
     @property
     def num_steps(self) -> int:
@@ -79,6 +84,18 @@ class Mode:
         """Return the share of its steps' time that measured steps took off a member's own part."""
         return self._bounded_ns / self._sum_ns if self._sum_ns else 0.0
 
+    def frozen(self) -> Mode:
+        """Return this mode with a last fit to all that it remembers, which no step changes."""
+        if self.model is not self._first or self.model.source != CALIBRATION:
+            model = self._fit.solve()
+            if model is not None:
+                self._take(model)
+        fit_id = f"{REFIT}-{self.model.fit_id}"
+        mode = Mode(self._name, replace(self.model, fit_id=fit_id))
+        mode.healthy_ratio = mode._learned_ratio = self.healthy_ratio
+        mode._is_frozen = True
+        return mode
+
     def is_trusted(self, batch: Batch) -> bool:
         """Return whether enough steps of its phases have taught the model to split a step."""
         if self.model.is_provisional:
@@ -87,7 +104,7 @@ class Mode:
 
     def begin_with(self, model: StepModel) -> None:
         """Put a better first guess in force, unless there is a fit already."""
-        if self._learned_ratio is None and model is not self._first:
+        if self._learned_ratio is None and model is not self._first and not self._is_frozen:
             self.model = self._first = model
             self._fit.begin_with(model)
             self._num_ratios = 0  # they were of another model
@@ -119,6 +136,8 @@ class Mode:
         self._num_seen += 1
         if self._num_seen % _RATIOS_AGAIN == 0 or self._num_seen == _ENOUGH_RATIOS:
             self._weigh()
+        if self._is_frozen:
+            return
         row, learned = features(batch), self._learned_ratio
         is_slow = learned is not None and (
             ratio > _SLOW * learned
@@ -152,7 +171,7 @@ class Mode:
         ordered.partition((healthy_at, median_at))
         self.residual = ordered.item(median_at) - 1.0
         learned, healthy = self._learned_ratio, ordered.item(healthy_at)
-        if learned is not None:
+        if learned is not None and not self._is_frozen:
             self._has_slowed = healthy > _DRIFT * learned
             self.healthy_ratio = learned if self._has_slowed else healthy
 
@@ -160,8 +179,8 @@ class Mode:
 class _Stages:
     """Usual share of each pipeline stage in a step's time.
 
-    One stage that takes twice as long makes the steps of four stages a quarter longer, which by
-    itself is no slow step.
+    One stage that takes twice as long makes the steps of four stages a quarter longer, which alone
+    is less than a slow step takes.
     """
 
     def __init__(self) -> None:
@@ -212,11 +231,13 @@ class CostBook:
         """By mode; "" for all."""
         self._modes: dict[str, Mode] = {}
         self.pure_steps = PureSteps()
+        self._is_frozen = False
 
     def describe(self, info: EngineInfo) -> None:
         """Take the model's shape and device from the engine's own words."""
         self._shape, self._peaks = info.shape, peaks_of(info.device, info.num_threads)
-        self.pure_steps = PureSteps()
+        if not self._is_frozen:
+            self.pure_steps = PureSteps()
         self._roofline = roofline(self._shape, self._peaks)
         self._calibrated = {}
         # Steps of another model say nothing of this one's; the device is the same.
@@ -241,6 +262,36 @@ class CostBook:
         self._take(table)
         self._restart()
         return True
+
+    def frozen(self) -> CostBook:
+        """Return a book for a second pass over the same steps: models and bounds stay as here."""
+        book = CostBook()
+        book._is_frozen = True
+        book._modes = {name: mode.frozen() for name, mode in self._modes.items()}
+        book.pure_steps = self.pure_steps
+        return book
+
+    def learn(
+        self,
+        mode: Mode,
+        batch: Batch,
+        prefills: list[int],
+        *,
+        measured_ns: int,
+        modelled_ns: float,
+        stages_ns: Sequence[int],
+        bounded_ns: int,
+    ) -> None:
+        """Learn from a step that was not cold; see `Mode.observe`."""
+        if not self._is_frozen:
+            self.pure_steps.observe(batch, prefills, measured_ns)
+        mode.observe(
+            batch,
+            measured_ns=measured_ns,
+            modelled_ns=modelled_ns,
+            stages_ns=stages_ns,
+            bounded_ns=bounded_ns,
+        )
 
     @property
     def memory_peaks(self) -> dict[str, float]:
@@ -277,7 +328,7 @@ class CostBook:
             self._calibrated[table.mode] = model
 
     def _restart(self) -> None:
-        """Give the modes that have no fit yet the best first guess."""
+        """Put the best first guess in force for the modes that have no fit yet."""
         for name, mode in self._modes.items():
             mode.begin_with(self._first(name))
 

@@ -116,7 +116,7 @@ def test_excess_of_one_slow_stage_is_slowdown_or_rank_wait(
 
 
 def test_slow_stage_is_not_learned_as_healthy() -> None:
-    """Of four stages one takes twice as long, the step 1.25 times, for two refreshes of the fit."""
+    """One of four stages takes twice as long, the step 1.25 times, for two refreshes of the fit."""
     mode = CostBook().mode("eager")
     batch = Batch(Team(np.array([1]), np.array([1])), np.array([50]))
     for step in range(1_500):

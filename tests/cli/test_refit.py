@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from inferscope.cli.main import main
+from inferscope.collector.source import final_books, open_replay, recorded
+from inferscope.ring.recording import RecordingWriter
+from tests.collector.scripts import MS, Finals, Script, assert_all_closes
+from tests.cost.truth import Truth, traffic
+
+NUM_STEPS = 120
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a recording of steps whose times follow a made-up device, one request per slice."""
+    script = Script()
+    core = script.ring()
+    truth = Truth(random.Random(3), noise=0.02)
+    at_ms = 1.0
+    for step, batch in enumerate(traffic(random.Random(3), NUM_STEPS)):
+        script.at(at_ms)
+        members = [core.queued(f"r{step}-{n}") for n in range(len(batch.context))]
+        for index in members:
+            core.admitted(index)
+        took_ms = truth.step_ns(batch) / MS
+        columns = zip(members, batch.team.tokens.tolist(), batch.context.tolist(), strict=True)
+        core.step(step, list(columns), start_ms=at_ms, end_ms=at_ms + took_ms)
+        for index in members:
+            core.finished(index)
+        at_ms += took_ms + 0.5
+    path = tmp_path_factory.mktemp("refit") / "run.isr"
+    writer = RecordingWriter(path)
+    for item in script.items(until_ms=at_ms + 2_000):
+        writer.write(recorded(item))
+    writer.close()
+    return path
+
+
+def folded(path: Path, *, refit: bool) -> Finals:
+    finals = Finals()
+    books = final_books(path) if refit else None
+    source = open_replay(path, sinks=(finals,), books=books)
+    source.advance()
+    source.close()
+    assert_all_closes(source.collector, finals)
+    return finals
+
+
+def test_refit_prices_every_step_with_one_model_and_labels_it(recording: Path) -> None:
+    before, after = (folded(recording, refit=refit) for refit in (False, True))
+    assert len({step.fit_id for step in before.steps}) > 5
+    assert {step.fit_id for step in after.steps} == {f"refit-eager-{NUM_STEPS}"}
+    assert [step.is_provisional for step in before.steps[:64]] == [True] * 64
+    assert not any(step.is_provisional for step in after.steps)
+
+    def error(finals: Finals) -> float:
+        """Return the median error of the model over the first 64 steps."""
+        return sorted(abs(step.model_residual) for step in finals.steps[:64])[32]
+
+    assert error(after) < 0.05
+    assert error(after) < 0.5 * error(before)
+
+
+def test_refit_twice_gives_the_same_digest(recording: Path) -> None:
+    digests = []
+    for _ in range(2):
+        source = open_replay(recording, books=final_books(recording))
+        source.advance()
+        source.close()
+        assert any("refit" in note for note in source.notes())
+        digests.append(source.collector.digest())
+    assert digests[0] == digests[1]
+
+
+def test_commands_label_what_they_price_again(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert main(["export", str(recording), "--refit", "-o", str(out)]) == 0
+    assert "refit" in capsys.readouterr().err
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert {row["fit"] for row in steps} == {f"refit-eager-{NUM_STEPS}"}
+    assert {row["provisional"] for row in steps} == {False}
+    digests = []
+    for more in ([], ["--refit"]):
+        assert main(["replay", str(recording), "--check", *more]) == 0
+        digests.append(capsys.readouterr().out)
+    assert digests[0] != digests[1]
+    assert main(["shares", str(recording), "--refit", "--json"]) == 0
+    assert "refit" in capsys.readouterr().err
+    assert main(["findings", str(recording), "--refit", "--json"]) == 0
+    assert "refit" in capsys.readouterr().err
+
+
+def test_refit_of_a_running_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shares", "4711", "--refit"]) == 2
+    assert "--refit" in capsys.readouterr().err
