@@ -117,7 +117,7 @@ def step_row(step: FinalStep) -> dict[str, Any]:
         "unattributed_ns": step.unattributed_ns,
         "model_residual": round(step.model_residual, 6),
         "provisional": step.is_provisional,
-        "bounded_ns": step.delay.bounded_ns if step.delay is not None else 0,
+        "bounded_ns": step.bounded_ns,
     }
 
 

@@ -139,6 +139,8 @@ STEPS = pa.schema(
         ("padding_ns", _INT),
         ("unattributed_ns", _INT),
         ("model_residual", _REAL),
+        ("provisional", _BOOL),
+        ("bounded_ns", _INT),
     ]
 )
 SLICES = pa.schema(
@@ -409,6 +411,8 @@ def _steps(batch: Batch, host: str | None) -> pa.Table:
         pa.array([step.padding_ns for step in steps], _INT),
         pa.array([step.unattributed_ns for step in steps], _INT),
         pa.array([round(step.model_residual, 6) for step in steps], _REAL),
+        pa.array([step.is_provisional for step in steps], _BOOL),
+        pa.array([step.bounded_ns for step in steps], _INT),
     ]
     return pa.Table.from_arrays(columns, schema=STEPS)
 

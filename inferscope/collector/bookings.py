@@ -338,6 +338,8 @@ class Bookings:
                 components=split.components,
                 delay=split.delay if ids else None,
                 unnamed=unnamed[at] if unnamed else None,
+                is_provisional=split.is_provisional,
+                bounded_ns=split.delay.bounded_ns,
             )
             for sink in self._sinks:
                 sink.step(final)

@@ -75,16 +75,15 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """What its requests waited for, over all ranks; None where it was of no request."""
     unnamed: Unnamed | None = None
     """Of a rank whose core is on another host: its phases, in place of requests."""
+    is_provisional: bool = False
+    """It was split by a model that fewer than `ENOUGH_STEPS` steps had corrected."""
+    bounded_ns: int = 0
+    """Part of the delay that measured steps took off what the model says of one request alone."""
 
     @property
     def busy_ns(self) -> int:
         """Return what the shares sum to, or the phases where requests are not known."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
-
-    @property
-    def is_provisional(self) -> bool:
-        """Return whether it was split by a model that fewer than `ENOUGH_STEPS` steps corrected."""
-        return self.components is not None and self.components.model.is_provisional
 
 
 class PhaseWork(msgspec.Struct, frozen=True, gc=False):

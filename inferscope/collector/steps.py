@@ -130,6 +130,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """The modelled parts that were scaled to what was measured; None likewise."""
     grip: Grip | None = None
     """What the requests hold that keeps others out."""
+    is_provisional: bool = False
+    """The model in force was corrected by few steps only."""
 
 
 def rank_span(
@@ -288,6 +290,7 @@ def split_step(
         components,
         parts,
         Grip(binding, block_tokens, rows.team.tokens, batch.context, dp_rank),
+        model.is_provisional,
     )
 
 

@@ -70,7 +70,10 @@ def divide(book: CostBook, run: Execution) -> Divided:
         unnamed.append(Unnamed(prefill, prefill_ns, decode, busy_ns - prefill_ns))
     residual = run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0
     nothing_ns = [0 for _ in run.ranks]
-    return Divided(_of_nobody(run, paddings, nothing_ns, residual, model.fit_id), unnamed)
+    split = _of_nobody(
+        run, paddings, nothing_ns, residual, model.fit_id, is_provisional=model.is_provisional
+    )
+    return Divided(split, unnamed)
 
 
 def among_none(run: Execution) -> SplitStep:
@@ -85,6 +88,8 @@ def _of_nobody(
     unattributed_ns: list[int],
     residual: float,
     fit_id: str,
+    *,
+    is_provisional: bool = False,
 ) -> SplitStep:
     none = NO_ROWS.tokens
     return SplitStep(
@@ -96,4 +101,5 @@ def _of_nobody(
         slots=none,
         delay=Delay(none, None, [], 0, 0, 0, 0),
         components=None,
+        is_provisional=is_provisional,
     )

@@ -24,7 +24,8 @@ TOLERANCE = 1.25
 _MORE_CONTEXT = 1.25
 """Context of a member, against a step's, up to which they compare: a decode's grows with each step.
 Attention is linear in it, so the time grows by this factor at most."""
-_FIRST_CELLS = 64
+_Step = tuple[int, int, int]
+"""Tokens and context of its largest member, and its nanoseconds."""
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +34,7 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     own_ns: Floats
     """[members], of T({i}); infinite where no step compares."""
     step_ns: float = math.inf
-    """Of T(S): computing the members one after the other would have taken this."""
+    """Upper bound of T(S): the members one after the other."""
 
 
 class PureSteps:
@@ -45,11 +46,13 @@ class PureSteps:
 
     def __init__(self) -> None:
         """Start without steps."""
-        self._cells: dict[tuple[int, int], int] = {}
-        self._last = np.zeros((_FIRST_CELLS, 3))
-        """[cells], tokens, context and nanoseconds of the last step."""
-        self._kept = np.zeros((_FIRST_CELLS, 3))
-        """[cells], of the last two."""
+        self._cells: dict[int, int] = {}
+        self._last: list[_Step] = []
+        """[cells], the last step."""
+        self._kept: list[_Step] = []
+        """[cells], the longer time and the smaller size of the last two."""
+        self._chunked: list[int] = []
+        """Cells of steps with chunks, which are few."""
 
     def observe(self, batch: Batch, prefills: list[int], measured_ns: int) -> None:
         """Add a step that was not cold; a mixed one is left out.
@@ -67,44 +70,59 @@ class PureSteps:
             if of_chunk > tokens:
                 tokens, context = of_chunk, batch.context.item(at)
         step = (tokens, context, measured_ns)
-        key = (_cell(tokens), _cell(context))
+        key = _cell(tokens) << 16 | _cell(context)
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = len(self._cells)
-            if cell == len(self._kept):
-                self._last = np.concatenate([self._last, np.zeros_like(self._last)])
-                self._kept = np.concatenate([self._kept, np.zeros_like(self._kept)])
-            self._kept[cell] = step
-        else:
-            before = self._last[cell].tolist()
-            self._kept[cell] = (
-                min(tokens, before[0]),
-                min(context, before[1]),
-                max(measured_ns, before[2]),
-            )
+            self._cells[key] = len(self._kept)
+            if tokens > 1:
+                self._chunked.append(len(self._kept))
+            self._last.append(step)
+            self._kept.append(step)
+            return
+        before_tokens, before_context, before_ns = self._last[cell]
+        self._kept[cell] = (
+            tokens if tokens < before_tokens else before_tokens,
+            context if context < before_context else before_context,
+            measured_ns if measured_ns > before_ns else before_ns,
+        )
         self._last[cell] = step
 
     def bounds(self, batch: Batch, prefills: list[int]) -> Bounds | None:
         """Return the bounds of a step's prefills; None where no step compares."""
         if not prefills or not self._cells:
             return None
-        own_ns = np.full(len(batch.context), math.inf)
-        own_ns[prefills] = self._own_ns(batch.team.tokens[prefills], batch.context[prefills])
-        return Bounds(own_ns)
+        own_ns: Floats | None = None
+        for at in prefills:
+            bound_ns = self._own_ns(batch.team.tokens.item(at), batch.context.item(at))
+            if bound_ns < math.inf:
+                if own_ns is None:
+                    own_ns = np.full(len(batch.context), math.inf)
+                own_ns[at] = bound_ns
+        return None if own_ns is None else Bounds(own_ns)
 
     def bounds_of_all(self, batch: Batch) -> Bounds | None:
         """Return the bounds of a step and of all its members; None where no step compares."""
         if not self._cells:
             return None
-        own_ns = self._own_ns(batch.team.tokens, batch.context)
+        kept = np.array(self._kept, dtype=np.float64)
+        contexts = batch.context[:, None] + 1
+        more = np.maximum(contexts / (kept[:, 1] + 1), 1.0)
+        compares = (kept[:, 0] >= batch.team.tokens[:, None]) & (more <= _MORE_CONTEXT)
+        own_ns: Floats = np.where(compares, kept[:, 2] * more, math.inf).min(axis=1)
         return Bounds(own_ns, TOLERANCE * float(own_ns.sum()))
 
-    def _own_ns(self, tokens: Ints, contexts: Ints) -> Floats:
-        kept = self._kept[: len(self._cells)]
-        more = np.maximum((contexts[:, None] + 1) / (kept[:, 1] + 1), 1.0)
-        compares = (kept[:, 0] >= tokens[:, None]) & (more <= _MORE_CONTEXT)
-        bounds: Floats = np.where(compares, kept[:, 2] * more, math.inf).min(axis=1)
-        return bounds
+    def _own_ns(self, tokens: int, context: int) -> float:
+        """Return the bound of one member, as `bounds_of_all` does of each."""
+        bound_ns = math.inf
+        kept = self._kept
+        cells = self._chunked if tokens > 1 else range(len(kept))
+        for cell in cells:
+            of_tokens, of_context, took_ns = kept[cell]
+            if of_tokens >= tokens and took_ns < bound_ns:
+                more = (context + 1) / (of_context + 1)
+                if more <= _MORE_CONTEXT:
+                    bound_ns = min(bound_ns, took_ns * max(1.0, more))
+        return bound_ns
 
 
 def _cell(number: int) -> int:

@@ -20,8 +20,13 @@ def batch_of(*members: tuple[int, int]) -> Batch:
 
 
 def bounds_of(steps: PureSteps, *members: tuple[int, int]) -> list[float]:
-    found = steps.bounds_of_all(batch_of(*members))
-    return [math.inf] * len(members) if found is None else found.own_ns.tolist()
+    """Return the members' bounds, which are the same one by one."""
+    batch = batch_of(*members)
+    found, one_by_one = steps.bounds_of_all(batch), steps.bounds(batch, list(range(len(members))))
+    bounds = [math.inf] * len(members) if found is None else found.own_ns.tolist()
+    again = [math.inf] * len(members) if one_by_one is None else one_by_one.own_ns.tolist()
+    assert again == pytest.approx(bounds)
+    return bounds
 
 
 def test_step_bounds_members_of_as_many_tokens_and_as_much_context_or_less() -> None:
