@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.collector.snapshot import NO_QUANTILES, EngineView, Health, Series
+from inferscope.collector.snapshot import NO_QUANTILES, CostModel, EngineView, Health, Series
 from inferscope.records import CAUSES, DEVICE_SECONDS
 from inferscope.tui import panels
 from inferscope.tui.header import confessions, header
@@ -169,6 +169,17 @@ def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
     ended = with_view(moving_snapshot(), health=closed, is_alive=False)
     assert confessions(Scene(snapshot=ended)) == []
     assert "went silent" not in panels.largest_problem(ended.engines[0])
+
+
+@pytest.mark.parametrize(("num_steps", "is_provisional"), [(23, True), (0, True), (80, False)])
+def test_header_says_that_early_shares_are_provisional(
+    num_steps: int, is_provisional: bool
+) -> None:
+    model = CostModel("eager", "roofline", "roofline+eager-16", 0.1, num_steps, is_provisional)
+    scene = Scene(snapshot=with_view(moving_snapshot(), cost_models=(model,)))
+    note = "shares provisional: 23 of 64 steps learned"
+    assert confessions(scene) == ([note] if num_steps == 23 else [])
+    assert (note in text_of(header(scene, 160))) is (num_steps == 23)
 
 
 def test_the_header_owns_up() -> None:
