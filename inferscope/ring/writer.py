@@ -23,7 +23,7 @@ from pathlib import Path
 
 from inferscope.errors import RingUnavailable
 from inferscope.ring import layout
-from inferscope.ring.file_write import is_remote, pwrite, releasing_pwrite
+from inferscope.ring.file_write import IN_MEMORY, REMOTE, file_system, pwrite, releasing_pwrite
 from inferscope.ring.layout import Identity
 
 _crc32 = zlib.crc32
@@ -123,8 +123,9 @@ class RingWriter:
             partial.unlink(missing_ok=True)
             os.close(handle)
             raise _cannot_make(path, error) from error
-        self.is_remote = is_remote(handle)
-        self._pwrite = releasing_pwrite if self.is_remote else pwrite
+        kind = file_system(handle)
+        self.is_remote = kind in REMOTE
+        self._pwrite = pwrite if kind in IN_MEMORY else releasing_pwrite
         self._is_closing = False
         self._in_use = threading.RLock()
         """Held by all uses of the descriptor but `write`, which the probe's lock guards.
