@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
-from inferscope.probe.host_signals import pass_on
+from inferscope.host_signals import pass_on
 
 MAX_TEXT_BYTES = 128
 MAX_ATTRIBUTES = 16
@@ -58,7 +58,8 @@ def whole(value: Any, lowest: int, highest: int, odd: OddValues) -> int:
         return value
     try:
         number = operator.index(value)
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         if isinstance(value, (str, bytes, bytearray)):
             raise
         number = int(value)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from inferscope.host_signals import pass_on
 from inferscope.probe.columns import (
     LARGEST_INT64,
     LEAST_INT64,
@@ -21,7 +22,6 @@ from inferscope.probe.columns import (
     whole,
 )
 from inferscope.probe.columns import attributes as bounded
-from inferscope.probe.host_signals import pass_on
 from inferscope.probe.ids import hiding
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log

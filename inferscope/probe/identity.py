@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from inferscope.host_signals import pass_on
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.ring.discovery import boot_id, file_name
 from inferscope.ring.layout import Identity
@@ -54,6 +55,7 @@ def _start_ticks() -> str:
     """Return when this process started, in the kernel's ticks: a pid alone is used again."""
     try:
         stat = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return "0"
     return stat.rpartition(")")[2].split()[19]

@@ -14,6 +14,7 @@ import threading
 import weakref
 from contextlib import suppress
 
+from inferscope.host_signals import suppressed
 from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
@@ -57,7 +58,7 @@ class Keeper:
     def stop(self) -> None:
         """End the thread, at its next look; safe to call twice."""
         self._is_stopping = True
-        with suppress(RuntimeError):  # released already
+        with suppressed(RuntimeError):  # released already
             self._wake.release()
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Keeper:
     def fork(self) -> None:
         """Make the probe of a forked child a silent one."""
         self._life.fork()
-        with suppress(Exception):
+        with suppressed(Exception):
             self.close()
 
     def _keep(self) -> None:

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from inferscope.host_signals import pass_on, suppressed
 from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.columns import text
-from inferscope.probe.host_signals import pass_on
 from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
@@ -106,12 +106,13 @@ class Life:
             log.cost_ns += self._now() - t_ns
         finally:
             # The first thing here: no signal handler can run between an exception and this call.
-            try:  # noqa: SIM105 -- `suppress` would be a call before it
+            try:
                 lock.release()
-            except RuntimeError:
-                pass  # it was not acquired
-            if queued:
-                self.catch_up_unlocked()
+            except RuntimeError as error:  # it was not acquired, or a signal handler's
+                pass_on(error)
+            finally:
+                if queued:
+                    self.catch_up_unlocked()
 
     def catch_up(self) -> None:
         """Carry out what was queued; the lock is held."""
@@ -126,13 +127,18 @@ class Life:
         Also after an exception of a signal handler: the process may be about to end.
         """
         lock = self._log.lock
-        while self._queued and lock.acquire(False):
-            try:
+        while self._queued:
+            try:  # around `acquire` as well: a signal handler may raise right behind it
+                if not lock.acquire(False):
+                    return
                 self.catch_up()
             except Exception as error:  # noqa: PERF203 -- a lap is rare, the lock must be free
                 self.caught(error)
             finally:
-                lock.release()
+                try:
+                    lock.release()
+                except RuntimeError as error:  # as in `perform`
+                    pass_on(error)
 
     def _queue(self, later: Action | None, argument: Any) -> None:
         if later is None or len(self._queued) >= _MOST_QUEUED:
@@ -277,7 +283,7 @@ class Life:
         self._unsaid.clear()
         ring = self._log.abandon()
         if ring is not None:
-            with suppress(Exception):  # its lock on the ring must die with the parent
+            with suppressed(Exception):  # its lock on the ring must die with the parent
                 ring.forked()
                 ring.close()
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from inferscope.errors import InferScopeError, RingUnavailable
+from inferscope.host_signals import pass_on
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
@@ -51,6 +52,7 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
         for each in reading_from(folder):
             remove_old_rings(each)
     except OSError as error:
+        pass_on(error)
         note("old rings are left where they are: %s", error)
     me = identity(role, rank, engine=engine_id, clock=clock)
     home = folder / file_name(me.engine_id)
@@ -101,6 +103,7 @@ def open_switch(ring: RingWriter) -> ControlByte | None:
     try:
         return open_control(ring.path)
     except OSError as error:
+        pass_on(error)
         warn("%s cannot be switched: %s", ring.path, error)
         return None
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from inferscope.host_signals import pass_on
 from inferscope.probe.columns import column
 from inferscope.probe.voice import warn
 from inferscope.records import PREFIX_TOKENS
@@ -54,5 +55,6 @@ def prefix_digests() -> PrefixDigests | None:
     try:
         return PrefixDigests()
     except Exception as error:
+        pass_on(error)
         warn("prompts that begin alike are not recorded: %s: %s", type(error).__name__, error)
         return None

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from inferscope.host_signals import pass_on, suppressed
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.clock import SystemClock
 from inferscope.probe.columns import (
@@ -155,17 +155,19 @@ class Probe:
             probe = cls(ring, switch, info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
         except BaseException as error:
-            if isinstance(error, Exception):
-                with suppress(Exception):
-                    warn("not recording: %s: %s", type(error).__name__, error)
             if switch is not None:
-                with suppress(Exception):
+                with suppressed(Exception):
                     switch.close()
             if ring is not None:
-                with suppress(Exception):
+                with suppressed(Exception):
                     discard(ring)
             if not isinstance(error, Exception):
                 raise  # of a signal handler
+            pass_on(error)
+            if isinstance(error.__cause__, Exception):  # of "cannot make the ring", say
+                pass_on(error.__cause__)
+            with suppressed(Exception):
+                warn("not recording: %s: %s", type(error).__name__, error)
             return cls.disabled()
         return probe
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from inferscope.probe.host_signals import pass_on
+from inferscope.host_signals import pass_on, suppressed
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -299,7 +299,7 @@ class EventTimer:
         if not self._has_to_ask:
             return []
         spans: list[Span] = []
-        with suppress(Exception), self._events.aside() as may_ask:
+        with suppressed(Exception), self._events.aside() as may_ask:
             if may_ask:
                 spans = self._collect(now_ns)
         return spans
@@ -378,7 +378,7 @@ class EventTimer:
         self._made = 0
         self._open = self._anchor = self._anchor_next = None
         self._anchor_due_ns = self._resumes_ns = self._now() + ANCHOR_AGAIN_NS
-        with suppress(Exception):
+        with suppressed(Exception):
             self._events.reset()
 
     def _give_up(self, flight: _Flight) -> None:

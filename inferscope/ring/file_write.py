@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from inferscope.host_signals import pass_on
+
 PWrite = Callable[[int, bytes, int, int], int]
 IN_MEMORY = {
     0x01021994,  # tmpfs
@@ -45,7 +47,8 @@ def releasing_pwrite(handle: int, content: bytes, num_bytes: int, offset: int) -
     """Write with `os.pwrite`, where the C function cannot be called or may block."""
     try:
         return os.pwrite(handle, content, offset)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return -1
 
 

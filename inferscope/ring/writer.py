@@ -18,10 +18,10 @@ import os
 import struct
 import threading
 import zlib
-from contextlib import suppress
 from pathlib import Path
 
 from inferscope.errors import RingUnavailable
+from inferscope.host_signals import pass_on, suppressed
 from inferscope.ring import layout
 from inferscope.ring.file_write import IN_MEMORY, REMOTE, file_system, pwrite, releasing_pwrite
 from inferscope.ring.layout import Identity
@@ -107,7 +107,7 @@ class RingWriter:
         try:
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            with suppress(OSError):  # a file system without locks: the heartbeat has to do
+            with suppressed(OSError):  # a file system without locks: the heartbeat has to do
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if group_id is not None:
                 os.fchown(handle, -1, group_id)
@@ -292,10 +292,9 @@ class RingWriter:
         """End a use of the descriptor; close it where `close` was called meanwhile."""
         handle, self._unclosed = self._unclosed, -1
         try:
-            if handle >= 0 and self._is_ours(handle):
-                os.close(handle)
-        except OSError:
-            pass  # the file system's last word; the number is free
+            with suppressed(OSError):  # the file system's last word; the number is free
+                if handle >= 0 and self._is_ours(handle):
+                    os.close(handle)
         finally:
             self._in_use.release()
 
@@ -304,6 +303,7 @@ class RingWriter:
         try:
             status = os.fstat(handle)
         except OSError as error:
+            pass_on(error)
             return error.errno != errno.EBADF
         return (status.st_dev, status.st_ino) == self._inode
 
@@ -327,6 +327,7 @@ class RingWriter:
                 return True
             self.failure = os.strerror(errno.ENOSPC)
         except OSError as error:
+            pass_on(error)
             self.failure = error.strerror or str(error)
         return False
 

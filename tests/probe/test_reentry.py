@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 
-from inferscope.probe import NO_REQUEST, EngineInfo, HostTimer, Probe
+from inferscope.probe import NO_REQUEST, EngineInfo, HostTimer, Probe, opening
 from inferscope.probe.life import _MOST_QUEUED
 from inferscope.records import (
     CLOSED,
@@ -34,6 +35,7 @@ from inferscope.records import (
     StepSpan,
     decode,
 )
+from inferscope.ring import writer
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
 from tests.children import child
@@ -249,6 +251,78 @@ def at_every_instruction(
         if is_inside:
             yield probe, path
     assert number > 5
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Collect no garbage meanwhile: Python suppresses what a handler raises in a finaliser."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("raised", [TimeoutError, RuntimeError, TypeError])
+@pytest.mark.parametrize(
+    "call", [lambda probe: probe.emitted([0], [1.0]), lambda probe: probe.close()]
+)
+def test_an_exception_of_a_handler_within_any_instruction_is_the_hosts(
+    tmp_path: Path, raised: type[Exception], call: Callable[[Probe], object]
+) -> None:
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # as a time limit's does that is used once
+        raise raised("of the host")
+
+    number, num_reached, is_inside = 0, 0, True
+    while is_inside:
+        number += 1
+        probe = make_probe(tmp_path, FakeClock(), capacity=1 << 16)
+        with signals(handler), signal_at_instruction(number, "emitted", "close") as sent:
+            try:
+                call(probe)
+            except raised:
+                num_reached += 1
+        is_inside = bool(sent)
+        assert num_reached == number - (not is_inside)
+        assert not is_inside or probe._log.state != FAILED
+        (tmp_path / "a.ring").unlink()
+    assert number > 100
+
+
+def test_an_exception_of_a_handler_while_the_probe_opens_is_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+
+    def handler(*_: object) -> None:
+        raise TimeoutError("the model takes too long to load")
+
+    def interrupted(real: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return real(*given, **named)
+
+    places = ((opening, "remove_old_rings"), (writer, "_allocate"), (opening, "open_control"))
+    for module, name in places:
+        with monkeypatch.context() as patch, signals(handler):
+            patch.setattr(module, name, partial(interrupted, getattr(module, name)))
+            with pytest.raises(TimeoutError, match="too long"):
+                Probe.open(EngineInfo(0, "test"))
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_an_odd_argument_costs_little_more_than_another(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+
+    def fastest_s(waiting: float) -> float:
+        def call() -> None:
+            probe.plan(1, start_ns=0, end_ns=1, waiting=cast(int, waiting), running=1)
+
+        return min(timeit.repeat(call, number=20, repeat=20)) / 20
+
+    assert fastest_s(-1) < fastest_s(0) + 100e-6  # 0.45 ms when 64 signals were asked for handlers
+    probe.close()
 
 
 def test_a_close_within_any_instruction_of_stopping_the_keeper_returns(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The host's signal handlers: an exception of theirs belongs to the host, wherever it is raised.
+
+A handler runs between two instructions of whatever the main thread executes, so its exception (a
+TimeoutError of an alarm, say) appears in the middle of the probe's code, where every `except`
+clause that fits would take it for a fault of the probe, of a file or of an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_VARIABLE_ARGUMENTS = 0x04
+"""`inspect.CO_VARARGS`, without that module's 17 ms at import."""
+
+
+def pass_on(error: Exception) -> None:
+    """Raise an exception again if a signal handler has raised it.
+
+    A handler is the one function that receives, as an argument, the frame that its exception then
+    passes through; so is a debugger's trace function, whose exceptions are the host's as well.
+    Which handlers are installed is no help: one may remove itself before it raises.
+
+    Called where an exception was caught, never on the way of a call that succeeds.
+
+    Raises:
+        Exception: the same one.
+    """
+    passed: list[FrameType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if passed and any(
+            type(given) is FrameType and given in passed for given in _arguments(frame)
+        ):
+            raise error
+        passed.append(frame)
+        trace = trace.tb_next
+
+
+def _arguments(frame: FrameType) -> Iterator[object]:
+    code, values = frame.f_code, frame.f_locals
+    num_named = code.co_argcount + code.co_kwonlyargcount
+    for name in code.co_varnames[: code.co_argcount]:
+        yield values.get(name)
+    if code.co_flags & _VARIABLE_ARGUMENTS:
+        rest = values.get(code.co_varnames[num_named])
+        yield from rest if type(rest) is tuple else ()
+
+
+@contextmanager
+def suppressed(*kinds: type[Exception]) -> Iterator[None]:
+    """Suppress exceptions as `contextlib.suppress` does, but not those of a signal handler."""
+    try:
+        yield
+    except kinds as error:
+        pass_on(error)
