@@ -452,15 +452,24 @@ class Probe:
             life.caught(error)
 
     def stop(self, step: int, *, padded_tokens: int = 0) -> None:
-        """End timing the step begun last; with a host timer its outputs must be ready."""
+        """End timing the step begun last; with a host timer its outputs must be ready.
+
+        A step that was not begun last has no span.
+        """
         life = self._life
         if not life.on:
             return
         try:
-            t_ns = self._now()
-            if type(padded_tokens) is not int or not 0 <= padded_tokens <= LARGEST_U32:
-                padded_tokens = whole_or(padded_tokens, 0, 0, LARGEST_U32, self._log.odd)
-            life.perform(t_ns, None, self._spans.stop, (t_ns, padded_tokens))
+            t_ns, odd = self._now(), self._log.odd
+            try:
+                if type(step) is not int or not LEAST_INT64 <= step <= LARGEST_INT64:
+                    step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
+                if type(padded_tokens) is not int or not 0 <= padded_tokens <= LARGEST_U32:
+                    padded_tokens = whole_or(padded_tokens, 0, 0, LARGEST_U32, odd)
+            except Exception as error:
+                life.refuse("stop", error)
+                return
+            life.perform(t_ns, None, self._spans.stop, (step, t_ns, padded_tokens))
         except Exception as error:
             life.caught(error)
 

@@ -7,6 +7,7 @@ take a missing span for an idle device.
 
 from __future__ import annotations
 
+from collections import deque
 from threading import get_ident
 
 from inferscope.probe.log import Log
@@ -42,6 +43,9 @@ class Spans:
         """The one that began the last step: it alone may ask the device while a step is open."""
         self._pending_ns = 0
         """As published; asking the timer instead costs 0.05 µs more per step."""
+        self._endless: deque[int] = deque(maxlen=_MOST_SIGNED)
+        """Steps whose spans are left out, until the timer returns them."""
+        self._num_endless = 0
         self._signed: dict[int, tuple[int, tuple[int | None, int]]] = {}
         """By step: its digest and its tokens, prefills' and others', until its span is written."""
 
@@ -66,9 +70,17 @@ class Spans:
         """Set the end of the open step's device span here."""
         self.timer.device_end()
 
-    def stop(self, ended: tuple[int, int]) -> None:
-        """End timing the step begun last: when, and its padded tokens."""
-        now_ns, padded_tokens = ended
+    def stop(self, ended: tuple[int, int, int]) -> None:
+        """End timing a step: its number, when, and its padded tokens.
+
+        Nothing is done for a step that a later one has replaced. If a later one ends whose `start`
+        was lost, the open one's end was lost too: its span is left out, and counted as dropped.
+        """
+        step, now_ns, padded_tokens = ended
+        if step != self.last_step and self._is_open:
+            if step < self.last_step:
+                return
+            self._endless.append(self.last_step)
         self.last_step_ns = now_ns
         self.timer.stop(now_ns, padded_tokens=padded_tokens)
         self._is_open, self._has_stopped = False, True
@@ -106,6 +118,10 @@ class Spans:
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:
             digest, tokens = self._signed.pop(span.step, _UNSIGNED)
+            if span.step in self._endless:
+                self._endless.remove(span.step)
+                self._num_endless += 1
+                continue
             log.write(
                 StepSpan(
                     now_ns,
@@ -131,13 +147,16 @@ class Spans:
         """Write how the probe is, and through when the spans are complete."""
         timer = self.timer
         self._log.report(
-            now_ns, complete_through_ns=timer.pending_ns or now_ns, num_dropped=timer.dropped
+            now_ns,
+            complete_through_ns=timer.pending_ns or now_ns,
+            num_dropped=timer.dropped + self._num_endless,
         )
 
     def forget(self) -> None:
         """Give up the step under way and all spans still to come."""
         self.timer.forget()
         self._signed.clear()
+        self._endless.clear()
         self._has_stopped = False
         self._publish_pending(0)
 

@@ -562,6 +562,48 @@ def test_a_step_timed_across_a_call_within_is_timed_by_its_own_start(tmp_path: P
     assert [span.step for span in of(StepSpan, tmp_path / "a.ring")] == [1]
 
 
+def test_a_stop_that_follows_a_lost_stop_and_start_ends_no_other_step(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe, ring = probe_within(tmp_path, clock)
+
+    def do(step: int) -> None:
+        probe.start(step)
+        clock.now_ns += 10**7
+        probe.stop(step)
+
+    def within() -> None:
+        probe.stop(1)
+        probe.start(2)
+
+    probe.start(1)
+    clock.now_ns += 10**7
+    ring.within = within
+    probe.emitted([0], [1])
+    clock.now_ns += 10**7
+    probe.stop(2)
+    assert probe._spans.timer.pending_ns == 0  # readers wait for no span that will not come
+    do(3)
+    probe.close()
+    path = tmp_path / "a.ring"
+    spans = of(StepSpan, path)
+    assert [(span.step, span.ready_ns - span.launch_start_ns) for span in spans] == [(3, 10**7)]
+    last = of(ProbeHealth, path)[-1]
+    assert (last.dropped, last.lost_calls) == (1, 2)
+
+
+def test_a_step_begun_before_the_last_one_was_stopped_has_no_span(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    for call, step in ((probe.start, 1), (probe.start, 2), (probe.stop, 1), (probe.stop, 2)):
+        clock.now_ns += 10**7
+        call(step)
+    probe.close()
+    path = tmp_path / "a.ring"
+    spans = of(StepSpan, path)
+    assert [(span.step, span.ready_ns - span.launch_start_ns) for span in spans] == [(2, 2 * 10**7)]
+    assert of(ProbeHealth, path)[-1].dropped == 1
+
+
 PROGRAM = """
 import os, signal, sys
 from inferscope.probe import EngineInfo, Probe
