@@ -420,6 +420,8 @@ class Probe:
                 return
             if life.wants_on is not life.on:
                 life.follow(step)
+            if step < life.first_step and not dummy:
+                life.first_step = step  # the engine counts its steps anew
             if life.on:
                 # Later it would be timed wrong.
                 begun = (step, t_ns, mode, cold, dummy)

@@ -558,3 +558,22 @@ def test_a_probe_that_can_observe_nothing_reports_that_until_its_process_ends(
     probe.close()
     assert of(Keyframe, path)[-1].state == UNSUPPORTED
     assert of(ProbeHealth, path)[-1].state == CLOSED
+
+
+def test_steps_counted_anew_after_switching_on_have_their_slices(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    for step in range(5):
+        do_step(probe, step, [0])
+    for is_on in (False, True):  # while no step runs
+        clock.now_ns += 10**9
+        probe._life.want(is_on=is_on)
+        probe._keeper.tend()
+        assert probe.on is is_on
+    for step in range(5):
+        do_step(probe, step, [0])
+        probe.sign(step, requests=[0], tokens=[1])
+    probe.close()
+    path = tmp_path / "a.ring"
+    assert [slices.step for slices in of(StepSlices, path)] == [*range(5), *range(5)]
+    assert [span.digest > 0 for span in of(StepSpan, path)] == [True] * 10
