@@ -171,7 +171,7 @@ class Edge:
         self._by_id: LiveTable[Exchange] = LiveTable(probe)
         self._stamps_receipts = False
         self._numbers = itertools.count(1)
-        self.labels = Labels()
+        self.labels = Labels(probe.warn)
         self._allowed = AllowedHeaders(os.environ)
 
     def watch(self, app_class: Any) -> bool:

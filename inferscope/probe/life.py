@@ -29,7 +29,7 @@ from inferscope.probe.columns import text
 from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
-from inferscope.probe.voice import warn
+from inferscope.probe.voice import warn, would_block
 from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET, UNSUPPORTED
 
 _PATIENCE_S = 0.1
@@ -38,6 +38,8 @@ _IMPATIENT_NS = 10_000_000_000
 """No second wait within this time: a thread that never releases it costs the engine 1 %."""
 _MOST_QUEUED = 1024
 _MOST_MESSAGE_BYTES = 200
+_MOST_UNSAID = 16
+"""Messages pending while the host's log is full; of more the oldest are dropped."""
 
 Action = Callable[[Any], object]
 
@@ -65,7 +67,7 @@ class Life:
         self._mark: ProcessMark = b"\1" if log.ring is None else process_mark()
         self._queued: deque[tuple[Action, Any]] = deque()
         self._waits_again_ns = 0
-        self._unsaid: list[str] = []
+        self._unsaid: deque[str] = deque(maxlen=_MOST_UNSAID)
 
     def is_ours(self) -> bool:
         """Return whether this is the process that opened the probe; silence it where it is not."""
@@ -181,11 +183,12 @@ class Life:
     def say(self) -> None:
         """Write pending messages to the host's log: on a thread of its own, without the lock.
 
-        A handler of that log may block: its pipe is full, or another thread holds its lock.
+        A handler of that log may block: another thread holds its lock. While the pipe of one is
+        full, messages stay pending.
         """
-        while self._unsaid:
-            with suppress(Exception):  # of a handler of that log
-                warn("%s", self._unsaid.pop(0))
+        with suppress(Exception):  # of a handler of that log
+            while self._unsaid and not would_block():
+                warn("%s", self._unsaid.popleft())
 
     def caught(self, error: Exception) -> None:
         """Handle an exception within a call: a fault of the probe, or a process at its limits.

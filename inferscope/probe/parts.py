@@ -10,10 +10,9 @@ lower-case letters, so that no text of a prompt can travel as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from inferscope.probe.voice import warn
 from inferscope.records import OTHER_PART
 
 Parts: TypeAlias = tuple[tuple[str, int], ...]
@@ -50,11 +49,13 @@ class Labels:
     """Reads the headers of one front end's requests.
 
     Attributes:
-        num_unreadable: the first of them is said; their requests go on without parts.
+        num_unreadable: the first of them is logged; their requests go on without parts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        """Take what logs a line without blocking: it is called within a request."""
         self.num_unreadable = 0
+        self._warn = warn
 
     def read(self, content: bytes) -> Parts:
         """Return the parts that a header tells, none where it cannot be read."""
@@ -62,10 +63,10 @@ class Labels:
         if parts is None:
             self.num_unreadable += 1
             if self.num_unreadable == 1:  # and not what stands in it: nobody knows what that is
-                warn(
+                self._warn(
                     "an X-InferScope-Parts header cannot be read; it is ignored, and further ones "
-                    "without a word. Write system=120,user=20: at most %d parts, tokens of each.",
-                    MOST_PARTS,
+                    "without a word. Write system=120,user=20: at most "
+                    f"{MOST_PARTS} parts, tokens of each."
                 )
             return ()
         return parts

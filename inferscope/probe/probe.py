@@ -646,6 +646,11 @@ class Probe:
 
     # --- the end ------------------------------------------------------------------------------
 
+    def warn(self, line: str) -> None:
+        """Write a line to the host's log, later and on another thread: that log may block."""
+        if type(line) is str:
+            self._life.will_say(line)
+
     def fail(self, error: Exception) -> None:
         """Switch off for good and say so: whoever calls the probe cannot tell it the truth."""
         self._life.fail(error)

@@ -19,6 +19,32 @@ def warn(message: str, *values: object) -> None:
     logger.warning("inferscope: " + message, *values)
 
 
+def would_block() -> bool:
+    """Return whether a handler of the host's log writes to a pipe or a terminal that is full.
+
+    A thread that waits for one holds the handler's lock, which `logging.shutdown` takes at exit.
+    """
+    import logging
+    import select
+
+    logger: logging.Logger | None = logging.getLogger("inferscope")
+    handlers: list[logging.Handler] = []
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    if not handlers and logging.lastResort is not None:
+        handlers.append(logging.lastResort)
+    poll, descriptors = select.poll(), set()
+    for handler in handlers:
+        try:
+            descriptor = handler.stream.fileno()  # type: ignore[attr-defined]
+            poll.register(descriptor, select.POLLOUT)
+        except Exception:  # it has no stream, or a closed one
+            continue
+        descriptors.add(descriptor)
+    return len(poll.poll(0)) < len(descriptors)
+
+
 def note(message: str, *values: object) -> None:
     """Say something for whoever looks closely, with the exception being handled, if any."""
     import logging

@@ -99,6 +99,7 @@ GOOD = {
     "peer": "p",
     "step": 1,
     "feature": "pauses",
+    "line": "something is wrong",
     "waiting": 0,
     "running": 1,
     **dict.fromkeys(("requests", "phases", "tokens", "contexts"), COLUMN),

@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "close": lambda probe, index: probe.close(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
-MADE_OTHERWISE = {"open", "disabled", "clock", "fail"}
+MADE_OTHERWISE = {"open", "disabled", "clock", "fail", "warn"}
 _OF_THE_TIMER_ALONE = {"device_start", "device_end"}
 SURELY_TOUCHES = {
     *(("clock", call) for call in CALLS.keys() - {"on", "path"} - _OF_THE_TIMER_ALONE),

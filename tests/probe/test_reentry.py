@@ -12,7 +12,7 @@ import sys
 import threading
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -675,6 +675,56 @@ def test_the_heart_beats_while_the_hosts_log_blocks(opened: Probe, blocking: Blo
     heartbeats = {reader.heartbeat_ns()}
     until(lambda: heartbeats.add(reader.heartbeat_ns()) or len(heartbeats) > 3, 5)
     reader.close()
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, logging.Handler]]:
+    """The reading end of a full pipe that the host's log is written to, and the log's handler."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for num_bytes in (4096, 1):
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * num_bytes)
+    os.set_blocking(writing, True)
+    logger = logging.getLogger("inferscope")
+    with os.fdopen(writing, "w") as stream:
+        handler = logging.StreamHandler(stream)
+        logger.addHandler(handler)
+        yield reading, handler
+        os.set_blocking(reading, False)
+        with suppress(BlockingIOError):
+            while os.read(reading, 1 << 20):
+                pass
+        logger.removeHandler(handler)
+    os.close(reading)
+
+
+def test_a_line_waits_outside_the_hosts_log_while_its_pipe_is_full(
+    opened: Probe, full_pipe: tuple[int, logging.Handler]
+) -> None:
+    reading, handler = full_pipe
+    assert opened.path is not None
+    ring = RingReader(opened.path)
+    opened.emitted(None, None)  # type: ignore[arg-type]  # there is a line to write
+    heartbeats = {ring.heartbeat_ns()}
+    until(lambda: heartbeats.add(ring.heartbeat_ns()) or len(heartbeats) > 3, 5)
+    ring.close()
+    # `logging.shutdown` takes it at exit.
+    assert handler.lock is not None
+    assert handler.lock.acquire(timeout=0)
+    handler.release()
+    assert opened._life.has_unsaid
+    found = b""
+    while b"emitted() was left out" not in found:
+        found = found[-4096:] + os.read(reading, 1 << 16)
+
+
+def test_pending_lines_are_bounded(opened: Probe, full_pipe: tuple[int, logging.Handler]) -> None:
+    for number in range(1000):
+        opened.warn(f"line {number}")
+    assert len(opened._life._unsaid) == 16
+    assert opened._life._unsaid[-1] == "line 999"
 
 
 def test_a_failure_within_the_hosts_log_does_not_wait_for_it(

@@ -67,7 +67,8 @@ class Service:
 
 def build_app(service: Service) -> ASGIApp:
     """Return the application."""
-    plain, labels, allowed = _Plain(service), Labels(), AllowedHeaders(os.environ)
+    plain, allowed = _Plain(service), AllowedHeaders(os.environ)
+    labels = Labels(service.front.probe.warn)
     app = Starlette(
         routes=[
             Route(
