@@ -73,13 +73,13 @@ class Keeper:
             ring, now_ns = log.ring, self._now()
             if ring is None:
                 return
+            line = ring.inspect()  # first: its descriptor may be another file's by now
+            if line:
+                life.will_say(line)
             ring.beat(now_ns)
             self._read_switch()
             if self._profiling is not None:
                 self._profiling.look()
-            line = ring.inspect()
-            if line:
-                life.will_say(line)
             is_silent = not (life.on or life.wants_on or log.is_listing)
             if is_silent and log.state != UNSUPPORTED:
                 return

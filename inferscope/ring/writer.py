@@ -423,13 +423,13 @@ class RingWriter:
 
 
 def with_high_number(handle: int) -> int:
-    """Return the same open file under a high number, where the process may have one."""
-    try:
-        high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _HIGH_HANDLE)
-    except OSError:
-        return handle
-    os.close(handle)
-    return high
+    """Return the same open file under a high number, at least under the highest free one."""
+    for lowest in range(_HIGH_HANDLE, handle, -1):  # fewer than that where the process may have few
+        with suppressed(OSError):
+            high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, lowest)
+            os.close(handle)
+            return high
+    return handle
 
 
 def _allocate(handle: int, num_bytes: int) -> None:

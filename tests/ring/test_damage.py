@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -21,9 +22,9 @@ from inferscope.ring import layout
 from inferscope.ring.file_write import pwrite
 from inferscope.ring.layout import MIN_CAPACITY, PAGE, Identity
 from inferscope.ring.reader import Frame, Loss, RingReader
-from inferscope.ring.writer import RingWriter
+from inferscope.ring.writer import RingWriter, with_high_number
 from tests import children
-from tests.probe.fakes import everything, make_ring
+from tests.probe.fakes import FakeClock, everything, make_probe, make_ring
 from tests.ring.test_ring import fill, keyframe, num_seen
 
 WRITER = """
@@ -448,3 +449,32 @@ def test_a_ring_of_zeros_is_passed_at_the_speed_of_memory(tmp_path: Path) -> Non
     assert isinstance(found[0], Loss)
     assert sum(each.num_frames if isinstance(each, Loss) else 1 for each in found) >= 12, found
     assert took_s < 0.3, took_s  # a look at every word takes 1 s
+
+
+def test_a_process_with_few_descriptors_has_the_highest_free_one_for_its_ring(
+    tmp_path: Path,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(400, highest + 50), hard))
+    try:
+        handle = with_high_number(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
+        assert handle == min(400, highest + 50) - 1
+        os.close(handle)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_heart_does_not_beat_into_a_file_of_the_host(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    ring = probe._log.ring
+    assert ring is not None
+    theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
+    os.dup2(theirs, ring._file)  # closed by mistake, and the next file gets its number
+    number = ring._file
+    probe._keeper.tend()
+    os.close(theirs)
+    os.close(number)
+    assert not (tmp_path / "theirs").stat().st_size
+    assert not probe.on
+    probe.close()
