@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,29 @@ class Profiling:
         if seconds is None:
             return
         # A thread of its own: the keeper's heart must go on, and start and stop are one thread's.
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._profile, args=(seconds,), name="inferscope-profile", daemon=True
         )
-        self._thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            answer(self._ring_path, error=str(error))
+            return
+        self._thread = thread
 
     def _profile(self, seconds: float) -> None:
+        path = trace_path(self._ring_path)
+        partial = path.with_suffix(".partial")
         try:
             trace = record(seconds)
-            path = trace_path(self._ring_path)
-            partial = path.with_suffix(".partial")
             partial.unlink(missing_ok=True)  # of an earlier profile, or a link that is not ours
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             trace.export_chrome_trace(str(partial))
             partial.chmod(0o600)
             partial.replace(path)
         except Exception as error:  # of torch's, of any kind: the engine goes on
+            with suppress(OSError):  # half a trace: the disk may be full of it
+                partial.unlink(missing_ok=True)
             answer(self._ring_path, error=f"{type(error).__name__}: {error}")
             return
         answer(self._ring_path)
