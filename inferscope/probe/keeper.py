@@ -101,8 +101,11 @@ class Keeper:
 
     def _keep(self) -> None:
         while not self._wake.acquire(timeout=HEALTH_NS / 1e9) and not self._is_stopping:
-            self.tend()
-            self._say()
+            try:
+                self.tend()
+                self._say()
+            except Exception:  # noqa: PERF203 -- out of memory, perhaps for a moment
+                continue
         self._life.catch_up_unlocked()
         self._say()
 

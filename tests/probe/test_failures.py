@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from inferscope.probe import EngineInfo, HostTimer, Probe
 from inferscope.probe.requests import RequestTable
 from inferscope.records import CLOSED, FAILED, ProbeHealth
 from inferscope.ring.control import open_control
+from inferscope.ring.reader import RingReader
 from tests.probe.fakes import FakeClock, make_ring, of
+from tests.ring.test_damage import until
 
 PARTS = ("ring", "switch", "timer", "clock", "requests", "budget")
 CALLS: dict[str, Callable[[Probe, Any], object]] = {
@@ -200,4 +203,31 @@ def test_a_part_that_fails_while_opening_costs_the_probe_and_one_line(
     probe.start(1)
     assert not probe.on
     assert len(warnings(probe, caplog)) == 1
+    probe.close()
+
+
+def test_the_heart_beats_on_after_a_moment_without_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+    probe = Probe.open(EngineInfo(0, "test"))
+    assert probe.path is not None
+    is_out = threading.Event()
+    real = threading.Thread.__init__
+
+    def thread(self: threading.Thread, *given: Any, **named: Any) -> None:
+        if named.get("name") == "inferscope-log" and not is_out.is_set():
+            is_out.set()
+            raise MemoryError
+        real(self, *given, **named)
+
+    monkeypatch.setattr(threading.Thread, "__init__", thread)
+    probe.warn("something is wrong")
+    assert is_out.wait(10)
+    reader = RingReader(probe.path)
+    heartbeats = {reader.heartbeat_ns()}
+    until(lambda: heartbeats.add(reader.heartbeat_ns()) or len(heartbeats) > 2, 5)
+    until(lambda: not probe._life.has_unsaid)
+    reader.close()
     probe.close()
