@@ -29,6 +29,7 @@ A probe belongs to one process and one writing thread. Beneath it:
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,6 +149,7 @@ class Probe:
             return cls.disabled()
         ring = switch = None
         try:
+            rank = int(operator.index(rank))
             ring = make_ring(role, rank, clock or SystemClock(), engine_id=engine_id)
             info = fit_info(info)
             tables = _cost_tables(info, role)
@@ -491,7 +493,8 @@ class Probe:
         """Note which part of the step was whose; call it when the step's outputs are known.
 
         All sequences have one entry per row, a row being one phase of one request; an empty one
-        means zeros. `bytes` are taken to be little-endian columns of `COLUMNS`'s dtypes already.
+        means zeros. `bytes` and `bytearray` are taken to be little-endian columns of `COLUMNS`'s
+        dtypes already.
 
         Args:
             step: the step's number.

@@ -115,14 +115,12 @@ class RingWriter:
             _allocate(handle, layout.PAGE + capacity)
             os.pwrite(handle, header, 0)
             os.rename(partial, path)
-        except FileExistsError:
+        except BaseException as error:  # of a signal handler as well
             partial.unlink(missing_ok=True)
             os.close(handle)
+            if isinstance(error, OSError) and not isinstance(error, FileExistsError):
+                raise _cannot_make(path, error) from error
             raise
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            os.close(handle)
-            raise _cannot_make(path, error) from error
         kind = file_system(handle)
         self.is_remote = kind in REMOTE
         self._pwrite = pwrite if kind in IN_MEMORY else releasing_pwrite

@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.budget import BUDGET_SHARE, budget_share
 from inferscope.probe.identity import engine_id
 from inferscope.records import StepSlices
+from inferscope.ring import writer
 from inferscope.ring.discovery import file_name, make_private
 from tests.probe.fakes import do_step, of
 
@@ -244,3 +247,29 @@ def test_on_a_full_file_system_the_probe_takes_what_there_is(
         probe.close()
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_ranks_number_may_be_numpys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+    probe = Probe.open(EngineInfo(0, "test"), rank=cast(int, np.int64(3)))
+    assert probe.path is not None
+    assert probe.path.name.startswith("core-3-")
+    probe.close()
+    assert not Probe.open(EngineInfo(0, "test"), rank=cast(int, "../../3")).on
+
+
+def test_an_interrupt_while_the_ring_is_made_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+
+    def interrupted(handle: int, num_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "_allocate", interrupted)
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(KeyboardInterrupt):
+        Probe.open(EngineInfo(0, "test"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
