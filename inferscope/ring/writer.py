@@ -90,7 +90,7 @@ class RingWriter:
         self._stride = capacity // _CLAIMS_PER_LAP
         self._repaired_at: int | None = None
         self._said: set[str] = set()
-        self._was_failing = False
+        self._has_failed = False
         self._unfinished: tuple[int, bytes, int] | None = None
         """Position, frame and flags of the frame that `write` is writing."""
         self._header = header = bytearray(layout.pack_header(identity, capacity))
@@ -410,14 +410,17 @@ class RingWriter:
         return line
 
     def _how_writing_goes(self) -> str:
-        """Return a line when writes begin to fail, and when they succeed again."""
+        """Return a line when writes begin to fail, and when they succeed again; each once.
+
+        On a disk that is nearly full that changes with every other record. Reports count them all.
+        """
         failure = self.failure
-        if bool(failure) is self._was_failing:
-            return ""
-        self._was_failing = bool(failure)
         if failure:
-            return f"cannot write {self.path}: {failure}. Records are left out until that changes."
-        return f"{self.path} can be written again; {self.num_failed} records were left out"
+            self._has_failed = True
+            return self._once(
+                f"cannot write {self.path}: {failure}. Records are left out until that changes."
+            )
+        return self._once(f"{self.path} can be written again") if self._has_failed else ""
 
 
 def with_high_number(handle: int) -> int:

@@ -478,3 +478,16 @@ def test_the_heart_does_not_beat_into_a_file_of_the_host(tmp_path: Path) -> None
     assert not (tmp_path / "theirs").stat().st_size
     assert not probe.on
     probe.close()
+
+
+def test_a_disk_that_fills_and_empties_is_said_once(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path)
+    lines = []
+    for number in range(20):
+        ring.failure = "No space left on device" if number % 2 else ""
+        lines.append(ring.inspect())
+    ring.close()
+    said = list(filter(None, lines))
+    assert len(said) == 2
+    assert "cannot write" in said[0]
+    assert "can be written again" in said[1]
