@@ -128,15 +128,15 @@ def plan_numbers(numbers: tuple[Any, ...], odd: OddValues) -> PlanNumbers:
 
 
 def column(typecode: str, values: Sequence[int], odd: OddValues = _UNCOUNTED) -> bytes:
-    """Return values as a little-endian column; `bytes` are taken to be one already.
+    """Return values as a little-endian column; `bytes` and `bytearray` are taken to be one already.
 
     Raises:
         Exception: any, if they are not a column.
     """
-    if type(values) is bytes:
+    if type(values) is bytes or type(values) is bytearray:
         if len(values) % _BYTES[typecode]:
             raise ValueError(f"{len(values)} bytes are no column of {_BYTES[typecode]}")
-        return values
+        return bytes(values)
     try:
         # Measured, 64 values: 0.4 µs; `array` 0.5 µs for "I" and 1.2 µs for "H".
         num = len(values)
@@ -147,22 +147,24 @@ def column(typecode: str, values: Sequence[int], odd: OddValues = _UNCOUNTED) ->
 
 
 def index_column(values: Sequence[int], odd: OddValues = _UNCOUNTED) -> bytes:
-    """Return requests' indices as a column; one that is out of range becomes `NO_REQUEST`.
+    """Return requests' indices as a column; what no request can have becomes `NO_REQUEST`.
 
     Raises:
         Exception: any, if they are not a column.
     """
-    if type(values) is bytes:
+    if type(values) is bytes or type(values) is bytearray:
         return column("I", values)
     try:
         num = len(values)
         return (_packers["I"].get(num) or _packer("I", num))(*values)
     except struct.error:
-        indices = [whole(value, LEAST_INT64, LARGEST_INT64, odd) for value in values]
-        is_known = [0 <= index <= LARGEST_U32 for index in indices]
-        odd.num += is_known.count(False)
-        fit = zip(indices, is_known, strict=True)
-        return array("I", [index if known else _OUT_OF_RANGE for index, known in fit]).tobytes()
+        indices = []
+        for value in values:
+            changed = OddValues()
+            index = whole(value, 0, LARGEST_U32, changed)
+            odd.num += bool(changed.num)
+            indices.append(_OUT_OF_RANGE if changed.num else index)
+        return array("I", indices).tobytes()
 
 
 def same_rows(num_rows: int, *columns: tuple[str, bytes]) -> None:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.probe.columns import attributes, column, digest64, name, text
+from inferscope.probe.columns import (
+    OddValues,
+    attributes,
+    column,
+    digest64,
+    index_column,
+    name,
+    text,
+)
 from inferscope.records import RequestEvent, decode, encode
 
 
@@ -17,6 +25,17 @@ def test_a_column_is_the_same_whatever_it_is_made_from(code: str, values: list[i
     assert column(code, values) == column(code, tuple(values)) == expected
     assert column(code, array(code, values)) == column(code, np.array(values, "i8")) == expected
     assert column(code, expected) == expected
+    assert column(code, bytearray(expected)) == expected  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(-2, 2**32 + 1) | st.floats(-2, 9), max_size=20))
+def test_only_a_whole_number_in_range_is_an_index(values: list[float]) -> None:
+    odd = OddValues()
+    made = memoryview(index_column(values, odd)).cast("I").tolist()  # type: ignore[arg-type]
+    is_index = [value == int(value) and 0 <= value < 2**32 for value in values]
+    both = list(zip(values, is_index, strict=True))
+    assert made == [int(value) if fits else 2**32 - 1 for value, fits in both]
+    assert odd.num == is_index.count(False)
 
 
 @pytest.mark.parametrize(("code", "largest"), [("B", 255), ("H", 65535), ("I", 2**32 - 1)])
