@@ -28,7 +28,7 @@ from inferscope.probe.log import Log
 from inferscope.probe.parts import Parts
 from inferscope.probe.parts import bounded as bounded_parts
 from inferscope.probe.prefixes import prefix_digests
-from inferscope.records import EVENTS, WAITING, RequestEvent, RequestIndex, Transfer
+from inferscope.records import EVENTS, RequestEvent, RequestIndex, Transfer
 
 Made = TypeVar("Made")
 
@@ -142,7 +142,7 @@ class RequestEvents:
         kind: int,
         at_ns: int | None,
         *,
-        state: int = WAITING,
+        state: int | None = None,
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
         reason: str = "",
@@ -150,7 +150,10 @@ class RequestEvents:
         leaves: bool = False,
         reasoning_tokens: int | None = None,
     ) -> None:
-        """Write a later event of a request's life; `state` is what it is in from now on."""
+        """Write a later event of a request's life; `state` is what it is in from now on.
+
+        None leaves it as it is; with `leaves` it is gone.
+        """
         life, log = self._life, self._log
         if log.ring is None:
             return
@@ -176,7 +179,7 @@ class RequestEvents:
             except Exception as error:
                 life.refuse(EVENTS[kind], error)
                 return
-            change = (event, None if leaves else state)
+            change = (event, state, leaves)
             life.perform(t_ns, self._note, self._note, change)
         except Exception as error:
             life.caught(error)
@@ -186,11 +189,11 @@ class RequestEvents:
         log.requests.enter(event.index, event.request_id, event.at_ns, event.prompt_tokens or 0)
         log.write(event)
 
-    def _note(self, change: tuple[RequestEvent, int | None]) -> None:
-        event, state = change
+    def _note(self, change: tuple[RequestEvent, int | None, bool]) -> None:
+        event, state, leaves = change
         log, index = self._log, RequestIndex(event.index)
         # The table is kept while switched off too: the keyframe of switching on needs it.
-        if state is None:
+        if leaves:
             log.requests.leave(index)
         else:
             log.requests.change(index, state, event.prompt_tokens, event.cached_tokens)

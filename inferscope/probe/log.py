@@ -165,7 +165,9 @@ class Log:
             num_rows -= asked
             if num_rows <= 0 or num_passed < asked:
                 return
-        # Subtract the duration of the writes above from the offset between the clocks.
+        # The record's time, if others were written meanwhile. From the offset between the clocks
+        # subtract what has passed since then.
+        now_ns = max(now_ns, self._last_t_ns)
         since_ns = self.clock.monotonic_ns() - now_ns
         self._put(ring, Clock(now_ns, self.clock.real_ns() - since_ns))
         self.is_listing = False

@@ -56,20 +56,25 @@ class RequestTable:
             self._to_list.append(index)
 
     def change(
-        self, index: RequestIndex, state: int, prompt_tokens: int | None, cached_tokens: int | None
+        self,
+        index: RequestIndex,
+        state: int | None,
+        prompt_tokens: int | None,
+        cached_tokens: int | None,
     ) -> None:
-        """Note a new state, and token counts where they are now known."""
+        """Note a new state, None for the same, and token counts where they are now known."""
         row = self._admitted.get(index)
         if row is None:
             row = self._waiting.get(index)
             if row is None:
                 return
-            if state != WAITING:
+            if state not in (None, WAITING):
                 self._admitted[index] = row
                 del self._waiting[index]
                 if not self._has_named_waiting:
                     self._to_list.append(index)
-        row[0] = state
+        if state is not None:
+            row[0] = state
         if prompt_tokens is not None:
             row[1] = prompt_tokens
         if cached_tokens is not None:

@@ -16,6 +16,7 @@ from inferscope.probe.log import _ROWS_AT_ONCE, _ROWS_PER_RECORD
 from inferscope.probe.requests import MAX_LIVE, RequestTable
 from inferscope.records import (
     RUNNING,
+    WAITING,
     Clock,
     Keyframe,
     Live,
@@ -25,7 +26,7 @@ from inferscope.records import (
     RingOpened,
     Tick,
 )
-from tests.probe.fakes import FakeClock, make_probe, records
+from tests.probe.fakes import FakeClock, make_probe, of, records
 
 OPENED = RingOpened(1, 1, "engine", "core", 0, 1, "host", "boot", 1, 2)
 
@@ -216,3 +217,34 @@ def test_to_enter_takes_the_same_after_millions_of_requests() -> None:
     # Walking over the gap took 100 ns for each that had left.
     assert sorted(took_ns)[-10] < 10e6
     assert sum(took_ns) / len(took_ns) < 20e3
+
+
+@pytest.mark.parametrize("event", ["tokenised", "first_byte", "last_byte"])
+def test_an_event_that_changes_no_state_leaves_a_running_request_running(
+    tmp_path: Path, event: str
+) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    running, waiting = probe.queued("a", prompt_tokens=3), probe.queued("b", prompt_tokens=3)
+    probe.admitted(running)
+    for index in (running, waiting):
+        {
+            "tokenised": lambda index: probe.tokenised(index, 4),
+            "first_byte": probe.first_byte,
+            "last_byte": probe.last_byte,
+        }[event](index)
+    probe._log.restate(2_000_000_000)
+    live = of(Live, tmp_path / "a.ring")[-1]
+    assert sorted(live.states) == ([] if event == "last_byte" else [WAITING, RUNNING])
+    probe.close()
+
+
+def test_the_clock_of_a_keyframe_begun_late_is_right(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    began_ns = clock.now_ns
+    clock.now_ns += 2 * 10**9
+    probe.queued("late", prompt_tokens=1)
+    probe._log.restate(began_ns)  # by a thread that was held up since
+    probe.close()
+    clocks = of(Clock, tmp_path / "a.ring")
+    assert {each.real_ns - each.t_ns for each in clocks} == {5}
