@@ -20,7 +20,7 @@ def pass_on(error: Exception) -> None:
 
     A handler is the one function that receives, as an argument, the frame that its exception then
     passes through; so is a debugger's trace function, whose exceptions are the host's as well.
-    Which handlers are installed is no help: one may remove itself before it raises.
+    The list of installed handlers does not decide it: one may be removed before it raises.
 
     Called where an exception was caught, never on the way of a call that succeeds.
 
