@@ -6,8 +6,8 @@
     probe.slices(...); probe.emitted(...); probe.finished(index, "stop")
 
 Every method may be called at any time and from anywhere: from other threads, from a signal handler
-or finaliser that interrupts another call. None raises, grows without bound, or waits, except for its
-own write where the ring's file system blocks; in memory (tmpfs) none does:
+or finaliser that interrupts another call. None raises or grows without bound. None waits, but for
+its own write where the ring's file system blocks; in memory (tmpfs) none does:
 
     an argument that no record can hold   is clamped or left out, or its call is; `odd_values`
     a call within a call of its thread    is queued, and written before the outer one returns;
