@@ -168,6 +168,11 @@ COUNTERS: dict[str, str] = {
     "foreign_busy_share": "of the window, with kernels of those",
     "pid": "the process that the sample is of, in the sampler's namespace",
     "cpu_ns": "amount: of processor time, over all threads of the process",
+    "run_wait_ns": "amount: busy threads of the process ready to run, waiting for a CPU, summed",
+    "quota_ns": "amount: the process's control group held back by its CPU quota",
+    "host_busy_ns": "amount: CPU time in use, over all CPUs of the host",
+    "steal_ns": "amount: CPU time that the hypervisor gave to other machines, over all CPUs",
+    "num_cpus": "of the host",
     "rss_bytes": "level: resident memory of the process",
     "num_threads": "level",
     "num_dropped": "amount: windows that the source lost",
@@ -177,7 +182,8 @@ COUNTERS: dict[str, str] = {
 AMOUNTS = frozenset(
     (
         "dram_read_bytes", "dram_write_bytes", "l2_sectors", "pcie_read_bytes", "pcie_write_bytes",
-        "nvlink_receive_bytes", "nvlink_send_bytes", "energy_uj", "cpu_ns", "num_dropped",
+        "nvlink_receive_bytes", "nvlink_send_bytes", "energy_uj", "cpu_ns", "run_wait_ns",
+        "quota_ns", "host_busy_ns", "steal_ns", "num_dropped",
     )
 )  # fmt: skip
 

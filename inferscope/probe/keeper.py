@@ -1,10 +1,10 @@
 """The keeper: what happens beside the engine's thread, every 100 ms, and when the process forks.
 
-A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for and
-inspects the ring's file, none of which takes the lock. Only when no step has run for 50 ms, and the
-lock is free, does it take that, to reap (never from a device while a step is open) and to report
-for an engine that is idle. It is the one thing of a probe that a fork does not copy, so it is here
-that a forked child learns that the ring is not its own.
+A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for,
+inspects the ring's file and reads the host's counters, none of which takes the lock. Only when no
+step has run for 50 ms, and the lock is free, does it take that, to reap (never from a device while
+a step is open) and to report for an engine that is idle. It is the one thing of a probe that a fork
+does not copy, so it is here that a forked child learns that the ring is not its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import weakref
 from contextlib import suppress
 
 from inferscope.host_signals import suppressed
+from inferscope.probe.host_pressure import HostPressure
 from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
-from inferscope.records import UNSUPPORTED
+from inferscope.records import UNSUPPORTED, CounterSample
 from inferscope.ring.control import ControlByte
 
 IDLE_NS = 50_000_000
@@ -39,6 +40,7 @@ class Keeper:
         self._switch = switch
         self._switch_was_on = True
         self._profiling = None if log.path is None else Profiling(log.path)
+        self._host = HostPressure()
         self._now = log.clock.monotonic_ns
         self._speaker: threading.Thread | None = None
         self._is_stopping = False
@@ -80,6 +82,8 @@ class Keeper:
             self._read_switch()
             if self._profiling is not None:
                 self._profiling.look()
+            if life.on and self._host.is_due(now_ns):
+                self._read_host(now_ns)
             is_silent = not (life.on or life.wants_on or log.is_listing)
             if is_silent and log.state != UNSUPPORTED:
                 return
@@ -108,6 +112,14 @@ class Keeper:
                 continue
         self._life.catch_up_unlocked()
         self._say()
+        self._host.close()
+
+    def _read_host(self, now_ns: int) -> None:
+        """Read the host's counters; the next report writes them, on whichever thread that is."""
+        counted = self._host.read(now_ns)
+        if counted is not None:
+            start_ns, values = counted
+            self._log.host_sample = CounterSample(now_ns, "", start_ns, now_ns, "host", values)
 
     def _say(self) -> None:
         """Begin to write pending messages, which may take for ever; the heart beats on."""

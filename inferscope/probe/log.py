@@ -30,6 +30,7 @@ from inferscope.records import (
     ON,
     Clock,
     CostTable,
+    CounterSample,
     EngineInfo,
     Keyframe,
     ProbeHealth,
@@ -67,6 +68,7 @@ class Log:
         odd: argument values that no record could hold.
         num_lost_calls: calls left out because the probe was busy, or the process out of memory.
         cost_ns: spent on the engine's thread so far.
+        host_sample: counters of the host that no report has written yet, None where there are none.
         health_due_ns: when a busy engine's next report is due.
         keyframe_due_ns: when the next keyframe is due, however little was written.
         is_listing: a keyframe has begun and lists requests in flight behind other records.
@@ -92,6 +94,7 @@ class Log:
         self.odd = OddValues()
         self.num_lost_calls = 0
         self.cost_ns = 0
+        self.host_sample: CounterSample | None = None
         self.health_due_ns = 0
         self.keyframe_due_ns = 0
         self.paused_ns: int | None = None
@@ -174,11 +177,14 @@ class Log:
         ring.bytes_since_keyframe = 0
 
     def report(self, now_ns: int, *, complete_through_ns: int, num_dropped: int) -> None:
-        """Write how the probe is: its state, cost and losses."""
+        """Write how the probe is: its state, cost and losses; before it, what the host counted."""
         ring = self.ring
         if ring is None:
             return
         self.health_due_ns = now_ns + HEALTH_NS
+        sample, self.host_sample = self.host_sample, None
+        if sample is not None:
+            self._put(ring, msgspec.structs.replace(sample, t_ns=now_ns))
         self._frames_at_health = ring.sequence + 1
         self._put(
             ring,

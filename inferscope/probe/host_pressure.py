@@ -1,0 +1,182 @@
+"""Readings of the host's kernel: time that this process wanted a CPU and had none, and why.
+
+The kernel counts it in files under /proc. They are read once a second, on the probe's housekeeping
+thread, through descriptors that stay open: one system call each, 1.5 µs. A counter that this kernel
+or container does not show is left out of the sample.
+
+    run_wait_ns       /proc/self/task/*/schedstat   ready to run, waiting in a CPU's queue
+    steal_ns, host_busy_ns     /proc/stat           the hypervisor's part, and all CPUs in use
+    quota_ns          cpu.stat of the cgroup        held back by its CPU quota
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PERIOD_NS = 1_000_000_000
+MOST_THREADS = 32
+"""Threads whose wait is read, the oldest of the process: the step loop and the math library's."""
+_BUSY = 0.1
+"""Least share of the process's computing in a window that makes a thread a busy one."""
+_RESCAN = 10
+"""Readings between looks for new threads."""
+_STAT_BYTES, _LINE_BYTES = 512, 256
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_CGROUPS = Path("/sys/fs/cgroup")
+_NS_PER_UNIT = {b"throttled_usec": 1_000, b"throttled_time": 1}
+"""Units of throttled time in versions 2 and 1 of control groups."""
+
+
+class HostPressure:
+    """Counters of the host around one process, read as amounts over windows."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        """Open descriptors, by path."""
+        self._quota_paths: tuple[str, ...] | None = None
+        self._threads: list[str] = []
+        self._threads_ns: dict[str, tuple[int, int]] = {}
+        """Time on a CPU and waiting for one, by thread, at the last reading."""
+        self._num_read = 0
+        self._read_ns = 0
+        self._before: dict[str, int] = {}
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether a period has passed since the last reading."""
+        return now_ns - self._read_ns >= PERIOD_NS
+
+    def read(self, now_ns: int) -> tuple[int, dict[str, float]] | None:
+        """Return the window's start and what was counted in it; None at the first reading.
+
+        Args:
+            now_ns: the window's end.
+        """
+        waited_ns = self._waits_ns()
+        levels = self._levels()
+        start_ns, self._read_ns = self._read_ns, now_ns
+        before, self._before = self._before, levels
+        self._num_read += 1
+        if not start_ns:
+            return None
+        values = {
+            word: float(max(0, level - before[word]))
+            for word, level in levels.items()
+            if word in before
+        }
+        if waited_ns is not None:
+            values["run_wait_ns"] = float(waited_ns)
+        values["pid"] = float(os.getpid())
+        values["num_cpus"] = float(os.cpu_count() or 1)
+        return start_ns, values
+
+    def close(self) -> None:
+        """Close all files; safe to call twice."""
+        for descriptor in self._files.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        self._files = {}
+
+    def _levels(self) -> dict[str, int]:
+        levels = {"cpu_ns": time.process_time_ns()}
+        for read in (self._host, self._quota):
+            with suppress(OSError, ValueError, IndexError):
+                levels |= read()
+        return levels
+
+    def _host(self) -> dict[str, int]:
+        # "cpu  user nice system idle iowait irq softirq steal guest guest_nice"; user holds guest.
+        ticks = [int(field) for field in self._line("/proc/stat", _STAT_BYTES).split()[1:9]]
+        steal = ticks[7]
+        return {
+            "host_busy_ns": (sum(ticks) - ticks[3] - ticks[4] - steal) * _TICK_NS,
+            "steal_ns": steal * _TICK_NS,
+        }
+
+    def _quota(self) -> dict[str, int]:
+        """Return the time held back by the quota of the cgroup, or of the one above that has it."""
+        if self._quota_paths is None:
+            self._quota_paths = tuple(_quota_files())
+        found = []
+        for path in self._quota_paths:
+            with suppress(OSError):
+                for line in self._text(path, _STAT_BYTES).splitlines():
+                    word, _, amount = line.partition(b" ")
+                    if word in _NS_PER_UNIT:
+                        found.append(int(amount) * _NS_PER_UNIT[word])
+        return {"quota_ns": sum(found)} if found else {}
+
+    def _waits_ns(self) -> int | None:
+        """Return what busy threads have waited since the last reading; None where not counted.
+
+        A thread that hardly computes delays no step, however long it waits for its turn.
+        """
+        if self._num_read % _RESCAN == 0:
+            self._threads = _oldest_threads()
+        now: dict[str, tuple[int, int]] = {}
+        grown: list[tuple[int, int]] = []
+        for thread in self._threads:
+            path = f"/proc/self/task/{thread}/schedstat"
+            try:
+                ran_ns, waited_ns, *_ = map(int, self._text(path, _LINE_BYTES).split())
+            except (OSError, ValueError):
+                self._forget(path)  # the thread has ended
+                continue
+            now[thread] = ran_ns, waited_ns
+            before = self._threads_ns.get(thread)
+            if before is not None:
+                grown.append((ran_ns - before[0], waited_ns - before[1]))
+        self._threads_ns = now
+        if not now:
+            return None
+        least_ns = _BUSY * sum(ran_ns for ran_ns, _ in grown)
+        return sum(waited_ns for ran_ns, waited_ns in grown if ran_ns >= least_ns)
+
+    def _line(self, path: str, num_bytes: int) -> bytes:
+        return self._text(path, num_bytes).split(b"\n", 1)[0]
+
+    def _text(self, path: str, num_bytes: int) -> bytes:
+        descriptor = self._files.get(path)
+        if descriptor is None:
+            descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(descriptor, num_bytes, 0)
+
+    def _forget(self, path: str) -> None:
+        descriptor = self._files.pop(path, None)
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _oldest_threads() -> list[str]:
+    try:
+        return sorted(os.listdir("/proc/self/task"), key=int)[:MOST_THREADS]
+    except (OSError, ValueError):
+        return []
+
+
+def _quota_files() -> list[str]:
+    """Return cpu.stat of this process's cgroup, and of those above it that may set a quota."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    roots: list[tuple[Path, str]] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            roots.append((_CGROUPS, path))
+        elif "cpu" in controllers.split(","):
+            roots += [(_CGROUPS / controllers, path), (_CGROUPS / "cpu", path)]
+    found: list[str] = []
+    for root, path in roots:
+        # Seen from another namespace the path leads above the root, which shows its own there.
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            file = str(root.joinpath(*parts[:depth], "cpu.stat"))
+            if file not in found and os.path.exists(file):
+                found.append(file)
+    return found

@@ -1,0 +1,107 @@
+"""What the kernel says of a process that wants a CPU, read by the probe's own thread."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from inferscope.probe.host_pressure import PERIOD_NS, HostPressure
+from inferscope.records import AMOUNTS, COUNTERS, CounterSample, ProbeHealth
+from tests.children import child
+from tests.probe.fakes import FakeClock, do_step, make_probe, records
+
+BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+READ = """
+import json, os, sys, time
+from inferscope.probe.host_pressure import HostPressure
+os.sched_setaffinity(0, {int(sys.argv[1])})
+host = HostPressure()
+host.read(time.monotonic_ns())
+while True:
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    now_ns = time.monotonic_ns()
+    start_ns, values = host.read(now_ns)
+    print(json.dumps({"window_ns": now_ns - start_ns, **values}), flush=True)
+"""
+
+
+def has(path: str) -> bool:
+    return Path(path).exists()
+
+
+@pytest.mark.skipif(not has("/proc/self/schedstat"), reason="this kernel does not count waits")
+def test_a_process_that_shares_its_cpu_waits_in_the_run_queue() -> None:
+    cpu = str(min(os.sched_getaffinity(0)))
+    with (
+        child([sys.executable, "-c", BURN, cpu]),
+        child([sys.executable, "-c", READ, cpu], stdout=subprocess.PIPE, text=True) as reader,
+    ):
+        assert reader.stdout is not None
+        for line in reader.stdout:  # until the burner is up
+            values = json.loads(line)
+            share = values["run_wait_ns"] / values["window_ns"]
+            if share > 0.25:
+                break
+        assert share <= 1
+        assert values["cpu_ns"] <= (1 - share) * values["window_ns"] * 1.02
+        assert values["host_busy_ns"] >= 0.5 * values["window_ns"]
+        assert values["pid"] == reader.pid
+
+
+def test_what_is_counted_are_amounts_of_known_counters() -> None:
+    host = HostPressure()
+    assert host.read(1) is None
+    told = host.read(1 + PERIOD_NS)
+    assert told is not None
+    start_ns, values = told
+    assert start_ns == 1
+    assert values.keys() <= COUNTERS.keys()
+    assert values.keys() - AMOUNTS == {"pid", "num_cpus"}
+    assert min(values.values()) >= 0
+    host.close()
+    host.close()
+    assert not host.is_due(1 + 2 * PERIOD_NS - 1)
+    assert host.is_due(1 + 2 * PERIOD_NS)
+
+
+def test_threads_that_end_leave_no_open_files() -> None:
+    host = HostPressure()
+    is_over = threading.Event()
+    threads = [threading.Thread(target=is_over.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    host.read(1)
+    num_open = len(os.listdir("/proc/self/fd"))
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    host.read(2)
+    assert len(os.listdir("/proc/self/fd")) == num_open - len(threads)
+    host.close()
+
+
+def test_the_housekeeping_thread_reads_and_the_next_report_writes(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=1)
+    probe = make_probe(tmp_path, clock)
+    for step in range(4):
+        clock.now_ns += PERIOD_NS
+        probe._keeper._read_host(clock.now_ns)
+        do_step(probe, step, [])
+    probe.close()
+    told = records(tmp_path / "a.ring")
+    samples = [record for record in told if isinstance(record, CounterSample)]
+    assert [(sample.source, sample.device_uuid) for sample in samples] == [("host", "")] * 3
+    for before, after in itertools.pairwise(samples):
+        assert before.end_ns == after.start_ns
+    times_ns = [record.t_ns for record in told]
+    assert times_ns == sorted(times_ns)
+    assert isinstance(told[-1], ProbeHealth)
