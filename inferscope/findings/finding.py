@@ -66,6 +66,8 @@ class Finding(msgspec.Struct, frozen=True):
     counterfactual: Counterfactual | None = None
     objective: Missed | None = None
     """That was missed; None of a mistake."""
+    causes: tuple[str, ...] = ()
+    """Ledger rows that the finding names."""
 
     @property
     def severity(self) -> Severity:

@@ -101,6 +101,7 @@ def _one_sided(
             id="late_first_tokens",
             title="The wait is before the first token, not between tokens",
             lost_share=lost_share,
+            causes=(cause,),
             sentences=(
                 f"TTFT is {ttft_p95} at p95, and {mostly}; {against} waits between tokens (TBT p99 "
                 f"{tbt_p99}).",
@@ -118,6 +119,7 @@ def _one_sided(
         id="late_later_tokens",
         title="The wait is between tokens, not before the first",
         lost_share=lost_share,
+        causes=(cause,),
         sentences=(
             f"TBT is {tbt_p99} at p99, and {mostly}; {against} waits before the first token (TTFT "
             f"p95 {ttft_p95}).",
@@ -167,6 +169,7 @@ def starved_decodes(run: Run) -> Finding | None:
         id="starved_decodes",
         title="Prefills starve decodes",
         lost_share=requests.share_of_life("decode_interference"),
+        causes=("decode_interference",),
         sentences=(
             f"{percent(waited_ns / whole_ns)} of the time between tokens is others' prompts being "
             f"computed in the same steps: {percent(steps.num_mixed / steps.num_decoding)} of the "
@@ -209,6 +212,7 @@ def small_batch_with_queue(run: Run) -> Finding | None:
         id="small_batch_with_queue",
         title="Tuned for latency, short of throughput: requests queue beside a small batch",
         lost_share=queued,
+        causes=QUEUED,
         sentences=(
             f"{percent(queued)} of the time is queueing, and in "
             f"{percent(plans.bound_share('slots'))} of the plans that left requests waiting it was "
@@ -248,6 +252,7 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
         id="large_batch_for_nothing",
         title="Tuned for throughput beyond what the device gives: decodes wait for each other",
         lost_share=requests.share_of_life("decode_co_batched"),
+        causes=("decode_co_batched",),
         sentences=(
             f"{batch:.0f} requests decode together on average, and {percent(waited_ns / whole_ns)} "
             "of the time between tokens is waiting for the others of the batch. Half as many would "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
-from inferscope.findings.requests import LOST_TO_PREEMPTION
+from inferscope.findings.requests import LOST_TO_PREEMPTION, QUEUED
 from inferscope.findings.watch import Run
 from inferscope.findings.words import duration, percent
 
@@ -69,6 +69,7 @@ def short_of_kv(run: Run) -> Finding | None:
         id="short_of_kv",
         title="The KV cache is too small for what is admitted",
         lost_share=lost + queued,
+        causes=(*LOST_TO_PREEMPTION, *QUEUED),
         sentences=tuple(said),
         evidence=tuple(evidence),
         advice=(

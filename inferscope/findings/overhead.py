@@ -30,6 +30,7 @@ def host_bound_decode(run: Run) -> Finding | None:
         id="host_bound_decode",
         title="Decoding is bound by the host, not by the device",
         lost_share=requests.share_of_life("cpu_gap"),
+        causes=("cpu_gap",),
         sentences=(
             f"{percent(gap_ns / whole_ns)} of the time between tokens the device waits for the "
             f"scheduler and the host, {duration(gap_ns / num_tokens)} for each token.",
@@ -70,6 +71,7 @@ def cold_starts(run: Run) -> Finding | None:
         id="cold_starts",
         title="Requests pay for cold starts",
         lost_share=lost,
+        causes=("cold_start",),
         sentences=(
             f"{run.steps.num_cold} of {run.steps.num} steps were the first of their shape; what "
             f"they took beyond warm ones is {percent(lost)} of the time, and "

@@ -14,37 +14,14 @@ from inferscope.attribution import breach
 from inferscope.attribution.breach import Breach, breaches
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.findings.finding import Finding, Missed, Number
+from inferscope.findings.rows import OF_OBJECTIVE, row_of
+from inferscope.findings.slow_steps import reason
 from inferscope.findings.watch import Watch
 from inferscope.slo.judge import Judge, explaining
 from inferscope.slo.meaning import good_line, worst_causes
 from inferscope.slo.objectives import Objective, Objectives
 from inferscope.slo.tally import UNKNOWN, Count, Counting
 from inferscope.slo.verdicts import FAILURES
-
-_HOST = "Give the engine's process and its front ends cores of their own: the host is too slow."
-_OTHERS = "Let fewer requests run at once, or prefill on workers of their own (disaggregation)."
-_MORE = "More comes than is served: add replicas, or more slots or KV blocks where those are short."
-_LARGE = "The requests are larger than the objective allows on this device: change one of them."
-_ADVICE = {
-    "queue": _MORE,
-    "queue_idle": _MORE,
-    "prefill_interference": _OTHERS,
-    "prefill_co_batched": _OTHERS,
-    "decode_interference": "Lower the token budget of a step: prompts come in smaller chunks then.",
-    "decode_co_batched": "Let fewer requests run at once: batches are too large for it.",
-    "preempted": "Give the KV cache more memory, or admit fewer requests at once.",
-    "recompute": "Give the KV cache more memory, or admit fewer requests at once.",
-    "prefill_own": _LARGE,
-    "decode_own": _LARGE,
-    "slowdown": "Look for others on the device and for what holds its clock down.",
-    "cold_start": "Warm the server up before it takes traffic.",
-    "paused": "Take a replica out of the load balancer before it is paused.",
-    "cpu_gap": _HOST,
-    "output": _HOST,
-    "frontend": _HOST,
-    "delivery": _HOST,
-    "engine_lost": "Read the engine's log: it went with requests in flight.",
-}
 
 
 class _Misses:
@@ -72,6 +49,8 @@ class Outcome(msgspec.Struct, frozen=True):
     counts: tuple[Count, ...]
     missed: tuple[Finding, ...]
     """The fastest burn first."""
+    judged: dict[str, bool] = {}
+    """Whether an objective was missed, by metric; TPOT counts as TBT."""
 
 
 class Promised:
@@ -121,12 +100,15 @@ class Promised:
         if engine_id not in self._judges:
             return Outcome((), ())
         counts = self._judges[engine_id][1].of(self._in_force(engine_id))
-        missed = [
-            self._finding(engine_id, count)
-            for count in counts
-            if count.num_bad > count.objective.budget * (count.num_good + count.num_bad)
-        ]
-        return Outcome(counts, tuple(sorted(missed, key=_burn, reverse=True)))
+        missed: list[Finding] = []
+        judged: dict[str, bool] = {}
+        for count in counts:
+            is_missed = count.num_bad > count.objective.budget * (count.num_good + count.num_bad)
+            metric = "tbt" if count.objective.metric == "tpot" else count.objective.metric
+            judged[metric] = judged.get(metric, False) or is_missed
+            if is_missed:
+                missed.append(self._finding(engine_id, count))
+        return Outcome(counts, tuple(sorted(missed, key=_burn, reverse=True)), judged)
 
     def _finding(self, engine_id: str, count: Count) -> Finding:
         one, num = count.objective, count.num_good + count.num_bad
@@ -155,7 +137,13 @@ class Promised:
             if spared:
                 sentences.append(f"But for `{top}` alone, {spared} would have passed.")
                 evidence.append(Number("would_have_passed_without_top_cause", spared, "modelled"))
-        advice = "" if top is None else _ADVICE.get(top, "")
+        advice = "" if top is None else OF_OBJECTIVE.get(top, row_of(top).advice)
+        run = self._watch.runs.get(engine_id)
+        why = reason(run.slowness) if top == "slowdown" and run is not None else None
+        if why is not None:
+            sentences += why.sentences
+            evidence += why.evidence
+            advice = why.advice
         if misses.worst:
             evidence.append(Number("worst_request", misses.worst, "measured"))
             advice += f" `inferscope why {misses.worst} --slo FILE` explains the worst of them."
@@ -168,6 +156,7 @@ class Promised:
             evidence=tuple(evidence),
             advice=advice.strip() or "Look at the requests in flight: `inferscope attach`.",
             objective=Missed(one.name, one.objective, count.num_good, count.num_bad, burn),
+            causes=() if top is None else (top,),
         )
 
     def _in_force(self, engine_id: str) -> tuple[Objective, ...]:

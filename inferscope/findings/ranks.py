@@ -42,6 +42,7 @@ def slow_rank(run: Run) -> Finding | None:
         id="slow_rank",
         title=f"Rank {rank}{replica} is slow, and the others wait for it",
         lost_share=run.requests.share_of_life("rank_wait"),
+        causes=("rank_wait",),
         sentences=(
             f"Over the same steps it takes {duration(mean_ns)} on average where the median of the "
             f"others beside it is {duration(usual_ns)}, {percent(ratio - 1)} more.",

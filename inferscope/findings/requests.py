@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from inferscope.attribution.spent import spent
 from inferscope.collector.finals import FinalRequest
 from inferscope.findings.durations import Durations
+from inferscope.findings.tail import Tail
 
 Ints = NDArray[np.int64]
 
 _ANSWERS = ("stop", "length")
 LOST_TO_PREEMPTION = ("preempted", "recompute")
 QUEUED = ("queue", "queue_idle")
+TTFT_LIMIT_NS, TPOT_LIMIT_NS = 2_000_000_000, 200_000_000
+"""MLPerf Inference's, of Llama 2 70B in the server scenario; see `bad_latency`."""
+E2E_TAIL = 0.05
 
 
 class Requests:
@@ -36,6 +40,11 @@ class Requests:
         num_tokens_after: their tokens but the first ones.
         num_preempted: requests that were.
         num_cold: that had part in a cold step before their first token.
+        slow_first: ledgers up to the first token, by TTFT.
+        slow_later: ledgers from there to the last one, by the longest gap between tokens.
+        slow_life: ledgers up to the last token, by E2E, of all answers.
+        slow_whole: the same of answers in one piece; `whole` is their E2E, and `num_slow_whole` the
+            number of those beyond the limits of first and later tokens together.
     """
 
     def __init__(self) -> None:
@@ -48,6 +57,9 @@ class Requests:
         self.ttft_warm = Durations()
         self.e2e_unqueued, self.e2e_unpreempted = Durations(), Durations()
         self.num_tokens_after = 0
+        self.slow_first, self.slow_later = Tail(), Tail()
+        self.slow_life, self.slow_whole, self.whole = Tail(), Tail(), Durations()
+        self.num_slow_whole = 0
         self.num_preempted = self.num_preemptions = self.num_cold = 0
         self.prompt_tokens = self.cached_tokens = 0
         self.reasoning_tokens = self.output_tokens_of_reasoners = self.num_reasoners = 0
@@ -77,6 +89,7 @@ class Requests:
             took, ttft_ns = before.by_cause, before.whole_ns
             self.before_ns.update(took)
             self.ttft.add(ttft_ns)
+            self.slow_first.add(ttft_ns, took)
             self.ttft_without_decodes.add(ttft_ns - took.get("prefill_interference", 0))
             self.ttft_warm.add(ttft_ns - took.get("cold_start", 0))
             self.num_cold += "cold_start" in took
@@ -84,6 +97,7 @@ class Requests:
             self.after_ns.update(after.by_cause)
             self.num_tokens_after += after.num_gaps
             gaps_ns = _gaps_ns(request.token_times_ns)
+            self.slow_later.add(request.longest_gap_ns, after.by_cause)
             self.tbt.add_all(gaps_ns)
             self.tbt_without_prefills.add_all(gaps_ns - prefills_ns)
 
@@ -93,6 +107,12 @@ class Requests:
             return
         self.life_ns.update(life.by_cause)
         self.e2e.add(life.whole_ns)
+        self.slow_life.add(life.whole_ns, life.by_cause)
+        if request.is_in_one_piece:
+            self.whole.add(life.whole_ns)
+            self.slow_whole.add(life.whole_ns, life.by_cause)
+            tokens_ns = TPOT_LIMIT_NS * max(0, request.output_tokens - 1)
+            self.num_slow_whole += life.whole_ns > TTFT_LIMIT_NS + tokens_ns
         self.e2e_unqueued.add(life.whole_ns - _of(life.by_cause, QUEUED))
         self.e2e_unpreempted.add(life.whole_ns - _of(life.by_cause, LOST_TO_PREEMPTION))
 

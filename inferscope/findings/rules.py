@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from inferscope.findings.bad_latency import bad_latency
 from inferscope.findings.disaggregation import Disaggregation, disaggregation
 from inferscope.findings.finding import Finding
 from inferscope.findings.latency import (
@@ -22,8 +23,9 @@ from inferscope.findings.overhead import (
     host_bound_decode,
     mostly_reasoning,
 )
-from inferscope.findings.promised import Promised
+from inferscope.findings.promised import Outcome, Promised
 from inferscope.findings.ranks import slow_rank
+from inferscope.findings.slow_steps import slow_steps
 from inferscope.findings.watch import Run, Watch
 from inferscope.slo.tally import Count
 
@@ -42,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     unused_prefixes,
     costly_speculation,
     slow_rank,
+    slow_steps,
 )
 
 FEWEST_REQUESTS = 20
@@ -76,10 +79,7 @@ def _of(run: Run, promised: Promised | None) -> EngineFindings:
     outcome = None if promised is None else promised.outcome(run.engine_id)
     found: tuple[Finding, ...] | None = None
     if run.requests.num >= FEWEST_REQUESTS:
-        all_found = [finding for rule in RULES if (finding := rule(run)) is not None]
-        found = tuple(sorted(all_found, key=lambda finding: (-finding.lost_share, finding.id)))
-        if outcome is not None:
-            found = outcome.missed + found
+        found = findings_of(run, outcome)
     model = (run.info.served_name or run.info.model) if run.info is not None else ""
     return EngineFindings(
         run.engine_id,
@@ -91,3 +91,12 @@ def _of(run: Run, promised: Promised | None) -> EngineFindings:
         run.is_synthetic,
         None if outcome is None else outcome.counts,
     )
+
+
+def findings_of(run: Run, outcome: Outcome | None = None) -> tuple[Finding, ...]:
+    """Return what a run shows, however few its requests: missed objectives, then mistakes."""
+    found = [finding for rule in RULES if (finding := rule(run)) is not None]
+    missed = () if outcome is None else outcome.missed
+    judged = {} if outcome is None else outcome.judged
+    found += bad_latency(run, [*found, *missed], judged)
+    return missed + tuple(sorted(found, key=lambda finding: (-finding.lost_share, finding.id)))

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.findings.requests import by_gap
+from inferscope.findings.slowness import UNLEARNED
 from inferscope.findings.speculation import Speculation
 from inferscope.records import PREFILL
 
 Ints = NDArray[np.int64]
 
-_GUESSES = ("roofline", "tokens")
-"""Sources of models that know nothing of this engine: they cannot say what batching is worth."""
 _MOST_WAITING = 8192
 """Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
 
@@ -65,15 +64,15 @@ class Steps:
         self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
         """By request: when steps ended in which it decoded beside prefills, and its waits there."""
 
-    def add(self, step: FinalStep) -> None:
-        """Take a step; each of its ranks tells of it, one after another."""
+    def add(self, step: FinalStep) -> bool:
+        """Take a step; return whether this is the first of its ranks, which counts for all."""
         if step.request_ids or step.unnamed:
             of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankTime())
             of_rank.num += 1
             of_rank.sum_ns += step.measured_ns
         key = (step.dp_rank, step.step)
         if key == self._last:
-            return
+            return False
         self._last = key
         self.num += 1
         self.num_cold += step.is_cold
@@ -81,14 +80,14 @@ class Steps:
         self.speculation.add(step)
         delay = step.delay
         if delay is None:
-            return
+            return True
         num_prefills = len(delay.prefills)
         num_decodes = len(delay.own_ns) - num_prefills
         if not num_decodes:
-            return
+            return True
         self.num_decoding += 1
         self.decodes += num_decodes
-        if step.components is not None and step.components.model.source not in _GUESSES:
+        if step.components is not None and step.components.model.source not in UNLEARNED:
             own_ns = int(np.add.reduce(delay.own_ns))
             own_ns -= sum(delay.own_ns.item(at) for at in delay.prefills)
             self.num_modelled += 1
@@ -98,6 +97,7 @@ class Steps:
         if num_prefills:
             self.num_mixed += 1
             self._wait(step, delay.decode_interference_ns)
+        return True
 
     def _wait(self, step: FinalStep, wait_ns: int) -> None:
         is_prefill = step.phases == PREFILL

@@ -5,8 +5,21 @@ from __future__ import annotations
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.findings.plans import Plans, Prefixes
 from inferscope.findings.requests import Requests
+from inferscope.findings.slowness import HOST, Slowness
 from inferscope.findings.steps import Steps
-from inferscope.records import EngineInfo, Record, RequestEvent, RingOpened, StepPlan, StepSlices
+from inferscope.records import (
+    SAMPLER_ROLE,
+    CounterSample,
+    EngineInfo,
+    Record,
+    RequestEvent,
+    RingOpened,
+    StepPlan,
+    StepSlices,
+    plain_uuid,
+)
+
+_FRONT_END = "frontend"
 
 
 class Run:
@@ -15,6 +28,8 @@ class Run:
     Attributes:
         info: what it said of itself, None before it has.
         is_synthetic: its records say that they are made up.
+        slowness: steps beyond their model, and evidence why.
+        devices: plain uuids of what its ranks run on.
     """
 
     def __init__(self, engine_id: str) -> None:
@@ -25,6 +40,8 @@ class Run:
         self.steps = Steps()
         self.plans = Plans()
         self.prefixes = Prefixes()
+        self.slowness = Slowness()
+        self.devices: set[str] = set()
 
 
 class Watch:
@@ -37,10 +54,14 @@ class Watch:
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self._run_of_ring: dict[int, Run] = {}
+        self._front_ends: set[int] = set()
+        self._samplers: set[int] = set()
 
     def step(self, step: FinalStep) -> None:
         """Take a step."""
-        self._run(step.engine_id).steps.add(step)
+        run = self._run(step.engine_id)
+        if run.steps.add(step):
+            run.slowness.add(step)
 
     def request(self, request: FinalRequest) -> None:
         """Take a request."""
@@ -50,11 +71,18 @@ class Watch:
     def listen(self, ring: int, record: Record) -> None:
         """Take a record of the fold."""
         if isinstance(record, RingOpened):
+            if record.role == SAMPLER_ROLE:
+                self._samplers.add(record.ring)
+                return
+            if record.role == _FRONT_END:
+                self._front_ends.add(record.ring)
             run = self._run_of_ring[record.ring] = self._run(record.engine_id)
             run.is_synthetic |= record.synthetic
             return
         known = self._run_of_ring.get(ring)
         if known is None:
+            if ring in self._samplers and isinstance(record, CounterSample):
+                self._device_sample(record)
             return
         run = known
         if isinstance(record, StepPlan):
@@ -65,6 +93,15 @@ class Watch:
             run.prefixes.add(record)
         elif isinstance(record, EngineInfo):
             run.info = record
+            run.devices |= {plain_uuid(uuid) for uuid in (record.device_uuid,) if uuid}
+        elif isinstance(record, CounterSample) and record.source == HOST:
+            run.slowness.host_sample(ring, record, runs_steps=ring not in self._front_ends)
+
+    def _device_sample(self, sample: CounterSample) -> None:
+        uuid = plain_uuid(sample.device_uuid)
+        for run in self.runs.values():
+            if uuid in run.devices:
+                run.slowness.device_sample(sample)
 
     def _run(self, engine_id: str) -> Run:
         run = self.runs.get(engine_id)

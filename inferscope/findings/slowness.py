@@ -1,0 +1,292 @@
+"""Sums over steps that took longer than their model, beside what the host and devices counted.
+
+Everything is kept by time (`Bucket`), so that time lost can be held against evidence of the same
+second, and by kind of step (mode, phase and size class). Memory is bounded: when a run outgrows the
+buckets, their width doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from inferscope.collector.finals import FinalStep
+from inferscope.records import IDLE_CLOCKS, VERIFY, CounterSample, throttle_words
+
+_WIDTH_NS = 1_000_000_000
+_MOST_BUCKETS = 2_048
+_MOST_SHAPES = 16_384
+_RESIDUALS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Upper bounds of the histogram of a step's excess over its modelled time."""
+UNLEARNED = ("roofline", "tokens")
+"""Sources of cost models that have not learned from this engine."""
+_LEARNED = "fit"
+HOST = "host"
+_GPU = "nvml"
+_RING_SILENT_NS = 5_000_000_000
+"""After which another ring's samples stand for the host."""
+
+
+class Kind(NamedTuple):
+    """Steps that one part of the cost model prices."""
+
+    mode: str
+    phase: str
+    """prefill, decode, mixed or verify."""
+
+    def __str__(self) -> str:
+        return f"{self.phase} steps ({self.mode})"
+
+
+class Excess:
+    """Steps of one kind: what their model explains, and what they took beyond it."""
+
+    __slots__ = ("excess_ns", "explained_ns", "num")
+
+    def __init__(self) -> None:
+        self.num = self.explained_ns = self.excess_ns = 0
+
+    def add(self, explained_ns: int, excess_ns: int, num: int = 1) -> None:
+        """Add steps."""
+        self.num += num
+        self.explained_ns += explained_ns
+        self.excess_ns += excess_ns
+
+    @property
+    def rate(self) -> float:
+        """Return the excess over what is explained."""
+        return self.excess_ns / self.explained_ns if self.explained_ns else 0.0
+
+
+class OfKind:
+    """All warm steps of one kind.
+
+    Attributes:
+        first: steps that were the first of their shape, and not marked cold by the engine.
+        later: all others.
+        residuals: number of steps by excess over modelled time; bounds are _RESIDUALS.
+        by_size: by the number of tokens' binary digits.
+    """
+
+    def __init__(self) -> None:
+        self.first, self.later = Excess(), Excess()
+        self.residuals = [0] * (len(_RESIDUALS) + 1)
+        self.by_size: dict[int, Excess] = {}
+
+    @property
+    def excess_ns(self) -> int:
+        """Return what all of them took beyond their model."""
+        return self.first.excess_ns + self.later.excess_ns
+
+    @property
+    def explained_ns(self) -> int:
+        """Return what the model explains of all of them."""
+        return self.first.explained_ns + self.later.explained_ns
+
+    def median_residual(self) -> float:
+        """Return the excess over modelled time of the middle step, to a factor of two."""
+        half, reached = sum(self.residuals) / 2, 0
+        for num, bound in zip(self.residuals, (*_RESIDUALS, 2 * _RESIDUALS[-1]), strict=True):
+            reached += num
+            if reached >= half:
+                return bound / 2
+        return 0.0
+
+
+class Bucket:
+    """One stretch of time: steps by kind, and amounts that samples counted, in nanoseconds."""
+
+    __slots__ = ("amounts", "steps")
+
+    def __init__(self) -> None:
+        self.steps: dict[Kind, Excess] = {}
+        self.amounts: dict[str, float] = {}
+
+    def take(self, other: Bucket) -> None:
+        """Add the stretch that follows."""
+        for kind, excess in other.steps.items():
+            mine = self.steps.setdefault(kind, Excess())
+            mine.add(excess.explained_ns, excess.excess_ns, excess.num)
+        for word, amount in other.amounts.items():
+            self.amounts[word] = self.amounts.get(word, 0.0) + amount
+
+    def of(self, word: str) -> float:
+        """Return an amount, 0 where nothing was counted."""
+        return self.amounts.get(word, 0.0)
+
+    @property
+    def excess_ns(self) -> int:
+        """Return what all steps took beyond their model."""
+        return sum(each.excess_ns for each in self.steps.values())
+
+    @property
+    def explained_ns(self) -> int:
+        """Return what the model explains of all steps."""
+        return sum(each.explained_ns for each in self.steps.values())
+
+
+class Slowness:
+    """The warm steps of one engine over time, and the evidence beside them.
+
+    Amounts of a bucket, all in nanoseconds:
+        told            time that samples of the host cover
+        wait            engine's threads ready to run without a CPU, summed over threads
+        quota           held back by the CPU quota
+        steal           the engine's part of CPU time that the hypervisor gave away
+        cpu             processor time of the engine's observed processes
+        host            CPU time in use on the host, by anybody
+        device          time that samples of the device cover
+        throttled       of it, clocks held down; throttled_REASON by reason
+        watched         time in which samples tell whether others use the device
+        foreign         of it, with kernels of other processes
+
+    Attributes:
+        kinds: steps by kind.
+        unlearned_ns: excess of steps priced before the model had learned from this engine.
+        num_cpus: of the host; 0 where nothing told.
+        hottest_c: highest temperature of a device, None where nothing told.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[Kind, OfKind] = {}
+        self.unlearned_ns = 0
+        self.num_cpus = 0
+        self.hottest_c: float | None = None
+        self.width_ns = _WIDTH_NS
+        self._buckets: list[Bucket] = []
+        self._origin_ns: int | None = None
+        self._shapes: set[tuple[str, str, int]] = set()
+        self._host_ring = -1
+        self._host_ns = 0
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """Return all stretches of time, `width_ns` each."""
+        return self._buckets
+
+    def add(self, step: FinalStep) -> None:
+        """Take a step; cold ones have a ledger row of their own."""
+        delay = step.delay
+        if delay is None or step.is_dummy:
+            return
+        kind, num_tokens = _kind(step)
+        shape = (*kind, num_tokens)
+        is_first = shape not in self._shapes
+        if is_first and len(self._shapes) < _MOST_SHAPES:
+            self._shapes.add(shape)
+        if step.is_cold:
+            return
+        explained_ns, excess_ns = delay.explained_ns, max(0, delay.excess_ns)
+        of_kind = self.kinds.get(kind)
+        if of_kind is None:
+            of_kind = self.kinds[kind] = OfKind()
+        (of_kind.first if is_first else of_kind.later).add(explained_ns, excess_ns)
+        ratio, at = excess_ns / max(1, explained_ns), 0
+        while at < len(_RESIDUALS) and ratio > _RESIDUALS[at]:
+            at += 1
+        of_kind.residuals[at] += 1
+        size = of_kind.by_size.setdefault(num_tokens.bit_length(), Excess())
+        size.add(explained_ns, excess_ns)
+        of_bucket = self._bucket(step.end_ns).steps
+        mine = of_bucket.get(kind)
+        if mine is None:
+            mine = of_bucket[kind] = Excess()
+        mine.add(explained_ns, excess_ns)
+        if step.components is not None and step.components.model.source != _LEARNED:
+            self.unlearned_ns += excess_ns
+
+    def host_sample(self, ring: int, sample: CounterSample, *, runs_steps: bool) -> None:
+        """Take what a probe's process counted of the host.
+
+        Args:
+            ring: the process's.
+            sample: of source `host`.
+            runs_steps: False for a front end, whose waits do not delay steps.
+        """
+        values, window_ns = sample.values, sample.end_ns - sample.start_ns
+        if window_ns <= 0:
+            return
+        amounts = {"cpu": values.get("cpu_ns", 0.0)}
+        if runs_steps:
+            amounts["quota"] = values.get("quota_ns", 0.0)
+            # Some kernels count time held back by the quota as a wait for a CPU, others do not.
+            amounts["wait"] = max(0.0, values.get("run_wait_ns", 0.0) - amounts["quota"])
+        # One process's samples stand for the host, that nothing is counted twice.
+        is_free = self._host_ring < 0 or sample.end_ns - self._host_ns > _RING_SILENT_NS
+        if is_free and runs_steps:
+            self._host_ring = ring
+        if ring == self._host_ring:
+            self._host_ns = sample.end_ns
+            busy_ns = values.get("host_busy_ns", 0.0)
+            steal_ns = values.get("steal_ns", 0.0)
+            amounts |= {"told": float(window_ns), "host": busy_ns}
+            mine = min(1.0, amounts["cpu"] / busy_ns) if busy_ns else 0.0
+            amounts["steal"] = steal_ns * mine
+            self.num_cpus = int(values.get("num_cpus", 0)) or self.num_cpus
+        self._spread(sample, amounts)
+
+    def device_sample(self, sample: CounterSample) -> None:
+        """Take what a sampler counted of a device that this engine runs on."""
+        values, window_ns = sample.values, float(sample.end_ns - sample.start_ns)
+        if sample.source != _GPU or window_ns <= 0:
+            return
+        amounts: dict[str, float] = {}
+        bits = values.get("throttle_bits")
+        if bits is not None and 0 <= bits < 1 << 53:
+            amounts["device"] = window_ns
+            reasons = throttle_words(int(bits) & ~IDLE_CLOCKS)
+            if reasons:
+                amounts["throttled"] = window_ns
+            amounts |= {f"throttled_{reason}": window_ns for reason in reasons}
+        foreign = values.get("foreign_busy_share")
+        if foreign is not None:
+            amounts["watched"] = window_ns
+            amounts["foreign"] = window_ns * min(1.0, max(0.0, foreign))
+        degrees = values.get("temperature_c")
+        if degrees is not None:
+            self.hottest_c = max(degrees, self.hottest_c or degrees)
+        if amounts:
+            self._spread(sample, amounts)
+
+    def _spread(self, sample: CounterSample, amounts: Mapping[str, float]) -> None:
+        """Divide amounts over the stretches of time that a window touches."""
+        window_ns = sample.end_ns - sample.start_ns
+        at_ns = max(sample.start_ns, sample.end_ns - 8 * self.width_ns)
+        while at_ns < sample.end_ns:
+            bucket = self._bucket(at_ns)
+            origin_ns = self._origin_ns or 0
+            number = max(0, at_ns - origin_ns) // self.width_ns
+            until_ns = min(sample.end_ns, max(at_ns + 1, origin_ns + (number + 1) * self.width_ns))
+            part = (until_ns - at_ns) / window_ns
+            for word, amount in amounts.items():
+                if amount:
+                    bucket.amounts[word] = bucket.amounts.get(word, 0.0) + amount * part
+            at_ns = until_ns
+
+    def _bucket(self, at_ns: int) -> Bucket:
+        if self._origin_ns is None:
+            self._origin_ns = at_ns
+        number = max(0, at_ns - self._origin_ns) // self.width_ns
+        while number >= _MOST_BUCKETS:
+            buckets = self._buckets
+            for one, two in zip(buckets[::2], buckets[1::2], strict=False):
+                one.take(two)
+            self._buckets = buckets[::2]
+            self.width_ns *= 2
+            number //= 2
+        while len(self._buckets) <= number:
+            self._buckets.append(Bucket())
+        return self._buckets[number]
+
+
+def _kind(step: FinalStep) -> tuple[Kind, int]:
+    """Return a step's kind, and its tokens."""
+    delay = step.delay
+    assert delay is not None
+    num_prefills = len(delay.prefills)
+    if not num_prefills:
+        is_verify = bool((step.phases == VERIFY).any())
+        phase = "verify" if is_verify else "decode"
+    else:
+        phase = "mixed" if len(delay.own_ns) > num_prefills else "prefill"
+    return Kind(step.mode, phase), int(step.tokens.sum())
