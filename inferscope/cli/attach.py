@@ -23,8 +23,10 @@ from inferscope.cli.targets import engine_of, is_remote, path_of, rings_of
 from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.findings import Watch
+from inferscope.tui.judged import Judged
 
-Source = RingSource | RecordingSource | HistorySource
+Source = Judged | HistorySource
 _PATIENCE_S = 60.0
 
 
@@ -67,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
             options.target, since=options.since, at=options.at, window_ns=window_ns
         )
     else:
-        source = source_of(options.target)
+        watch = Watch()
+        source = Judged(source_of(options.target, watch), watch)
     window_ns = window_ns or 60_000_000_000
     try:
         if is_once:
@@ -87,8 +90,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def source_of(target: str | None) -> RingSource | RecordingSource:
-    """Open what the user named.
+def source_of(target: str | None, watch: Watch) -> RingSource | RecordingSource:
+    """Open what the user named, and have a watch sum it up.
 
     Raises:
         NotFound: nothing is there.
@@ -96,12 +99,12 @@ def source_of(target: str | None) -> RingSource | RecordingSource:
     """
     path = path_of(target)
     if path is not None:
-        return open_source(path)
+        return open_source(path, sinks=(watch,), listen=watch.listen)
     engine = engine_of(target)
     command = how_to_sample(engine)
     if command is not None:
         sys.stderr.write(f"nothing samples the GPU; this does: {command}\n")
-    return RingSource(rings_of(engine), name=engine.engine_id)
+    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)
 
 
 def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
@@ -110,7 +113,7 @@ def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
         at_idx = source.at_idx
         looked = source.snapshot(window_ns) if at_idx is None else source.earlier[at_idx]
     else:
-        catch_up(source, patience_s=_PATIENCE_S)
+        catch_up(source.source, patience_s=_PATIENCE_S)
         looked = source.snapshot(window_ns)
     if options.json:
         sys.stdout.write(to_json(looked).decode() + "\n")

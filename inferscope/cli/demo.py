@@ -37,6 +37,7 @@ from inferscope.records import Record
 from inferscope.report.findings import findings_brief
 from inferscope.ring.discovery import make_private, ring_directory
 from inferscope.ring.recording import RecordingWriter
+from inferscope.tui.judged import Judged
 
 DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
@@ -97,19 +98,22 @@ def run(options: argparse.Namespace) -> int:
         _Host(settings, engine_id, words=None if is_headless else words) as host,
     ):
         recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
+        watch = None if is_headless else Watch()
         source = RingSource(
             lambda: folder.glob("*.ring"),
             name=f"demo, {host.ready.rate_s:.1f} requests/s",
+            sinks=() if watch is None else (watch,),
+            listen=None if watch is None else watch.listen,
             recording=recording,
         )
         try:
-            if is_headless:
+            if watch is None:
                 if not _watch(source, host):
                     return _INTERRUPTED
                 return _leave_files(source, options)
             from inferscope.tui.app import InferScopeApp
 
-            InferScopeApp(source, ascii=options.ascii).run()
+            InferScopeApp(Judged(source, watch), ascii=options.ascii).run()
         finally:
             source.close()
     return 0

@@ -14,6 +14,8 @@ from inferscope.cli.numbers import above_zero
 from inferscope.collector.source import final_books, open_replay
 from inferscope.cost.book import CostBook
 from inferscope.errors import BadInput
+from inferscope.findings import Watch
+from inferscope.tui.judged import Judged
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +48,18 @@ def run(options: argparse.Namespace) -> int:
         return _picture(options)
     if not sys.stdout.isatty():
         raise BadInput("replay needs a terminal. For text: inferscope attach FILE --once.")
-    source = open_replay(options.file, speed=options.speed, books=_books(options))
+    watch = Watch()
+    source = open_replay(
+        options.file,
+        speed=options.speed,
+        sinks=(watch,),
+        listen=watch.listen,
+        books=_books(options),
+    )
     try:
         from inferscope.tui.app import InferScopeApp
 
-        InferScopeApp(source, ascii=options.ascii).run()
+        InferScopeApp(Judged(source, watch), ascii=options.ascii).run()
     finally:
         source.close()
     return 0

@@ -218,6 +218,17 @@ class Health:
 
 
 @dataclass(frozen=True)
+class RunFinding:
+    """A finding on a whole run; `inferscope findings` has its numbers."""
+
+    id: str
+    severity: str
+    title: str
+    causes: tuple[str, ...]
+    """Ledger rows that it names."""
+
+
+@dataclass(frozen=True)
 class EngineView:
     """One engine now and over the window that was asked for."""
 
@@ -318,6 +329,8 @@ class EngineView:
     """Queued requests that it could admit and does not; None where that is unknown."""
     ledger_missing: str = ""
     """Why its requests have no ledger; empty where they have one."""
+    findings: tuple[RunFinding, ...] = ()
+    """On the run so far, in their order; none where the reader does not judge runs."""
 
     @property
     def has_ended(self) -> bool:

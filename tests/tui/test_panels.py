@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.collector.snapshot import NO_QUANTILES, CostModel, EngineView, Health, Series
+from inferscope.collector.snapshot import (
+    NO_QUANTILES,
+    CostModel,
+    EngineView,
+    Health,
+    RunFinding,
+    Series,
+)
 from inferscope.records import CAUSES, DEVICE_SECONDS
 from inferscope.tui import panels
 from inferscope.tui.header import confessions, header
@@ -133,6 +140,9 @@ def test_the_detail_fills_exactly_its_size(size: tuple[int, int]) -> None:
         assert len(lines) <= height
 
 
+SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs", ("slowdown",))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -151,6 +161,12 @@ def test_the_detail_fills_exactly_its_size(size: tuple[int, int]) -> None:
         ({"ledger_ns": {"cpu_gap": 50 * MS, "decode_own": 50 * MS}}, "is cpu_gap: scheduler"),
         ({"device_ns": {"decode": 70 * MS, "idle_host_gap": 30 * MS}}, "idles 30.0% of the time"),
         ({"model_residual": 0.5}, "+50% against the cost model"),
+        (
+            {"ledger_ns": {"slowdown": 50 * MS, "decode_own": 50 * MS}, "findings": (SLOW,)},
+            "50.0% of latency is slowdown: Steps are slow: others use its CPUs.",
+        ),
+        ({"findings": (replace(SLOW, severity="low"), SLOW)}, "Over the whole run: Steps are slow"),
+        ({"findings": (replace(SLOW, severity="low"),)}, ""),
     ],
 )
 def test_the_why_line_names_the_largest_problem_or_is_silent(

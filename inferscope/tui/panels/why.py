@@ -18,7 +18,7 @@ def largest_problem(view: EngineView) -> str:
     In the order of harm: an engine that is gone, work lost to preemption, requests that wait for a
     named resource, then latency and device time that nobody chose to spend.
     """
-    for rule in (_gone, _unobserved, _preempted, _waiting, _latency, _host_gap, _model):
+    for rule in (_gone, _unobserved, _preempted, _waiting, _latency, _host_gap, _found, _model):
         sentence = rule(view)
         if sentence:
             return sentence
@@ -91,7 +91,8 @@ def _latency(view: EngineView) -> str:
     if cause == "queue":
         p95 = duration(view.queue.p95_ns)
         return f"{share(part)} of latency is queue: requests wait to be admitted (p95 {p95})."
-    return f"{share(part)} of latency is {cause}: {CAUSE_MEANINGS[cause]}."
+    titles = [found.title for found in view.findings if cause in found.causes]
+    return f"{share(part)} of latency is {cause}: {(*titles, CAUSE_MEANINGS[cause])[0]}."
 
 
 def _host_gap(view: EngineView) -> str:
@@ -101,6 +102,14 @@ def _host_gap(view: EngineView) -> str:
         return ""
     gap = duration(view.host_gap.p50_ns)
     return f"The device idles {share(part)} of the time while requests run (host gap p50 {gap})."
+
+
+def _found(view: EngineView) -> str:
+    """Name what the whole run shows, where the window shows no problem."""
+    for found in view.findings:
+        if found.severity != "low":
+            return f"Over the whole run: {found.title} (inferscope findings)."
+    return ""
 
 
 def _model(view: EngineView) -> str:

@@ -1,0 +1,64 @@
+"""A source of snapshots whose engines carry what the run so far shows.
+
+    source ─► snapshots ─► Judged ─► the same, with findings ─► screen
+      └─ steps, requests, records ─► Watch ──┘
+
+A run is judged every two seconds: findings are of a whole run, and change slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inferscope.collector.snapshot import RunFinding, Snapshot
+from inferscope.collector.source import RecordingSource, RingSource
+from inferscope.findings import Watch, findings
+
+_EVERY_NS = 2_000_000_000
+
+
+class Judged:
+    """Snapshots of a source, with the findings of the run up to each.
+
+    Attributes:
+        source: what the snapshots come from.
+    """
+
+    def __init__(self, source: RingSource | RecordingSource, watch: Watch) -> None:
+        """Take a source, and the watch that is its sink and listens to its records."""
+        self.title = source.title
+        self.source = source
+        self._watch = watch
+        self._found: dict[str, tuple[RunFinding, ...]] = {}
+        self._judged_ns: int | None = None
+
+    @property
+    def focus(self) -> str | None:
+        """Return the request whose tokens snapshots hold one by one."""
+        return self.source.focus
+
+    @focus.setter
+    def focus(self, request_id: str | None) -> None:
+        self.source.focus = request_id
+
+    def snapshot(self, window_ns: int) -> Snapshot:
+        """Return the present view over a window, with findings."""
+        snapshot = self.source.snapshot(window_ns)
+        judged_ns = self._judged_ns
+        if judged_ns is None or not 0 <= snapshot.mono_ns - judged_ns < _EVERY_NS:
+            self._judged_ns = snapshot.mono_ns
+            self._found = {
+                engine.engine_id: tuple(
+                    RunFinding(each.id, each.severity, each.title, each.causes)
+                    for each in engine.findings or ()
+                )
+                for engine in findings(self._watch)
+            }
+        engines = tuple(
+            replace(view, findings=self._found.get(view.engine_id, ())) for view in snapshot.engines
+        )
+        return replace(snapshot, engines=engines)
+
+    def close(self) -> None:
+        """Close the source; safe to call twice."""
+        self.source.close()
