@@ -1,8 +1,9 @@
 """Readings of the host's kernel: time that this process wanted a CPU and had none, and why.
 
 The kernel counts it in files under /proc. They are read once a second, on the probe's housekeeping
-thread, through descriptors that stay open: one system call each, 1.5 µs. A counter that this kernel
-or container does not show is left out of the sample.
+thread. Each is opened for its reading only: a host that closes all descriptors may give their
+numbers to files of its own. A counter that this kernel or container does not show is left out of
+the sample.
 
     run_wait_ns       /proc/self/task/*/schedstat   ready to run, waiting in a CPU's queue
     steal_ns, host_busy_ns     /proc/stat           the hypervisor's part, and all CPUs in use
@@ -34,8 +35,6 @@ class HostPressure:
     """Counters of the host around one process, read as amounts over windows."""
 
     def __init__(self) -> None:
-        self._files: dict[str, int] = {}
-        """Open descriptors, by path."""
         self._quota_paths: tuple[str, ...] | None = None
         self._threads: list[str] = []
         self._threads_ns: dict[str, tuple[int, int]] = {}
@@ -72,13 +71,6 @@ class HostPressure:
         values["num_cpus"] = float(os.cpu_count() or 1)
         return start_ns, values
 
-    def close(self) -> None:
-        """Close all files; safe to call twice."""
-        for descriptor in self._files.values():
-            with suppress(OSError):
-                os.close(descriptor)
-        self._files = {}
-
     def _levels(self) -> dict[str, int]:
         levels = {"cpu_ns": time.process_time_ns()}
         for read in (self._host, self._quota):
@@ -88,7 +80,7 @@ class HostPressure:
 
     def _host(self) -> dict[str, int]:
         # "cpu  user nice system idle iowait irq softirq steal guest guest_nice"; user holds guest.
-        ticks = [int(field) for field in self._line("/proc/stat", _STAT_BYTES).split()[1:9]]
+        ticks = [int(field) for field in _line("/proc/stat", _STAT_BYTES).split()[1:9]]
         steal = ticks[7]
         return {
             "host_busy_ns": (sum(ticks) - ticks[3] - ticks[4] - steal) * _TICK_NS,
@@ -102,7 +94,7 @@ class HostPressure:
         found = []
         for path in self._quota_paths:
             with suppress(OSError):
-                for line in self._text(path, _STAT_BYTES).splitlines():
+                for line in _text(path, _STAT_BYTES).splitlines():
                     word, _, amount = line.partition(b" ")
                     if word in _NS_PER_UNIT:
                         found.append(int(amount) * _NS_PER_UNIT[word])
@@ -120,10 +112,9 @@ class HostPressure:
         for thread in self._threads:
             path = f"/proc/self/task/{thread}/schedstat"
             try:
-                ran_ns, waited_ns, *_ = map(int, self._text(path, _LINE_BYTES).split())
+                ran_ns, waited_ns, *_ = map(int, _text(path, _LINE_BYTES).split())
             except (OSError, ValueError):
-                self._forget(path)  # the thread has ended
-                continue
+                continue  # the thread has ended
             now[thread] = ran_ns, waited_ns
             before = self._threads_ns.get(thread)
             if before is not None:
@@ -133,21 +124,6 @@ class HostPressure:
             return None
         least_ns = _BUSY * sum(ran_ns for ran_ns, _ in grown)
         return sum(waited_ns for ran_ns, waited_ns in grown if ran_ns >= least_ns)
-
-    def _line(self, path: str, num_bytes: int) -> bytes:
-        return self._text(path, num_bytes).split(b"\n", 1)[0]
-
-    def _text(self, path: str, num_bytes: int) -> bytes:
-        descriptor = self._files.get(path)
-        if descriptor is None:
-            descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(descriptor, num_bytes, 0)
-
-    def _forget(self, path: str) -> None:
-        descriptor = self._files.pop(path, None)
-        if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
 
 
 def _oldest_threads() -> list[str]:
@@ -180,3 +156,15 @@ def _quota_files() -> list[str]:
             if file not in found and os.path.exists(file):
                 found.append(file)
     return found
+
+
+def _line(path: str, num_bytes: int) -> bytes:
+    return _text(path, num_bytes).split(b"\n", 1)[0]
+
+
+def _text(path: str, num_bytes: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)

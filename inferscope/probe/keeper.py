@@ -112,7 +112,6 @@ class Keeper:
                 continue
         self._life.catch_up_unlocked()
         self._say()
-        self._host.close()
 
     def _read_host(self, now_ns: int) -> None:
         """Read the host's counters; the next report writes them, on whichever thread that is."""
