@@ -272,6 +272,7 @@ COLUMNS: dict[str, str] = {
     "starts_ns": "<i8",
     "ends_ns": "<i8",
     "series": "<f4",
+    "blocked_ns": "<i8",
 }
 """numpy dtype of every column, by field name. An empty column where rows exist means all zero."""
 
@@ -431,6 +432,9 @@ class Emitted(Record, frozen=True, gc=False, array_like=True):
     tokens: bytes
     step: int = -1
     at_ns: int | None = None
+    blocked_ns: bytes = b""
+    """From a front end, per request: for how long before they left its connection took no more.
+    A row without tokens reports that alone."""
 
     @property
     def left_ns(self) -> int:

@@ -4,7 +4,8 @@
      └ `receipt`     └ exchange   └ `join`: an id       └ `first_byte`, `emitted`   └ `last_byte`
 
 A body leaves when the server takes it: a client that is awake may have read it before the call
-returns. Only a send that waits, for the client's socket is full, is over when it returns.
+returns. Only a send that waits, for the client's socket is full, is over when it returns; for as
+long as it waited, the client is reported as not reading (`blocked_ns` of `Emitted`).
 
 Any ASGI server is watched alike; an adapter makes an `Edge` with the front end's probe, calls
 `watch`, and joins it to its engine's ids by three calls from hooks of its own:
@@ -39,7 +40,7 @@ from typing import Any
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.receipt import received_ns, stamp_receipts
-from inferscope.probe import Probe
+from inferscope.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels, Parts
 from inferscope.probe.place import server_place
@@ -284,11 +285,11 @@ class Edge:
             leaving = patches.run(_leaving, exchange, message)
             if leaving is None:
                 return await send(message)
-            at_ns = monotonic_ns()
+            began_ns = monotonic_ns()
             sending = _Sending(send(message))
             await sending
-            at_ns = monotonic_ns() if sending.has_waited else at_ns
-            patches.run(self._sent, exchange, leaving, message, at_ns)
+            at_ns = monotonic_ns() if sending.has_waited else began_ns
+            patches.run(self._sent, exchange, leaving, message, at_ns, at_ns - began_ns)
             return None
 
         return watched
@@ -299,15 +300,32 @@ class Edge:
         leaving: dict[RequestIndex, int],
         message: Message,
         at_ns: int,
+        waited_ns: int,
     ) -> None:
-        if leaving:
+        is_blocked = waited_ns >= LEAST_BLOCKED_NS and not exchange.has_ended
+        if leaving or (is_blocked and exchange.index_by_id):
             for index in leaving:
                 if index not in exchange.begun:
                     exchange.begun.add(index)
                     exchange.probe.first_byte(index, at_ns=at_ns)
-            exchange.probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
+            self._emitted(exchange, leaving, at_ns, waited_ns)
         if not message.get("more_body", False):
             self._end(exchange, at_ns)
+
+    def _emitted(
+        self, exchange: Exchange, leaving: dict[RequestIndex, int], at_ns: int, waited_ns: int
+    ) -> None:
+        if waited_ns < LEAST_BLOCKED_NS:
+            exchange.probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
+            return
+        # The connection is that of all its requests, whether or not they had tokens to write.
+        indices = list(exchange.index_by_id.values())
+        exchange.probe.emitted(
+            indices,
+            [leaving.get(index, 0) for index in indices],
+            at_ns=at_ns,
+            blocked_ns=[waited_ns] * len(indices),
+        )
 
     def _end(self, exchange: Exchange, at_ns: int | None = None) -> None:
         """Tell the last byte: it was sent, or the client has gone (now)."""

@@ -41,6 +41,7 @@ _IS_IN_FLIGHT = [state in (WAITING, RUNNING, HELD) for state in range(6)]
 """By state."""
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
+_DELIVERY = _C["delivery"]
 _OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
 _QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
 _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
@@ -188,10 +189,19 @@ class Ledger:
             self._book_held_up(slot, at_ns, _FRONTEND)
         self._change(slot, at_ns, LEAVING)
 
-    def delivered(self, slot: int, last_token_ns: int, at_ns: int) -> None:
-        """Book the front end's part: writing out up to the last token, then the last byte."""
+    def delivered(self, slot: int, last_token_ns: int, at_ns: int, *, blocked_ns: int = 0) -> None:
+        """Book the front end's part: writing out up to the last token, then the last byte.
+
+        Args:
+            slot: of a request that has ended in the engine.
+            last_token_ns: when its last token was written.
+            at_ns: when its last byte was.
+            blocked_ns: of the time up to the last token, for how long the client did not read.
+        """
         self._book(slot, last_token_ns, _OUTPUT)
-        self._book(slot, at_ns, _C["delivery"])
+        self._rows[slot, _OUTPUT] -= blocked_ns
+        self._rows[slot, _DELIVERY] += blocked_ns
+        self._book(slot, at_ns, _DELIVERY)
 
     def lost(self, slot: int, at_ns: int) -> None:
         """End a request whose engine is gone, at the time when that was decided."""

@@ -17,7 +17,7 @@ from inferscope.records import CAUSES
 Ints = NDArray[np.int64]
 Counts = NDArray[np.uint32]
 
-_OUTPUT = CAUSES.index("output")
+_OUTPUT, _DELIVERY = CAUSES.index("output"), CAUSES.index("delivery")
 
 
 class Emissions:
@@ -69,6 +69,13 @@ class Emissions:
             slots = slots[at_edge]
             counts = None if counts is None else counts[at_edge]
         self._at_edge(slots, counts, at_ns)
+
+    def blocked(self, slots: Ints, blocked_ns: Ints, until_ns: int) -> None:
+        """Keep until when, and for how long, clients did not read; ahead of their tokens."""
+        table = self._table
+        for slot, ns in zip(slots.tolist(), blocked_ns.tolist(), strict=True):
+            if ns > 0 and table.has_front_end[slot]:
+                table.blocked.add(slot, ns, until_ns)
 
     def _at_edge(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
         """Tokens reach the edge that the client sees, or the last one that we see."""
@@ -134,6 +141,8 @@ class Emissions:
         row = request.ttft_row
         spent_ns = ttft_ns - sum(row.tolist())
         if spent_ns >= 0:
-            row[_OUTPUT] += spent_ns
+            blocked_ns = self._table.blocked.within_ns(request.slot, at_ns - spent_ns, at_ns)
+            row[_OUTPUT] += spent_ns - blocked_ns
+            row[_DELIVERY] += blocked_ns
         else:  # told late: the ledger had gone on by then
             row[:] = to_whole_ns(row.astype(np.float64), ttft_ns)

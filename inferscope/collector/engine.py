@@ -532,10 +532,23 @@ class EngineFold:
             slots = slots[known]
             counts = None if counts is None else counts[known]
         emissions = self.lives.emissions
+        if emitted.blocked_ns and ring.is_front_end:
+            self._on_blocked(ring, emitted)
         action = emissions.at_front_end if ring.is_front_end else emissions.in_core
         left_ns = emitted.left_ns
         self._timeline.push(left_ns, action, slots, counts, left_ns)
         self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
+
+    def _on_blocked(self, ring: RingState, emitted: Emitted) -> None:
+        """Take for how long each client had not read what was written before."""
+        left_ns, num = emitted.left_ns, len(emitted.requests) // 4
+        if len(emitted.blocked_ns) != 8 * num:
+            self._num_unread += 1
+            return
+        slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
+        blocked_ns = np.frombuffer(emitted.blocked_ns, dtype=COLUMNS["blocked_ns"])
+        blocked_ns = np.where(slots > 0, np.clip(blocked_ns, 0, left_ns), 0)
+        self._timeline.push(left_ns, self.lives.emissions.blocked, slots, blocked_ns, left_ns)
 
     # --- steps --------------------------------------------------------------------------------
 

@@ -278,7 +278,9 @@ class Lives:
             has_tokens = self.table.tokens.edges_of(slot)[0] > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
         last_token_ns, _ = self.table.tokens.edges_of(slot)
-        self.table.ledger.delivered(slot, last_token_ns, event.at_ns)
+        ledger = self.table.ledger
+        blocked_ns = self.table.blocked.within_ns(slot, ledger.mark_of(slot), last_token_ns)
+        ledger.delivered(slot, last_token_ns, event.at_ns, blocked_ns=blocked_ns)
         self._finalise(request)
 
     def lost(self, request: Request, by: SlotMap, at_ns: int, was_killed: bool) -> None:

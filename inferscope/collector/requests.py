@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.ledger import NOBODY, Ledger
 from inferscope.attribution.parts import PromptCost
 from inferscope.collector.accounts import Accounts
@@ -98,6 +99,7 @@ class RequestTable:
         ledger: their latency ledgers, by slot.
         tokens: when their tokens left, by slot.
         work: what was computed for them, by slot.
+        blocked: when their clients did not read, by slot.
         accounts: what counters say of it, by slot.
         by_id: the engine's own id → request.
         by_slot: slot → request, None for free slots.
@@ -113,6 +115,7 @@ class RequestTable:
         self.ledger = Ledger(num_slots)
         self.tokens = Tokens(num_slots)
         self.work = Work(num_slots)
+        self.blocked = BlockedTime()
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
         self.ids = ["?"] * num_slots
@@ -156,6 +159,7 @@ class RequestTable:
         self.is_shared[slot] = False
         self.tokens.begin(slot)
         self.work.begin(slot)
+        self.blocked.forget(slot)
         self.ledger.blame.begin(slot, request_id)
         self.ledger.begin(slot, arrived_ns, state)
         return request
@@ -168,6 +172,7 @@ class RequestTable:
         self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
         self.work.end(slot)
+        self.blocked.forget(slot)
         self.ledger.free(slot)
         self.by_slot[slot] = None
         self.ids[slot] = "?"

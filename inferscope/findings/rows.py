@@ -87,7 +87,10 @@ ROWS: dict[str, Row] = {
         "Read the engine's log: it went with requests in flight.",
     ),
     "output": Row("sampling, detokenising and sending", _HOST),
-    "delivery": Row("handing the answer to the client's socket", _HOST),
+    "delivery": Row(
+        "waiting until the client reads what was written, and closing the answer",
+        "Look at the clients and the network to them: they read slower than tokens come.",
+    ),
 }
 
 OF_OBJECTIVE = {

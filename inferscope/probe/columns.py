@@ -21,12 +21,12 @@ from inferscope.host_signals import pass_on
 MAX_TEXT_BYTES = 128
 MAX_ATTRIBUTES = 16
 LEAST_INT64, LARGEST_INT64, LARGEST_U32 = -(1 << 63), (1 << 63) - 1, 0xFFFFFFFF
-_LARGEST = {"B": 0xFF, "H": 0xFFFF, "I": LARGEST_U32}
-_BYTES = {"B": 1, "H": 2, "I": 4}
+_LARGEST = {"B": 0xFF, "H": 0xFFFF, "I": LARGEST_U32, "q": LARGEST_INT64}
+_BYTES = {"B": 1, "H": 2, "I": 4, "q": 8}
 _OUT_OF_RANGE = 0xFFFFFFFF
 """`NO_REQUEST`: in the place of an index that no request can have."""
 _MOST_PACKERS = 1024
-_packers: dict[str, dict[int, Callable[..., bytes]]] = {"B": {}, "H": {}, "I": {}}
+_packers: dict[str, dict[int, Callable[..., bytes]]] = {"B": {}, "H": {}, "I": {}, "q": {}}
 PlanNumbers: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 _plan_numbers = struct.Struct("<qqqIIIII")
 _pack_plan, _unpack_plan = _plan_numbers.pack, _plan_numbers.unpack

@@ -88,6 +88,8 @@ from inferscope.ring.writer import RingWriter
 
 _BINDINGS = frozenset(("none", "slots", "blocks", "budget"))
 _MOST_MODE = 64
+LEAST_BLOCKED_NS = 1_000_000
+"""Shorter waits for a connection are not worth a column."""
 _Signature: TypeAlias = tuple[int, int, int, tuple[int | None, int]]
 """When it was given; a step, its digest and its tokens, prefills' and others'."""
 
@@ -607,8 +609,19 @@ class Probe:
         *,
         step: int = -1,
         at_ns: int | None = None,
+        blocked_ns: Sequence[int] = (),
     ) -> None:
-        """Note that tokens leave the engine's loop, or (in a front end) were written to clients."""
+        """Note that tokens leave the engine's loop, or (in a front end) were written to clients.
+
+        Args:
+            requests: indices from `queued` or `received`, each once.
+            tokens: of each.
+            step: that computed them, -1 where that is not known.
+            at_ns: when they left; now where that is None.
+            blocked_ns: in a front end, for how long before that each request's connection took
+                nothing more; empty where none was blocked for `LEAST_BLOCKED_NS`. A request whose
+                connection was blocked may have 0 tokens.
+        """
         life = self._life
         if not life.on:
             return
@@ -623,10 +636,14 @@ class Probe:
                     step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
                 if at_ns is not None:
                     at_ns = time_or(at_ns, t_ns, odd)
+                blocked = b""
+                if len(blocked_ns):
+                    blocked = column("q", blocked_ns, odd)
+                    same_rows(len(indices) // 4, ("q", blocked))
             except Exception as error:
                 life.refuse("emitted", error)
                 return
-            record = Emitted(t_ns, indices, counts, step, at_ns)
+            record = Emitted(t_ns, indices, counts, step, at_ns, blocked)
             life.perform(t_ns, log.write, log.write, record)
         except Exception as error:
             life.caught(error)

@@ -32,7 +32,7 @@ CAUSE_MEANINGS: dict[str, str] = {
     "paused": "engine paused",
     "engine_lost": "engine gone",
     "output": "sampling, detokenise, send",
-    "delivery": "to the client's socket",
+    "delivery": "waiting for the client to read",
 }
 
 _ALARMING = frozenset({"slowdown", "preempted", "recompute", "engine_lost", "not_scheduled"})

@@ -18,7 +18,7 @@ from inferscope.adapters import edge as edge_module
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
 from inferscope.probe import EngineInfo, Probe
-from inferscope.records import EVENTS, Emitted, Record, RequestEvent
+from inferscope.records import COLUMNS, EVENTS, Emitted, Record, RequestEvent
 from tests.adapters.asgi_server import BUSY_S, Front, served
 from tests.probe.fakes import records
 
@@ -274,6 +274,20 @@ def test_what_waits_for_a_client_that_does_not_read_is_noted_when_it_has(watched
     watched.wait_until_done(1)
     first, last = watched.events()[-2:]
     assert first.at_ns < woken_ns < last.at_ns
+    told = [record for record in watched.records() if isinstance(record, Emitted)]
+    # The last message waited for the room: from before the client read on, until it had read.
+    blocked_ns = np.frombuffer(told[-1].blocked_ns, COLUMNS["blocked_ns"]).tolist()
+    assert [record.blocked_ns for record in told[:-1]] == [b""]
+    assert len(blocked_ns) == 1
+    assert last.at_ns - blocked_ns[0] < woken_ns
+    assert told[-1].left_ns == last.at_ns
+
+
+def test_a_client_that_reads_is_not_reported_as_blocked(watched: Watched) -> None:
+    watched.front.linger_s = 0.005  # a busy server is not a slow client
+    watched.post("/stream?n=1")
+    told = [record for record in watched.records() if isinstance(record, Emitted)]
+    assert [record.blocked_ns for record in told] == [b""] * 3
 
 
 @pytest.mark.parametrize(

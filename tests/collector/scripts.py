@@ -245,10 +245,12 @@ class Ring:
         tokens: Sequence[int] | None = None,
         *,
         at_ns: int | None = None,
+        blocked_ms: Sequence[float] = (),
     ) -> None:
         tokens = [1] * len(indices) if tokens is None else tokens
         columns = array("I", indices).tobytes(), array("I", tokens).tobytes()
-        self.tell(Emitted(self.now_ns, *columns, at_ns=at_ns))
+        blocked_ns = array("q", [round(ms * MS) for ms in blocked_ms]).tobytes()
+        self.tell(Emitted(self.now_ns, *columns, at_ns=at_ns, blocked_ns=blocked_ns))
 
     # --- steps
 

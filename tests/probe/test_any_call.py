@@ -348,6 +348,19 @@ def in_c_fork(child: Callable[[], bytes]) -> bytes:
         os.close(out)
 
 
+def test_blocked_times_are_a_column_or_the_call_is_left_out(tmp_path: Path) -> None:
+    probe, _ = make(tmp_path, "open", 0)
+    path = probe.path
+    assert path is not None
+    probe.emitted([0, 1], [5, 0], blocked_ns=[7 << 33, -1])
+    probe.emitted([0, 1], [5, 0], blocked_ns=[1])
+    probe.emitted([0], [5])
+    probe.close()
+    told, plain = of(Emitted, path)
+    assert memoryview(told.blocked_ns).cast("q").tolist() == [7 << 33, -1]
+    assert plain.blocked_ns == b""
+
+
 @pytest.mark.parametrize(
     "first", ["on", "path", "emitted", "finished", "queued", "paused", "close", "fail"]
 )

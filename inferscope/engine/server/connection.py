@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import http
 import socket
+import time
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -38,18 +39,20 @@ class Connection(HttpToolsProtocol):
 
     # --- what the application needs -----------------------------------------------------------
 
-    async def drained(self) -> None:
-        """Wait until the client has what was sent.
+    async def drained(self) -> int:
+        """Wait until the client has what was sent; return for how long it had not read, in ns.
 
         Raises:
             Left: it never will.
         """
         if not self._is_lost and self.flow.write_paused:
+            paused_ns = self._paused_ns
             await self.flow.drain()
             if not self._has_lost_bytes:
-                return  # it may be closed by now, as it should
+                return time.monotonic_ns() - paused_ns  # it may be closed by now, as it should
         if self._is_lost:
             raise Left
+        return 0
 
     @property
     def is_stuck(self) -> bool:
@@ -75,6 +78,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._heard_s = self.loop.time()
         self._moved_s = 0.0
+        self._paused_ns = 0
         self._unsent_bytes = 0
         self._peer_watch: asyncio.TimerHandle | None = None
         self._write_watch: asyncio.TimerHandle | None = None
@@ -205,6 +209,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Watch the client: it has not taken all that was sent."""
         super().pause_writing()
+        self._paused_ns = time.monotonic_ns()
         self._moved_s = self.loop.time()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._watch_writing()

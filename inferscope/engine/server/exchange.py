@@ -27,7 +27,7 @@ from inferscope.engine.server.protocol import Ask
 from inferscope.engine.server.wire import Refused
 from inferscope.engine.server.written import Written
 from inferscope.engine.tokenizer import Tokenizer, encode_sections
-from inferscope.probe import Probe
+from inferscope.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.parts import Parts
 
 _LONG_PROMPT_CHARS = 20_000
@@ -61,8 +61,12 @@ class Line(Protocol):
     def is_stuck(self) -> bool:
         """The client has not taken all that was sent."""
 
-    async def drained(self) -> None:
-        """Wait until the client has what was sent; raises `Left` if it never will."""
+    async def drained(self) -> int:
+        """Wait until the client has what was sent; raises `Left` if it never will.
+
+        Returns:
+            for how long, in nanoseconds, the client had not read.
+        """
 
     def abort(self) -> None:
         """End it, whatever is still to be sent."""
@@ -134,14 +138,13 @@ class Choice:
             self._front.probe.finished(self.talk.index, reason)
         self.talk.wake()
 
-    def wrote(self, delivery: Delivery) -> None:
-        """Note that a delivery is with the client."""
-        if not delivery.num_tokens:
-            return
-        if not self.num_written:
+    def wrote(self, num_tokens: int, blocked_ns: int) -> None:
+        """Note that tokens are with the client, which had not read for some time before."""
+        if num_tokens and not self.num_written:
             self._front.probe.first_byte(self.talk.index)
-        self.num_written += delivery.num_tokens
-        self._front.written.note(self.talk.index, delivery.num_tokens)
+        if num_tokens or blocked_ns >= LEAST_BLOCKED_NS:
+            self.num_written += num_tokens
+            self._front.written.note(self.talk.index, num_tokens, blocked_ns)
 
 
 class Exchange:
@@ -248,6 +251,16 @@ class Exchange:
                 found.append((choice, delivery))
             if found:
                 return found
+
+    def wrote(self, news: list[tuple[Choice, Delivery]], blocked_ns: int) -> None:
+        """Note that deliveries are with the client, and for how long it had not read before.
+
+        All texts share the connection: those without a delivery had to wait for it too.
+        """
+        num_tokens = {choice.number: delivery.num_tokens for choice, delivery in news}
+        choices = self.choices if blocked_ns else [choice for choice, _ in news]
+        for choice in choices:
+            choice.wrote(num_tokens.get(choice.number, 0), blocked_ns)
 
     @property
     def is_taken(self) -> bool:

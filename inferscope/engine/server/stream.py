@@ -31,10 +31,9 @@ async def send_whole(exchange: Exchange, answer: Answer, send: Send, headers: He
     body = answer.whole(texts, _total(exchange))
     exchange.is_answered = True
     await send_body(send, 200, body, headers)
-    await exchange.line.drained()
+    blocked_ns = await exchange.line.drained()
     for choice, part in zip(exchange.choices, parts, strict=True):
-        num_tokens = sum(delivery.num_tokens for delivery in part)
-        choice.wrote(Delivery("", num_tokens, None))
+        choice.wrote(sum(delivery.num_tokens for delivery in part), blocked_ns)
 
 
 async def send_events(
@@ -54,9 +53,7 @@ async def send_events(
         await send(
             {"type": "http.response.body", "body": b"".join(events), "more_body": not is_last}
         )
-        await exchange.line.drained()
-        for choice, delivery in news:
-            choice.wrote(delivery)
+        exchange.wrote(news, await exchange.line.drained())
         if not is_last:
             try:
                 news = await exchange.news()

@@ -44,8 +44,9 @@ class Line:
     is_stuck = False
     parting = "client_cancel"
 
-    async def drained(self) -> None:
+    async def drained(self) -> int:
         """Return: nothing is left to send."""
+        return 0
 
     def abort(self) -> None:
         """Do nothing."""
