@@ -619,6 +619,9 @@ class RingOpened(Record, frozen=True, gc=False, array_like=True):
     start_ns: int
     start_real_ns: int
     synthetic: bool = False
+    skew_ns: int = 0
+    """What the reader has added to all times of the ring: its process has another monotonic clock,
+    in a time namespace of its own."""
 
 
 class Missed(Record, frozen=True, gc=False, array_like=True):

@@ -14,6 +14,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import structs
 
+from inferscope.clock_skew import SkewedClock
 from inferscope.collector.counted import Provenance
 from inferscope.collector.finals import (
     DeviceHealth,
@@ -65,6 +66,7 @@ class JsonlExporter:
                 "unjoined": totals.num_unjoined,
                 "probe_cost_ns": totals.probe_cost_ns,
                 "digest": totals.digest,
+                "skewed_clocks": [_skewed_clock(one) for one in totals.skewed_clocks],
                 "synthetic": any(self._origins.values()) if self._origins else None,
             }
         )
@@ -75,6 +77,17 @@ class JsonlExporter:
     def _write(self, row: dict[str, Any]) -> None:
         self._out.write(self._encode(row))
         self._out.write(b"\n")
+
+
+def _skewed_clock(skewed: SkewedClock) -> dict[str, Any]:
+    return {
+        "engine": skewed.engine_id,
+        "role": skewed.role,
+        "rank": skewed.rank,
+        "pid": skewed.pid,
+        "skew_ns": skewed.skew_ns,
+        "is_corrected": skewed.is_corrected,
+    }
 
 
 def step_row(step: FinalStep) -> dict[str, Any]:

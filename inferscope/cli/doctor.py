@@ -19,6 +19,7 @@ from inferscope import __version__
 from inferscope.calibration import stored
 from inferscope.cli.doctor_device import Finding, devices, tracing
 from inferscope.cli.doctor_pod import pod
+from inferscope.clock_skew import SkewedClock
 from inferscope.counters.source import has_nvidia
 from inferscope.errors import InferScopeError
 from inferscope.records import SAMPLER_ROLE
@@ -83,6 +84,7 @@ def examine() -> list[Finding]:
         *_searched(),
         *pod(os.environ, has_engine=any(map(_is_installed, ("vllm", "sglang")))),
         _running(),
+        *_skewed(),
         _sampler(),
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),
         *devices(stored(), num_threads=_threads()),
@@ -131,6 +133,16 @@ def _running() -> Finding:
         return Finding("engines", True, "none observed here now", "start one: inferscope demo")
     pids = ", ".join(str(pid) for engine in engines for pid in engine.pids)
     return Finding("engines", True, f"{len(engines)} observed now (pid {pids})")
+
+
+def _skewed() -> Iterator[Finding]:
+    """Yield the observed processes whose monotonic clock is not this one's."""
+    now_ns = time.monotonic_ns()
+    for ring in find_rings():
+        if ring.skew_ns and ring.is_alive(now_ns):
+            me = ring.identity
+            skewed = SkewedClock(me.engine_id, me.role, me.rank, me.pid, ring.skew_ns)
+            yield Finding("clock", True, skewed.in_words())
 
 
 def _sampler() -> Finding:

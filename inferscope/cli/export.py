@@ -97,9 +97,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _say(file: Path, source: RingSource | RecordingSource, target: Path | None) -> int:
     """Say what must be said of the source, and what was written."""
-    if isinstance(source, RecordingSource):
-        for note in source.notes():
-            sys.stderr.write(f"inferscope: {file}: {note}\n")
+    for note in source.notes():
+        sys.stderr.write(f"inferscope: {file}: {note}\n")
     if target is not None:
         sys.stderr.write(f"wrote {target}\n")
     return 0

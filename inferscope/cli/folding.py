@@ -55,9 +55,8 @@ def fold_all(
         catch_up(source, patience_s=patience_s)
     finally:
         source.close()
-    if isinstance(source, RecordingSource):
-        for note in source.notes():
-            sys.stderr.write(f"inferscope: {target}: {note}\n")
+    for note in source.notes():
+        sys.stderr.write(f"inferscope: {target}: {note}\n")
     return source
 
 

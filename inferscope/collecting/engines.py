@@ -162,6 +162,9 @@ class Engines:
         now_ns = self._clock.monotonic_ns()
         real_ns = self._clock.real_ns()
         views = [view for engine in self._followed.values() for view in engine.views()]
+        for view in views:
+            for skewed in view.health.skewed_clocks:
+                self._note(skewed.in_words())
         look = Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
         return look if self._promises is None else _with_promises(look, self._promises)
 

@@ -340,6 +340,8 @@ class EngineFold:
                 self._timeline.push(at_ns, ledger.paused, at_ns)
 
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
+        if clock.device_ns is None:
+            ring.take_clock(clock)
         # An anchor of the device may stand within a keyframe that lists many requests.
         if ring.listed is not None and clock.device_ns is None:
             self._reconcile(ring, ring.listed, clock.t_ns)

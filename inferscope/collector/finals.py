@@ -18,6 +18,7 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
+from inferscope.clock_skew import SkewedClock
 from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 from inferscope.slo.verdicts import Judged
 
@@ -252,6 +253,7 @@ class RunTotals:
     num_unjoined: int
     probe_cost_ns: int
     digest: str
+    skewed_clocks: tuple[SkewedClock, ...] = ()
 
 
 class Sink(Protocol):

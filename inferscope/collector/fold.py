@@ -16,9 +16,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.clock_skew import SkewedClock
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.keep import ALL, Keep
+from inferscope.collector.rings import skewed_clocks
 from inferscope.collector.samplers import SamplerFold
 from inferscope.cost.book import CostBook
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
@@ -144,7 +146,13 @@ class Collector:
             self.num_unjoined,
             cost_ns,
             self.digest(),
+            self.skewed_clocks(),
         )
+
+    def skewed_clocks(self) -> tuple[SkewedClock, ...]:
+        """Return the processes in time namespaces of their own."""
+        engines = self.engines.values()
+        return tuple(one for engine in engines for one in skewed_clocks(engine.rings.values()))
 
     def devices(self) -> list[DeviceTime]:
         """Return where each engine's device time went."""

@@ -20,6 +20,7 @@ from inferscope.collector.calibrated import Calibrated, TablesOf
 from inferscope.collector.fold import READER
 from inferscope.collector.known_rings import KnownRings
 from inferscope.collector.merge import RECORD_BYTES, Item, Merger
+from inferscope.collector.shifting import shifted
 from inferscope.errors import UnreadableFile
 from inferscope.probe.clock import Clock
 from inferscope.records import (
@@ -33,6 +34,7 @@ from inferscope.records import (
 from inferscope.records import encode as encode_record
 from inferscope.ring.discovery import ALIVE_NS, boot_id
 from inferscope.ring.reader import Loss, RingReader
+from inferscope.ring.skew import ended_skew_ns, read_here, running_skew_ns
 
 GUARD_NS = 5_000_000
 """Time a writer may take between stamping a record and storing it."""
@@ -134,9 +136,11 @@ class RingFollower:
         for number, reader in list(self._readers.items()):
             heartbeat_ns, pending_ns = self._beats(number)
             is_this_boot = reader.identity.boot_id == boot_id()
-            is_alive = is_this_boot and now_ns - heartbeat_ns < ALIVE_NS
+            skew_ns = reader.skew_ns
+            is_alive = is_this_boot and now_ns - heartbeat_ns - skew_ns < ALIVE_NS
             alive |= is_alive and not _is_sampler(reader)
             if is_alive and pending_ns:
+                pending_ns += skew_ns
                 until_ns = min(until_ns, max(pending_ns - 1, now_ns - LONGEST_WAIT_NS))
         read_ns = self._read_on()
         self._has_more = has_more = read_ns is not None
@@ -166,7 +170,7 @@ class RingFollower:
             reader.close()
 
     def _discover(self, out: list[Item]) -> None:
-        new = []
+        found = []
         is_open = {reader.path for reader in (*self._readers.values(), *self._samplers)}
         now_ns = self._clock.monotonic_ns()
         files = self._known.unread(self._paths(), now_ns, is_in_use=lambda path, _: path in is_open)
@@ -177,19 +181,24 @@ class RingFollower:
             except UnreadableFile as error:
                 self.notes.append(str(error))
                 continue
-            if not self._known.is_new(file, reader.identity):
+            if self._known.is_new(file, reader.identity):
+                found.append(reader)
+            else:
                 reader.close()
-            elif _is_sampler(reader):
+        self._set_skews(found)
+        new = []
+        for reader in found:
+            if _is_sampler(reader):
                 self._samplers.append(reader)
-            elif self._since_ns is None or _reaches(reader, self._since_ns):
+            elif self._since_ns is None or _reaches(reader, self._since_ns - reader.skew_ns):
                 new.append(reader)
             else:
                 reader.close()
         new += self._samplers_beside(new)
-        for reader in sorted(new, key=lambda reader: (reader.identity.start_ns, str(reader.path))):
+        for reader in sorted(new, key=lambda reader: (_start_ns(reader), str(reader.path))):
             self._num_rings = number = self._num_rings + 1
             self._readers[number] = reader
-            self._last_ns[number] = reader.identity.start_ns
+            self._last_ns[number] = _start_ns(reader)
             if reader.format_version > FORMAT_VERSION:
                 self.notes.append(
                     f"{reader.path.name} was written by a newer version (format "
@@ -197,20 +206,42 @@ class RingFollower:
                 )
             out.append(_opened(number, reader))
 
+    def _set_skews(self, found: list[RingReader]) -> None:
+        """Find out which rings were written by another monotonic clock than ours."""
+        here = read_here(boot_id(), self._clock.monotonic_ns, self._clock.real_ns)
+        undecided = []
+        for reader in found:
+            try:
+                skew_ns = running_skew_ns(reader, here)
+            except OSError:  # it is found out again where the ring is read
+                continue
+            if skew_ns is None:
+                undecided.append(reader)
+            else:
+                reader.skew_ns = skew_ns
+        # The core's clock is that of the steps; it is the reference where all have ended.
+        undecided.sort(key=lambda reader: reader.identity.role != "core")
+        decided = [one for one in (*self._readers.values(), *found) if one not in undecided]
+        for reader in undecided:
+            engine_id = reader.identity.engine_id
+            same = [one for one in decided if one.identity.engine_id == engine_id]
+            reader.skew_ns = ended_skew_ns(reader, same)
+            decided.append(reader)
+
     def _samplers_beside(self, new: list[RingReader]) -> list[RingReader]:
         """Return the samplers' rings that reach into the time of an engine, from there on."""
         engines = [one for one in (*self._readers.values(), *new) if not _is_sampler(one)]
         if not engines:
             return []
-        starts_ns = {one.identity.boot_id: one.identity.start_ns for one in engines}
+        starts_ns = {one.identity.boot_id: _start_ns(one) for one in engines}
         for one in engines:
             boot = one.identity.boot_id
-            starts_ns[boot] = min(starts_ns[boot], one.identity.start_ns)
+            starts_ns[boot] = min(starts_ns[boot], _start_ns(one))
         samplers, self._samplers = self._samplers, []
         found = []
         for sampler in samplers:
             start_ns = starts_ns.get(sampler.identity.boot_id)
-            since_ns = max(start_ns or 0, self._since_ns or 0)
+            since_ns = max(start_ns or 0, self._since_ns or 0) - sampler.skew_ns
             if start_ns is not None and _reaches(sampler, since_ns):
                 found.append(sampler)
             else:
@@ -220,7 +251,7 @@ class RingFollower:
     def _retire(self, now_ns: int) -> None:
         """Close the rings of processes that are dead and read to their end."""
         for number, reader in list(self._readers.items()):
-            if now_ns - self._beats(number)[0] > RETIRE_NS and not is_held(reader):
+            if now_ns - self._beats(number)[0] - reader.skew_ns > RETIRE_NS and not is_held(reader):
                 reader.close()
                 self._readers.pop(number, None)
 
@@ -296,6 +327,7 @@ class RingFollower:
             return 0
         future_ns, last_ns = self._future_ns(reader), self._last_ns[number]
         add, num_bytes = self._merger.add, RECORD_BYTES * len(frames)
+        skew_ns = reader.skew_ns
         for frame in frames:
             if isinstance(frame, Loss):
                 self._merger.miss(number, frame.num_frames, frame.reason)
@@ -307,6 +339,9 @@ class RingFollower:
             except UnknownRecord:
                 self.num_unknown += 1
                 continue
+            if skew_ns:
+                record = shifted(record, skew_ns)
+                payload = encode_record(record)
             t_ns = record.t_ns
             if not 0 <= t_ns < future_ns:
                 self.num_unknown += 1
@@ -352,10 +387,14 @@ def _is_sampler(reader: RingReader) -> bool:
     return reader.identity.role == SAMPLER_ROLE
 
 
+def _start_ns(reader: RingReader) -> int:
+    return reader.identity.start_ns + reader.skew_ns
+
+
 def _opened(number: int, reader: RingReader) -> Item:
-    me = reader.identity
+    me, start_ns = reader.identity, _start_ns(reader)
     opened = RingOpened(
-        me.start_ns,
+        start_ns,
         number,
         me.engine_id,
         me.role,
@@ -363,8 +402,9 @@ def _opened(number: int, reader: RingReader) -> Item:
         me.pid,
         me.host,
         me.boot_id,
-        me.start_ns,
+        start_ns,
         me.start_real_ns,
         me.synthetic,
+        reader.skew_ns,
     )
-    return Item(me.start_ns, READER, 0, opened, encode_record(opened))
+    return Item(start_ns, READER, 0, opened, encode_record(opened))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from inferscope.clock_skew import Offsets, SkewedClock, skew_between_ns
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import KeptRows
 from inferscope.collector.slots import SlotMap
@@ -16,6 +17,7 @@ from inferscope.records import (
     OVER_BUDGET,
     PROBE_STATES,
     UNSUPPORTED,
+    Clock,
     EngineInfo,
     ProbeHealth,
     RingOpened,
@@ -67,6 +69,16 @@ class RingState:
         self.unlisted: set[int] = set()
         """Requests that the last keyframe did not name."""
         self.kept_rows = KeptRows()
+        self.wall_offsets: Offsets | None = None
+        """Wall clock less monotonic clock in its first and in its newest `Clock`."""
+
+    def take_clock(self, clock: Clock) -> None:
+        """Note how far apart its process's clocks are."""
+        now = Offsets(*[clock.real_ns - clock.at_ns] * 2, *[clock.real_ns] * 2)
+        first = self.wall_offsets or now
+        self.wall_offsets = Offsets(
+            first.first_ns, now.last_ns, first.first_real_ns, now.last_real_ns
+        )
 
     def placed(self, span: StepSpan) -> RankSpan:
         """Place one of its spans on the host's clock."""
@@ -202,6 +214,30 @@ def unsupported_by(rings: Iterable[RingState]) -> tuple[str, ...]:
     """Return what the probes of some rings report as unsupported, each feature once."""
     reports = [ring.health for ring in rings if ring.health is not None]
     return tuple(dict.fromkeys(name for report in reports for name in report.unsupported))
+
+
+def skewed_clocks(rings: Iterable[RingState]) -> tuple[SkewedClock, ...]:
+    """Return the processes of an engine whose clocks were corrected, or are not the core's."""
+    rings = list(rings)
+    cores = [ring for ring in rings if not (ring.is_front_end or ring.is_worker)]
+    reference = next((ring for ring in cores if ring.wall_offsets is not None), None)
+    found = []
+    for ring in rings:
+        opened = ring.opened
+        skew_ns, is_corrected = opened.skew_ns, True
+        if (
+            reference is not None
+            and reference.wall_offsets is not None
+            and ring.wall_offsets is not None
+            and opened.boot_id == reference.opened.boot_id
+        ):
+            rest_ns = skew_between_ns(ring.wall_offsets, reference.wall_offsets)
+            if rest_ns:
+                skew_ns, is_corrected = rest_ns, False
+        if skew_ns:
+            who = opened.engine_id, opened.role, opened.rank, opened.pid
+            found.append(SkewedClock(*who, skew_ns, is_corrected))
+    return tuple(found)
 
 
 def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:

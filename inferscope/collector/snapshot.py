@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from inferscope.attribution.culprits import Culprit
+from inferscope.clock_skew import SkewedClock
 from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 from inferscope.collector.finals import DeviceTime
 from inferscope.slo.objectives import Objective
@@ -215,6 +216,8 @@ class Health:
     message: str
     unsupported: tuple[str, ...] = ()
     """Features of the engine that its probes cannot observe, with the reasons."""
+    skewed_clocks: tuple[SkewedClock, ...] = ()
+    """Processes in time namespaces of their own, with what their times were corrected by."""
 
 
 @dataclass(frozen=True)

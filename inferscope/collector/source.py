@@ -117,9 +117,13 @@ class RingSource:
             window_ns=window_ns,
             mode="ended" if self.has_ended else "live",
             source=self.title,
-            notes=tuple(self._follower.notes),
+            notes=self.notes(),
             focus=self.focus,
         )
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what must be said of the files."""
+        return (*self._follower.notes, *_clock_notes(self.collector))
 
     def close(self) -> None:
         """Close the rings and the recording; safe to call twice."""
@@ -216,7 +220,7 @@ class RecordingSource:
             )
         if not self._reader.is_complete:
             notes.append("the recorder was cut off; everything up to then is here")
-        return tuple(notes)
+        return (*notes, *_clock_notes(self.collector))
 
     def snapshot(self, window_ns: int) -> Snapshot:
         """Fold what is due and freeze the result."""
@@ -407,3 +411,7 @@ def catch_up(source: RingSource | RecordingSource, *, patience_s: float | None =
             return
         if is_idle:
             time.sleep(_POLL_S)
+
+
+def _clock_notes(collector: Collector) -> list[str]:
+    return [skewed.in_words() for skewed in collector.skewed_clocks()]

@@ -27,6 +27,7 @@ from inferscope.collector.rings import (
     in_office,
     is_core_observed,
     probe_state,
+    skewed_clocks,
     unsupported_by,
 )
 from inferscope.collector.snapshot import (
@@ -326,6 +327,7 @@ def _health(
         num_unknown=collector.num_unknown,
         message=next((report.message for report in reports if report.message), ""),
         unsupported=unsupported_by(rings),
+        skewed_clocks=skewed_clocks(engine.rings.values()),
     )
 
 

@@ -84,8 +84,7 @@ class Place:
             facts = witness.facts(source.collector)
         finally:
             source.close()
-        if isinstance(source, RecordingSource):
-            self.notes = source.notes()
+        self.notes = source.notes()
         if facts is None:
             raise NotFound(
                 f"{life.request_id} is named in {self.name}, but its records are gone: the ring"

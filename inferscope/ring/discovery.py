@@ -32,6 +32,7 @@ from inferscope.errors import RingUnavailable, UnreadableFile
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.layout import Identity
 from inferscope.ring.reader import RingReader
+from inferscope.ring.skew import read_here, running_skew_ns
 
 ALIVE_NS = 5_000_000_000
 """A heartbeat older than this is a dead, stopped or hung process; probes beat every 100 ms."""
@@ -55,11 +56,13 @@ class RingFile(msgspec.Struct, frozen=True):
     identity: Identity
     heartbeat_ns: int
     num_bytes: int
+    skew_ns: int = 0
+    """What to add to its times where its process runs, in another time namespace."""
 
     def is_alive(self, now_ns: int) -> bool:
         """Tell whether its process has said so lately, in this boot of the machine."""
         is_this_boot = self.identity.boot_id == boot_id()
-        return is_this_boot and abs(now_ns - self.heartbeat_ns) < ALIVE_NS
+        return is_this_boot and abs(now_ns - self.heartbeat_ns - self.skew_ns) < ALIVE_NS
 
 
 class EngineRings(msgspec.Struct, frozen=True):
@@ -243,7 +246,8 @@ def find_rings(*folders: Path) -> Iterator[RingFile]:
         try:
             if path.parent in folders or is_in_place(path, reader.identity):
                 beat_ns, num_bytes = reader.heartbeat_ns(), path.stat().st_size
-                yield RingFile(path, owner_of(path), reader.identity, beat_ns, num_bytes)
+                skew_ns = running_skew_ns(reader, read_here(boot_id())) or 0
+                yield RingFile(path, owner_of(path), reader.identity, beat_ns, num_bytes, skew_ns)
         except OSError:
             continue
         finally:

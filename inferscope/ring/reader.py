@@ -75,6 +75,7 @@ class RingReader:
         path: the file.
         identity: who writes it.
         format_version: of the writer.
+        skew_ns: what a follower adds to all its times, where the writer's clock is another.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,6 +85,7 @@ class RingReader:
             UnreadableFile: it is not a ring, or its header is damaged.
         """
         self.path = path
+        self.skew_ns = 0
         self._file = -1
         try:
             # Not blocking: a pipe by that name would wait for a writer forever.

@@ -66,6 +66,9 @@ def confessions(scene: Scene) -> list[str]:
     if health.unsupported:
         features = ", ".join(name.partition(":")[0] for name in health.unsupported)
         said.append(f"unsupported: {plain(features)}")
+    skewed = [f"{one.role} {one.rank}" for one in health.skewed_clocks if not one.is_corrected]
+    if skewed:
+        said.append(f"wrong clock: {plain(', '.join(skewed))}")
     if health.num_lost:
         said.append(f"{count(health.num_lost)} records lost")
     if health.num_unjoined:

@@ -1,0 +1,127 @@
+"""What must be added to a ring's times to have them by its reader's clock (`clock_skew`).
+
+A ring states both clocks side by side, in its header and in every keyframe (`Clock`).
+Their distance differs from the reader's in another namespace, but also where the wall clock was set
+or the machine slept between the two readings. So of a process that runs, its heartbeat decides: by
+which of the two clocks it is recent. Of one that has ended, the other rings of its engine do: by
+their pairs of the same age.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from inferscope.clock_skew import Offsets, differ, skew_between_ns
+from inferscope.errors import UnreadableFile
+from inferscope.records import Clock, Record, UnknownRecord, decode
+from inferscope.ring.reader import Frame, RingReader
+
+_RECENT_NS = 5_000_000_000
+"""Age of the oldest heartbeat of a process that runs; probes beat every 100 ms."""
+_COPY_BYTES, _NUM_COPIES = 1 << 18, 8
+"""Copies of a ring to read until a keyframe's `Clock`, which stands behind all its requests."""
+
+
+def offsets_of(reader: RingReader) -> Offsets:
+    """Return a ring's offsets when it was made and in its newest keyframe."""
+    me, last = reader.identity, _last_clock(reader)
+    first_ns = me.start_real_ns - me.start_ns
+    if last is None:
+        return Offsets(first_ns, first_ns, me.start_real_ns, me.start_real_ns)
+    return Offsets(first_ns, last.real_ns - last.at_ns, me.start_real_ns, last.real_ns)
+
+
+class Here(NamedTuple):
+    """The clocks of the process that reads."""
+
+    boot_id: str
+    now_ns: int
+    offset_ns: int
+    """Wall clock less monotonic clock."""
+
+
+def read_here(
+    boot_id: str,
+    monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    real_ns: Callable[[], int] = time.time_ns,
+) -> Here:
+    """Read both clocks, a few times, and return the tightest pair."""
+    readings = []
+    for _ in range(3):
+        before_ns, wall_ns, after_ns = monotonic_ns(), real_ns(), monotonic_ns()
+        readings.append((after_ns - before_ns, after_ns, wall_ns - before_ns))
+    _, now_ns, offset_ns = min(readings)
+    return Here(boot_id, now_ns, offset_ns)
+
+
+def running_skew_ns(reader: RingReader, here: Here) -> int | None:
+    """Return what to add to the times of a running process to have them by the reader's clock.
+
+    Returns:
+        0 where it has the same clock; None where its process has ended, or is on another kernel.
+        Of one that has ended in what is the future here, the clocks' distance is all there is.
+    """
+    identity, here_ns = reader.identity, here.offset_ns
+    if identity.boot_id != here.boot_id:
+        return None
+    if not differ(identity.start_real_ns - identity.start_ns, here_ns):
+        return 0
+    offsets = offsets_of(reader)
+    if not differ(offsets.last_ns, here_ns):
+        return 0  # the wall clock was set since the start
+    skew_ns = offsets.best_ns - here_ns
+    age_ns = here.now_ns - reader.heartbeat_ns()
+    if min(abs(age_ns), abs(age_ns - skew_ns)) >= _RECENT_NS:
+        is_to_come = (
+            differ(offsets.last_mono_ns, here.now_ns) and offsets.last_mono_ns > here.now_ns
+        )
+        return skew_ns if is_to_come else None
+    return skew_ns if abs(age_ns - skew_ns) < abs(age_ns) else 0
+
+
+def ended_skew_ns(reader: RingReader, others: Iterable[RingReader]) -> int:
+    """Return what to add to the times of a process that has ended, by rings of its engine.
+
+    Args:
+        reader: of its ring.
+        others: of its engine, with their `skew_ns`; the first on its kernel that tells counts.
+
+    Returns:
+        0 as well where none tells.
+    """
+    me = reader.identity
+    for other in others:
+        if other is reader or other.identity.boot_id != me.boot_id:
+            continue
+        theirs = other.identity
+        if not differ(me.start_real_ns - me.start_ns, theirs.start_real_ns - theirs.start_ns):
+            return other.skew_ns
+        skew_ns = skew_between_ns(offsets_of(reader), offsets_of(other))
+        if skew_ns is not None:
+            return skew_ns + other.skew_ns
+    return 0
+
+
+def _last_clock(reader: RingReader) -> Clock | None:
+    """Return the `Clock` of a ring's last keyframe, if it can be read."""
+    try:
+        again = RingReader(reader.path)
+    except UnreadableFile:  # it was taken away meanwhile
+        return None
+    try:
+        again.skip_to_last_keyframe()
+        for _ in range(_NUM_COPIES):
+            for frame in again.read(_COPY_BYTES):
+                if not isinstance(frame, Frame) or frame.code != Clock.CODE:
+                    continue
+                try:
+                    clock: Record = decode(frame.code, frame.payload)
+                except UnknownRecord:
+                    continue
+                if isinstance(clock, Clock) and clock.device_ns is None:
+                    return clock
+        return None
+    finally:
+        again.close()
