@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -164,10 +165,12 @@ class _Engine:
             life.told_until = edge_us
             front, index = self.front, life.index
             if front is not None and edge_us < min(life.leaves, life.ends):
-                self.later(
-                    edge_us,
-                    lambda front=front, index=index, n=count: front.emitted([index], [n]),
-                )
+                blocked = [self.rng.uniform(0, 30)] if self.rng.random() < 0.3 else []
+                self.later(edge_us, partial(front.emitted, [index], [count], blocked_ms=blocked))
+                if blocked:
+                    more = [self.rng.uniform(0, 9)]
+                    report = partial(front.emitted, [index], [0], blocked_ms=more)
+                    self.later(edge_us + self.rng.randrange(500), report)
             if life.tokens >= life.max_tokens and life.ends == _NEVER:
                 self._end(life, edge_us + 1, "length")
 
