@@ -13,6 +13,7 @@ import fcntl
 import heapq
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from inferscope.calibration import cost_tables
@@ -225,7 +226,8 @@ class RingFollower:
         for reader in undecided:
             engine_id = reader.identity.engine_id
             same = [one for one in decided if one.identity.engine_id == engine_id]
-            reader.skew_ns = ended_skew_ns(reader, same)
+            with suppress(OSError):
+                reader.skew_ns = ended_skew_ns(reader, same)
             decided.append(reader)
 
     def _samplers_beside(self, new: list[RingReader]) -> list[RingReader]:
