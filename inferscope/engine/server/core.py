@@ -104,6 +104,8 @@ class Core:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.linger = LINGER_MS
+        # A ROUTER at its limit drops what it sends; each API server bounds it by what it submits.
+        self._inbox.sndhwm = 0
         self._inbox.bind(core_address(folder))
         self._links: dict[bytes, _Link] = {}
         """By the identity that ZeroMQ gave the API server."""

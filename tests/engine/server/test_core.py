@@ -101,6 +101,22 @@ def test_what_cannot_be_understood_ends_nothing(served: Served) -> None:
     peer.close()
 
 
+def test_each_refused_request_is_answered_however_late_its_api_server_reads(
+    served: Served,
+) -> None:
+    peer = served.peer("api-0")
+    peer.out.sndhwm = 0
+    names = [f"{number:03000}" for number in range(5000)]  # more than sockets hold
+    for name in names:
+        peer.submit(name)
+    peer.greet()  # the core has taken in what came before
+    answers = []
+    while len(answers) < len(names) and peer.out.poll(5000):
+        answers.append(decode_from_core(peer.out.recv()))
+    assert [answer.request_id for answer in answers if isinstance(answer, Refused)] == names
+    peer.close()
+
+
 def test_an_api_server_that_does_not_listen_holds_up_nobody(served: Served) -> None:
     dead, peer = served.peer("api-0"), served.peer("api-1")
     dead.out.send(encode(Hello("api-0", server_address(served.folder, "nobody"))))
