@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
         Args:
             text: to encode.
-            cuts: positions in it, in characters.
+            cuts: positions in it, in characters, ascending.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -142,7 +142,8 @@ class ByteTokenizer:
 
     def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the text's UTF-8 bytes, and how many of them stand before each cut."""
-        return self.encode(text), [len(text[:cut].encode()) for cut in cuts]
+        widths = (len(text[a:b].encode()) for a, b in pairwise([0, *cuts]))
+        return self.encode(text), list(accumulate(widths))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the bytes as text, ids beyond a byte folded into one."""

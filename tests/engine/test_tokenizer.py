@@ -77,6 +77,17 @@ def test_sections_are_counted_in_the_tokens_of_the_whole(
         assert not num or len(file_tokenizer.decode(ids[: at - 1]).rstrip("\ufffd")) < begin
 
 
+def test_counting_bytes_takes_time_in_proportion_to_the_text() -> None:
+    def counting_s(num_sections: int) -> float:
+        text, sections = "犬 a" * num_sections, (("a", 3),) * num_sections
+        began_s = time.thread_time()
+        assert encode_sections(ByteTokenizer(), text, sections)[1] == (("a", 5),) * num_sections
+        return time.thread_time() - began_s
+
+    few_s = max(counting_s(1000) for _ in range(2))
+    assert min(counting_s(8000) for _ in range(2)) < 24 * few_s
+
+
 @given(text=TEXT, width=st.integers(1, 3))
 def test_stream_emits_whole_characters_and_all_of_them(text: str, width: int) -> None:
     ids = ByteTokenizer().encode(text)

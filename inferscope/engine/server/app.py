@@ -23,7 +23,7 @@ from inferscope.engine.server.answers import Answer, Kind
 from inferscope.engine.server.chat import Template
 from inferscope.engine.server.connection import Connection
 from inferscope.engine.server.errors import ApiError, Left, bad_field
-from inferscope.engine.server.exchange import Exchange, Front, Origin
+from inferscope.engine.server.exchange import LONG_PROMPT_CHARS, Exchange, Front, Origin
 from inferscope.engine.server.metrics import CONTENT_TYPE, page
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import Ask
@@ -139,7 +139,8 @@ class _Generation:
         ask, error = None, None
         try:
             body = await read_body(scope, receive)
-            ask = self._read(body)
+            is_large = len(body) >= LONG_PROMPT_CHARS
+            ask = await asyncio.to_thread(self._read, body) if is_large else self._read(body)
         except ApiError as refused:
             error = refused
         except Left:

@@ -30,7 +30,7 @@ from inferscope.engine.tokenizer import Tokenizer, encode_sections
 from inferscope.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.parts import Parts
 
-_LONG_PROMPT_CHARS = 20_000
+LONG_PROMPT_CHARS = 20_000
 """From here on tokenising takes milliseconds, which other clients would wait."""
 _MOST_TOKEN_CHARS = 256
 """No known vocabulary has a longer token: a text of more for each token that fits is too long."""
@@ -305,7 +305,7 @@ class Exchange:
         if not texts:
             return [prompt for prompt in prompts if isinstance(prompt, list)], parts
         tokenizer = self._front.tokenizer
-        is_long = sum(map(len, texts)) >= _LONG_PROMPT_CHARS
+        is_long = sum(map(len, texts)) >= LONG_PROMPT_CHARS
         if ask.sections and not parts:
             encode = partial(encode_sections, tokenizer, texts[0], ask.sections)
             tokens, parts = await asyncio.to_thread(encode) if is_long else encode()

@@ -43,7 +43,7 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
         write: the template, without the beginning of an answer.
     """
     names = _names(messages)
-    changes = [at for at in range(1, len(messages)) if names[at - 1][-1] != names[at][0]]
+    changes = {at for at in range(1, len(messages)) if names[at - 1][-1] != names[at][0]}
     begins = _searched(messages, prompt)
     if sum(changes) * (len(prompt) // len(messages) + _PER_MESSAGE) <= _MOST_CHARS:
         for at in changes:

@@ -77,3 +77,17 @@ def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) ->
     assert results[0][0] == 400  # each is too long
     assert len(waits_s) > 5
     assert max(waits_s) < sum(waits_s) / 2
+
+
+def test_a_chat_of_very_many_messages_holds_up_nobody(server: Server) -> None:
+    parts = [{"type": "text", "text": name, "part": name} for name in "ab"]
+    body = {"messages": [{"role": "user", "content": parts}] * 15_000}
+    thread, results = in_background(server.post, "/v1/chat/completions", body)
+    waits_s = []
+    while thread.is_alive():
+        began_s = time.monotonic()
+        server.ask("GET", "/version")
+        waits_s.append(time.monotonic() - began_s)
+    thread.join()
+    assert results[0][0] == 400  # it is too long
+    assert max(waits_s) < sum(waits_s) / 2

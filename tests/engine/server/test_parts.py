@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,23 @@ def test_a_long_chat_of_an_agent_is_cut_turn_by_turn_and_a_huge_one_by_its_texts
         "seen\nassistant: ",
         "seen\nuser: ",
     }
+
+
+def test_cutting_a_chat_takes_time_in_proportion_to_its_messages() -> None:
+    def cutting_s(num_messages: int) -> float:
+        content = [Part("text", "a", "x"), Part("text", "b", "y")]
+        messages = [Message("user", content)] * num_messages
+        prompt = plain(messages, {})
+        began_s = time.thread_time()
+        assert len(sections_of(messages, prompt, _never_written)) == 2 * num_messages
+        return time.thread_time() - began_s
+
+    few_s = max(cutting_s(1000) for _ in range(2))
+    assert min(cutting_s(8000) for _ in range(2)) < 24 * few_s
+
+
+def _never_written(messages: list[Message]) -> str:
+    raise AssertionError("a chat of this size is searched for its texts")
 
 
 def test_a_template_that_takes_no_half_chats_is_searched_as_well(tmp_path: Path) -> None:
