@@ -3,9 +3,10 @@
     execute_model ─► (None) ─► sample_tokens      on ranks of the last pipeline stage
     execute_model ─► output                       on the others, and for pooling models
 
-The worker's level covers both model runners, and leaves warm-up and graph capture out: those run
-beneath it. A step's number, and the core's indices of who is in it, ride on the scheduler's output;
-where they do not survive the way here, steps are counted on both sides alike, and not signed.
+The worker's level covers both model runners, and leaves graph capture out, which runs beneath it.
+Warm-up may call `execute_model` itself and is left out by a hook of its own. A step's number, and
+the core's indices of who is in it, ride on the scheduler's output; where they do not survive the
+way here, steps are counted on both sides alike, and not signed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class WorkerHooks:
         self._samples = True
         self._next_step = 0
         self._has_run = False
+        self._is_warming_up = False
         self._num_dummies = 0
         self._modes = Modes()
         self._open: tuple[int, int, Any] | None = None
@@ -73,6 +75,7 @@ class WorkerHooks:
             kind,
             {
                 "initialize_from_config": Around(after=self.configured),
+                "compile_or_warm_up_model": Around(self.warming_up, self.warmed_up),
                 "execute_model": Around(self.starting, self.executed),
                 "sample_tokens": Around(after=self.sampled),
             },
@@ -140,9 +143,18 @@ class WorkerHooks:
         owner = None if connector is None else type(connector)
         patches.unit(_FORWARD, owner, {"pre_forward": Around(after=self.forwarding)})
 
+    def warming_up(self, worker: Any) -> None:
+        """Ignore steps from here on: no scheduler has planned them."""
+        self._is_warming_up = self._is_observed(worker)
+
+    def warmed_up(self, _: None, result: Any, worker: Any) -> None:
+        """Record steps again."""
+        self._is_warming_up = False
+
     def starting(self, worker: Any, scheduler_output: Any) -> None:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""
-        if not self._is_observed(worker) or not scheduler_output.total_num_scheduled_tokens:
+        is_observed = self._is_observed(worker) and not self._is_warming_up
+        if not is_observed or not scheduler_output.total_num_scheduled_tokens:
             return
         tag = Tag.of(scheduler_output)
         step = self._next_step if tag is None else tag.step
@@ -198,7 +210,7 @@ class WorkerHooks:
         self._probe.close()
         self._worker = self._open = None
         self._probe = Probe.disabled()
-        self._has_run = False
+        self._has_run = self._is_warming_up = False
 
     def _stop(self) -> None:
         if self._open is None:

@@ -38,6 +38,8 @@ from inferscope.records import (
     UNSUPPORTED,
     VERIFY,
     ProbeHealth,
+    StepSlices,
+    StepSpan,
 )
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
@@ -160,6 +162,16 @@ def test_every_token_is_computed_once_or_said_to_be_recomputed(
         scheduler, requests = serve(options)
     finally:
         patches.restore()
+    hold_to_the_laws(rings, scheduler, requests)
+
+
+def test_steps_of_a_workers_warm_up_are_not_recorded(rings: Path, patches: Patches) -> None:
+    scheduler, requests = serve(Options(lives=[(8, 4)] * 2))
+    (worker,) = rings.glob("worker-*.ring")
+    (core,) = rings.glob("core-*.ring")
+    spans = of(StepSpan, worker)
+    assert [span.step for span in spans] == [slices.step for slices in of(StepSlices, core)]
+    assert [span.step for span in spans if span.cold] == [0]
     hold_to_the_laws(rings, scheduler, requests)
 
 
@@ -305,6 +317,8 @@ FAULTS = [
     (Core, "_tell_slices"),
     (WorkerHooks, "initialised"),
     (WorkerHooks, "configured"),
+    (WorkerHooks, "warming_up"),
+    (WorkerHooks, "warmed_up"),
     (WorkerHooks, "starting"),
     (WorkerHooks, "forwarding"),
     (WorkerHooks, "waiting"),

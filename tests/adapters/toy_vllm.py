@@ -315,6 +315,13 @@ class Worker:
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Make the cache."""
 
+    def compile_or_warm_up_model(self) -> None:
+        """Execute steps that no scheduler has planned, as the second model runner does."""
+        for _ in range(4):
+            tokens = {"_warmup_0_": 3, "_warmup_1_": 3}
+            self.execute_model(SchedulerOutput([], None, tokens, 6, {}, None))
+            self.sample_tokens({})
+
     def execute_model(self, scheduler_output: Any) -> Any:
         self.order.append(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens:
@@ -410,6 +417,7 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
     wrapper = WorkerWrapperBase(setting)
     wrapper.init_device()
     wrapper.worker.initialize_from_config(None)
+    wrapper.worker.compile_or_warm_up_model()
     scheduler = Scheduler(setting)
     requests = [
         Request(f"{options.name}{i}", *life, lora_request=lora)
