@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from inferscope.errors import InferScopeError
+from inferscope.host_signals import pass_on
 from inferscope.probe import Probe
 from inferscope.probe.voice import note, warn
 
@@ -180,12 +181,17 @@ class Patches:
         return True
 
     def run(self, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a hook; a fault in it switches the adapter off, and None is returned."""
+        """Call a hook; a fault in it switches the adapter off, and None is returned.
+
+        Raises:
+            Exception: a signal handler of the host raised it while the hook ran.
+        """
         if self.is_off:
             return None
         try:
             return hook(*args, **kwargs)
         except Exception as error:
+            pass_on(error)
             self.fail(hook, error)
             return None
 
@@ -194,10 +200,13 @@ class Patches:
         if self.is_off:
             return
         self.is_off = True
-        where = getattr(hook, "__qualname__", repr(hook))
-        fault = InferScopeError(
-            f"{self._adapter} adapter, {where}: {type(error).__name__}: {error}"
-        )
+        where = getattr(hook, "__qualname__", type(hook).__name__)
+        what = type(error).__name__
+        try:
+            what = f"{what}: {error}"
+        except Exception as raised:  # by its `__str__`
+            pass_on(raised)
+        fault = InferScopeError(f"{self._adapter} adapter, {where}: {what}")
         note("the fault in %s", where)
         for probe in self.probes:
             probe.fail(fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -168,6 +169,53 @@ def test_a_fault_in_a_hook_is_said_once_and_switches_all_off(
     assert len(calls) == 1
     assert patches.is_off
     assert caplog.text.count("our own mistake") == 1
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+def test_an_exception_of_the_hosts_signal_handler_reaches_the_host(
+    patches: Patches, which: str
+) -> None:
+    class TimeIsUp(Exception):
+        """A limit of the host's own."""
+
+    def alarmed(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    patches.unit("a step", Engine, {"step": Around(**{which: interrupted})})
+    handler = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with pytest.raises(TimeIsUp):
+            Engine().step(1)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        is_off = patches.is_off
+        patches.restore()
+    assert not is_off
+
+
+def test_a_fault_without_a_text_switches_off_like_any_other(
+    patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Hook:
+        def __call__(self, *args: object) -> None:
+            raise Mute
+
+        def __repr__(self) -> str:
+            raise RuntimeError("no name")
+
+    patches.around(Engine, "step", before=Hook())
+    with caplog.at_level(logging.WARNING):
+        assert Engine().step(1) == 1
+    assert patches.is_off
+    patches.restore()
+    assert "Mute" in caplog.text
 
 
 def test_a_fault_switches_the_probes_off(patches: Patches, tmp_path: object) -> None:
