@@ -147,9 +147,9 @@ class Session:
             is_within = on.arrived_ns or on.loop is not None
             if patches.is_off or is_within or not self.watches(model):
                 return original(model, *args, **kwargs)
-            on.arrived_ns, on.num_loops, on.name = time.monotonic_ns(), 0, ""
-            patches.run(self._enter, model, args, kwargs)
-            try:
+            try:  # an interrupt may come in any of these lines
+                on.arrived_ns, on.num_loops, on.name = time.monotonic_ns(), 0, ""
+                patches.run(self._enter, model, args, kwargs)
                 result = original(model, *args, **kwargs)
             finally:
                 on.arrived_ns = 0
@@ -178,15 +178,16 @@ class Session:
             outer = on.loop
             if patches.is_off or (outer is None and not self.watches(model)):
                 return original(model, input_ids, *args, **kwargs)
-            on.num_loops += 1
-            on.loop = patches.run(self._begin, model, input_ids, kwargs, is_assisted)
+            begun: Loop | None = None
             try:
+                on.num_loops += 1
+                begun = on.loop = patches.run(self._begin, model, input_ids, kwargs, is_assisted)
                 result = original(model, input_ids, *args, **kwargs)
             except BaseException as error:
-                begun, on.loop = on.loop, outer
+                on.loop = outer
                 patches.run(self._leave, begun, error)
                 raise
-            begun, on.loop = on.loop, outer
+            on.loop = outer
             patches.run(self._leave, begun, None)
             return result
 
@@ -215,15 +216,19 @@ class Session:
         )
         if recorder is None:
             return None
-        return MainLoop(
-            recorder,
-            model,
-            ids,
-            settings,
-            arrived_ns=on.arrived_ns or time.monotonic_ns(),
-            name=on.name or next_name(),
-            is_assisted=is_assisted,
-        )
+        try:
+            return MainLoop(
+                recorder,
+                model,
+                ids,
+                settings,
+                arrived_ns=on.arrived_ns or time.monotonic_ns(),
+                name=on.name or next_name(),
+                is_assisted=is_assisted,
+            )
+        except BaseException:
+            self.recorders.give_back(recorder)
+            raise
 
     def _leave(self, loop: Loop | None, error: BaseException | None) -> None:
         if loop is None:

@@ -9,6 +9,7 @@ import importlib
 import logging
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,6 +421,29 @@ def test_an_exception_passes_and_ends_its_requests(model: Any, tmp_path: Path) -
     told.check_sums()
     assert [row["finish"] for row in told.requests.values()] == ["error", "length"]
     assert next(iter(told.requests.values()))["output_tokens"] == 4
+
+
+@pytest.mark.parametrize("place", ["the entry", "the loop"])
+def test_an_interrupt_while_a_call_begins_costs_that_call_alone(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with inferscope.observe(model):
+        with monkeypatch.context() as patch:
+            if place == "the entry":
+                patch.setattr(transformers._session, "_enter", interrupted)
+            else:
+                patch.setattr(transformers.MainLoop, "__init__", interrupted)
+            for _ in range(recorder.MAX_RECORDERS + 1):
+                with pytest.raises(KeyboardInterrupt):
+                    one(model)
+        before_ns = time.monotonic_ns()
+        one(model)
+    (ring,) = tmp_path.glob("here/*.ring")
+    (begun,) = (event for event in of(RequestEvent, ring) if event.request_id)
+    assert begun.at_ns >= before_ns
 
 
 def test_the_engine_says_what_it_is(model: Any) -> None:
