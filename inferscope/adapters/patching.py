@@ -55,6 +55,10 @@ class Patches:
         self._within: set[tuple[str, int]] = set()
         """Overrides that are being called: the attribute, and the `id` of the object."""
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state of hooks that are off: a wrapper may be pickled along with its class."""
+        return {"is_off": True}
+
     def find(self, module: str, name: str) -> Any:
         """Import a module and return one of its attributes; None, once said, where there is none.
 

@@ -38,6 +38,10 @@ class _OnThread(threading.local):
     name = ""
     num_loops = 0
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return no state: a pickled hook is within no call."""
+        return {}
+
 
 class Session:
     """All that is observed in this process, from the first observation to the last.
@@ -57,6 +61,10 @@ class Session:
         """By identity, with the number of observations."""
         self._on = _OnThread()
         self.batching = BatchingHooks(self.patches, self.recorders, self.watches)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return no state: hooks pickled with their class only pass calls on (see `Patches`)."""
+        return {}
 
     # --- who is observed ----------------------------------------------------------------------
 

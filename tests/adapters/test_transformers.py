@@ -6,13 +6,16 @@ import copy
 import functools
 import gc
 import importlib
+import io
 import logging
+import marshal
 import pickle
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import pytest
@@ -494,6 +497,48 @@ def test_an_observed_model_is_copied_and_pickled_as_it_was(model: Any) -> None:
         assert len(of(StepSlices, seen.path)) == written, "a copy is not the observed model"
         assert one(model) == expected
         assert len(of(StepSlices, seen.path)) > written
+
+
+def by_value(functions: dict[str, FunctionType]) -> dict[str, FunctionType]:
+    """Return functions as they come out of a pickle that has their code, as cloudpickle's have."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, given: Any) -> Any:
+            is_hook = isinstance(given, FunctionType) and given.__closure__ is not None
+            if not is_hook or not given.__globals__["__name__"].startswith("inferscope."):
+                return NotImplemented
+            values = tuple(cell.cell_contents for cell in given.__closure__)
+            module = given.__globals__["__name__"]
+            return rebuilt, (marshal.dumps(given.__code__), module, values, vars(given))
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(functions)
+        return pickle.loads(file.getvalue())
+
+
+def rebuilt(code: bytes, module: str, values: tuple[Any, ...], own: Any) -> FunctionType:
+    names, cells = vars(importlib.import_module(module)), tuple(map(CellType, values))
+    function = FunctionType(marshal.loads(code), names, None, None, cells)
+    vars(function).update(own)
+    return function
+
+
+def test_an_observed_class_that_is_pickled_by_value_generates_as_before(tmp_path: Path) -> None:
+    plain = llama()
+    expected = one(plain)
+    mine, again = (type(name, (type(plain),), {}) for name in ("Mine", "Again"))
+    plain.__class__ = mine
+    with inferscope.observe(plain) as seen:
+        functions = {name: it for name, it in vars(mine).items() if isinstance(it, FunctionType)}
+        assert functions
+        for name, function in by_value(functions).items():
+            setattr(again, name, function)
+        twin = copy.deepcopy(plain)
+        twin.__class__ = again
+        assert one(twin) == expected
+        assert not of(StepSlices, seen.path)
+        assert one(plain) == expected
+        assert of(StepSlices, seen.path)
 
 
 def test_beams_are_unsupported_and_said_so_once(
