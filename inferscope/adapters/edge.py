@@ -175,6 +175,10 @@ class Edge:
         self.labels = Labels(probe.warn)
         self._allowed = AllowedHeaders(os.environ)
 
+    def record_into(self, probe: Probe) -> None:
+        """Record later requests with another probe: the front end's engine was replaced."""
+        self._probe, self._by_id, self.labels = probe, LiveTable(probe), Labels(probe.warn)
+
     def watch(self, app_class: Any) -> bool:
         """Watch all applications of a class (Starlette, which FastAPI is one of)."""
         return self._patches.replace(app_class, "__call__", self._watched)

@@ -8,6 +8,7 @@ are its `SamplingParams`, as vLLM's own traces have them.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from inferscope.adapters.asked import asked
@@ -26,6 +27,9 @@ class FrontEndHooks:
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._edge: Edge | None = None
+        self._probe = Probe.disabled()
+        self._engine: weakref.ref[Any] | None = None
+        """The client that is observed."""
         self._max_model_tokens = 0
 
     def install(self, engine_class: Any) -> None:
@@ -36,11 +40,13 @@ class FrontEndHooks:
         self, _: None, result: None, engine: Any, vllm_config: Any, *args: Any, **kw: Any
     ) -> None:
         """Open this process's ring: several front ends of one server differ by their index."""
-        if self._edge is not None:
-            self._patches.unsupported("a second engine client in one process")
-            return
         patches = self._patches
-        probe = Probe.open(
+        if self._engine is not None and self._engine() is not None:
+            patches.unsupported("a second engine client in one process")
+            return
+        self._probe.close()  # of one that is gone without a shutdown
+        self._engine = weakref.ref(engine)
+        probe = self._probe = Probe.open(
             engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
         )
         application = patches.find("starlette.applications", "Starlette")
@@ -56,13 +62,22 @@ class FrontEndHooks:
         patches.unit(
             "the front end's shutdown in good order",
             type(engine),
-            {"shutdown": Around(after=lambda *_, **__: probe.close())},
+            {"shutdown": Around(after=self.closed)},
         )
         if not is_whole:
             return
         self._max_model_tokens = int(getattr(vllm_config.model_config, "max_model_len", 0) or 0)
+        if self._edge is not None:
+            self._edge.record_into(probe)
+            return
         self._edge = edge = Edge(probe, patches)
         edge.watch(application)
+
+    def closed(self, _: None, result: None, engine: Any, *args: Any, **kw: Any) -> None:
+        """Close the ring with its own client: others have shutdowns too, and finalisers call it."""
+        if self._engine is not None and self._engine() in (engine, None):
+            self._engine = None
+            self._probe.close()
 
     def added(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import functools
 import gc
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 
 from inferscope.adapters import vllm_core, vllm_frontend, vllm_steps, vllm_worker
 from inferscope.adapters.live_table import LiveTable
@@ -29,6 +31,7 @@ from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up
+from inferscope.probe import Probe
 from inferscope.probe.timers import EventTimer
 from inferscope.records import (
     DECODE,
@@ -38,6 +41,7 @@ from inferscope.records import (
     UNSUPPORTED,
     VERIFY,
     ProbeHealth,
+    RequestEvent,
     StepSlices,
     StepSpan,
 )
@@ -357,7 +361,7 @@ def test_a_fault_in_any_hook_is_said_once_and_changes_nothing(
     assert not any(probe.on for probe in patches.probes)
 
 
-@pytest.mark.parametrize("hook", ["made", "added", "processed"])
+@pytest.mark.parametrize("hook", ["made", "added", "processed", "closed"])
 def test_a_fault_in_the_front_ends_hooks_changes_nothing(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
@@ -378,6 +382,61 @@ def test_a_fault_in_the_front_ends_hooks_changes_nothing(
         patches.restore()
     assert engine.output_processor.told == ["a-1", "a-1"]
     assert caplog.text.count("our own mistake") == 1
+
+
+def post(edge_app: type, serve: Callable[[], None]) -> None:
+    """Serve one POST by what is given, through an application of a watched class."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        serve()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def nothing(*message: object) -> dict[str, str]:
+        return {"type": "http.request"}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    application = edge_app()
+    application.middleware_stack = app
+    asyncio.run(application(scope, nothing, nothing))
+
+
+def test_engine_clients_one_after_the_other_are_observed_each_to_its_own_shutdown(
+    rings: Path,
+) -> None:
+    patches = hooked()
+    setting = toy_vllm.config(Options())
+
+    def ask(engine: toy_vllm.AsyncLLM, name: str) -> None:
+        request = SimpleNamespace(
+            request_id=name, prompt_token_ids=[1], external_req_id=name, sampling_params=None
+        )
+        post(Starlette, lambda: engine.output_processor.add_request(request, None))
+
+    def named(probe: Probe) -> list[str]:
+        assert probe.path is not None
+        return [event.request_id for event in of(RequestEvent, probe.path) if event.request_id]
+
+    try:
+        first = toy_vllm.AsyncLLM(setting)
+        toy_vllm.AsyncLLM.shutdown(object.__new__(toy_vllm.AsyncLLM))  # one that failed to begin
+        assert patches.probes[0].on, "another client's shutdown"
+        ask(first, "a")
+        first.shutdown()
+        assert not patches.probes[0].on
+        second = toy_vllm.AsyncLLM(setting)
+        ask(second, "b")
+        gone = weakref.ref(second)
+        del second
+        gc.collect()
+        assert gone() is None
+        ask(toy_vllm.AsyncLLM(setting), "c")
+        assert [named(probe) for probe in patches.probes] == [["a"], ["b"], ["c"]]
+        assert not patches.probes[1].on, "its client is gone"
+    finally:
+        patches.restore()
+        for probe in patches.probes:
+            probe.close()
 
 
 def test_what_is_missing_is_unsupported_and_nothing_else_happens(
@@ -903,4 +962,4 @@ def test_the_names_of_faults_are_those_of_hooks() -> None:
         hook for owner, hook in FAULTS if owner is WorkerHooks
     }
     hooks = {name for name in vars(vllm_frontend.FrontEndHooks) if not name.startswith("_")}
-    assert hooks - {"install"} == {"made", "added", "processed"}
+    assert hooks - {"install"} == {"made", "added", "processed", "closed"}
