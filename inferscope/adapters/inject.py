@@ -10,12 +10,12 @@ A new engine is one line here.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 from inferscope.probe.voice import warn
@@ -60,15 +60,24 @@ class _Waiting(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        observer = self._observers.pop(fullname, None)
-        if observer is None:
+        if fullname not in self._observers:
             return None
-        spec = find_spec(fullname)  # the name is no longer ours: everybody else is asked
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
-            self._observers[fullname] = observer
-            return spec
-        _tell_when_executed(spec, lambda module: _observe(module, observer))
-        return spec
+        # Those before it have been asked.
+        others = itertools.dropwhile(lambda finder: finder is not self, list(sys.meta_path))
+        for finder in itertools.islice(others, 1, None):
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    _tell_when_executed(spec, self._executed)
+                return spec
+        return None
+
+    def _executed(self, module: ModuleType) -> None:
+        """Observe a module, once: it may have been looked up, or failed to execute, before."""
+        observer = self._observers.pop(module.__name__, None)
+        if observer is not None:
+            _observe(module, observer)
 
 
 def _tell_when_executed(spec: ModuleSpec, tell: Callable[[ModuleType], None]) -> None:

@@ -73,6 +73,30 @@ def test_an_engine_that_is_imported_already_is_observed_at_once(program: Path) -
     assert told.stdout.split("\n")[:2] == ["engine runs", "observed toy_engine ready"]
 
 
+def test_an_engine_is_observed_after_it_was_looked_up_and_after_a_failed_import(
+    program: Path,
+) -> None:
+    (program / "toy_engine" / "__init__.py").write_text(
+        "import os\nif os.environ.pop('TOY_FAILS', ''): raise ImportError('not yet')\n" + ENGINE
+    )
+    told = run_program(
+        program,
+        IMPORT + "from importlib.util import find_spec\n"
+        "print(find_spec('toy_engine').name)\n"
+        "try:\n    import toy_engine\n"
+        "except ImportError as error:\n    print(error)\n"
+        "import toy_engine\n"
+        "print('exec_module' in vars(toy_engine.__loader__))\n"
+        "import importlib\nimportlib.reload(toy_engine)\n",
+        TOY_FAILS="1",
+    )
+    assert not told.stderr
+    assert told.stdout.split("\n") == [
+        *("toy_engine", "not yet", "engine runs", "observed toy_engine ready", "False"),
+        *("engine runs", ""),
+    ]
+
+
 def test_a_program_without_the_engine_imports_nothing_of_it(program: Path) -> None:
     told = run_program(program, IMPORT + "import sys\nprint('toy_engine' in sys.modules)")
     assert told.stdout == "False\n"
