@@ -24,8 +24,8 @@ A client may say which tokens of its prompt are whose, in `X-InferScope-Parts` (
 goes into the record of the receipt, for engines that see none but the tokens. So do the tenant and
 the like, from headers that the operator allows (`probe.headers`).
 
-A POST that ends with 400 or more without a join was refused: it is recorded with its status.
-Everything else that is never joined (health probes, metrics, lists of models) is no request.
+A POST that ends with 400 or more was refused, or has failed; one without a join is recorded with
+its status. Everything else that is never joined (health probes, lists of models) is no request.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic_ns
 from typing import Any
@@ -257,11 +258,12 @@ class Edge:
             try:
                 receive = self._receiving(exchange, receive)
                 await original(app, scope, receive, self._sending(exchange, send))
-            except BaseException:
+            except Exception:
                 exchange.status = exchange.status or _FAILED
                 raise
             finally:
-                _exchange.reset(token)
+                with suppress(ValueError):  # closed by a finaliser, which has another context
+                    _exchange.reset(token)
                 patches.run(self._end, exchange)
 
         return __call__
@@ -338,6 +340,8 @@ class Edge:
         exchange.has_ended = True
         for request_id, index in exchange.index_by_id.items():
             self._by_id.pop(request_id, None)
+            if exchange.status >= _REFUSED:
+                exchange.probe.finished(index, _finish_of(exchange.status), at_ns=at_ns)
             exchange.probe.last_byte(index, at_ns=at_ns)
         if not exchange.index_by_id and exchange.status >= _REFUSED:
             self._refused(exchange)
@@ -351,7 +355,7 @@ class Edge:
             at_ns=exchange.received_ns,
             attributes={**exchange.attributes, "status": str(exchange.status)},
         )
-        self._probe.finished(index, "error" if exchange.status >= _FAILED else "rejected")
+        self._probe.finished(index, _finish_of(exchange.status))
         self._probe.last_byte(index)
 
 
@@ -363,6 +367,11 @@ def _begin(
         return None
     exchange = scope[_MARK] = Exchange(scope, probe, labels, allowed)
     return exchange
+
+
+def _finish_of(status: int) -> str:
+    """Return how a request ended that was answered with an HTTP error."""
+    return "error" if status >= _FAILED else "rejected"
 
 
 def _leaving(exchange: Exchange, message: Message) -> dict[RequestIndex, int] | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import http.client
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -333,3 +336,63 @@ def test_a_fault_of_ours_changes_no_answer(
     assert caplog.text.count("our own mistake") == 1
     assert watched.patches.is_off
     assert not watched.probe.on
+
+
+async def _answered(message: object = None) -> dict[str, str]:
+    return {"type": "http.request"}
+
+
+def _call(app: Callable[..., Awaitable[None]]) -> Coroutine[Any, Any, None]:
+    """Return the call of an application of a watched class for one POST."""
+    outer = Starlette()
+    outer.middleware_stack = app
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    return outer(scope, _answered, _answered)
+
+
+@pytest.mark.parametrize("status", [200, 400, 429, 500, 503])
+def test_a_request_that_was_joined_ends_as_its_status_says(watched: Watched, status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert watched.front.edge is not None
+        watched.front.edge.join("engine-1", prompt_tokens=3)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    asyncio.run(_call(app))
+    reasons = {200: [], 400: ["rejected"], 429: ["rejected"]}.get(status, ["error"])
+    times_ns = [event.at_ns for event in watched.events()]
+    assert times_ns == sorted(times_ns), "a reader takes events in this order"
+    ends = watched.events()[2:]
+    assert [event.reason for event in ends[:-1]] == reasons
+    assert [EVENTS[event.kind] for event in ends] == ["finished"] * len(reasons) + ["last_byte"]
+
+
+def test_an_application_that_fails_ends_its_request_with_an_error(watched: Watched) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert watched.front.edge is not None
+        watched.front.edge.join("engine-1")
+        raise error
+
+    for error in (ValueError("their own fault"), asyncio.CancelledError()):
+        with pytest.raises(type(error)):
+            asyncio.run(_call(app))
+    assert watched.kinds(0) == ["received", "finished", "last_byte"]
+    assert watched.kinds(1) == ["received", "last_byte"], "it was cancelled, and has not failed"
+
+
+def test_a_call_that_is_closed_in_another_context_ends_its_request(watched: Watched) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert watched.front.edge is not None
+        watched.front.edge.join("engine-1")
+        await _Forever()
+
+    call = _call(app)
+    contextvars.copy_context().run(call.send, None)
+    contextvars.copy_context().run(call.close)
+    assert watched.kinds() == ["received", "last_byte"]
+
+
+class _Forever:
+    def __await__(self) -> Iterator[None]:
+        while True:
+            yield
