@@ -23,6 +23,7 @@ from inferscope.collector.emissions import Emissions
 from inferscope.collector.finals import (
     CORE_NOT_OBSERVED,
     MOST_TRANSFERS,
+    NOT_SEEN_BY_CORE,
     WORKER_NOT_OBSERVED,
     FinalRequest,
     KvTransfer,
@@ -339,6 +340,10 @@ class Lives:
         """
         if not (request.is_told_by_core or is_core_observed(self._rings.values(), at_ns)):
             return CORE_NOT_OBSERVED
+        if request.finished_ns is not None and not request.is_told_by_core:
+            has_tokens = self.table.tokens.edges_of(request.slot)[0] > 0
+            if request.queued_ns is not None or has_tokens:
+                return NOT_SEEN_BY_CORE
         return "" if self.is_compute_observed else WORKER_NOT_OBSERVED
 
     def blame_of(self, request: Request, now_ns: int) -> tuple[Culprit, ...]:

@@ -14,7 +14,12 @@ from inferscope_otlp.attributes import root_attributes
 from inferscope_otlp.finished import Engine, Finished
 from inferscope_prometheus.numbers import Numbers
 
-from inferscope.collector.finals import CORE_NOT_OBSERVED, WORKER_NOT_OBSERVED, FinalRequest
+from inferscope.collector.finals import (
+    CORE_NOT_OBSERVED,
+    NOT_SEEN_BY_CORE,
+    WORKER_NOT_OBSERVED,
+    FinalRequest,
+)
 from inferscope.collector.view import finished_row, snapshot
 from inferscope.records import (
     CLOSED,
@@ -195,7 +200,42 @@ def test_a_core_that_is_observed_and_says_nothing_of_a_request_leaves_it_joined_
     _, finals = script.play(until_ms=900)
     final = finals.only()
     assert final.joined_late
-    assert not final.ledger_missing
+    assert final.ledger_missing == NOT_SEEN_BY_CORE
+
+
+@pytest.mark.parametrize("end", ["last byte", "stop", "rejected"])
+def test_a_request_that_an_observed_core_never_reports_has_no_ledger(end: str) -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(1)
+    asked, other = front.received("a"), core.queued("another")
+    front.tokenised(asked)
+    if end in ("last byte", "stop"):
+        script.at(20)
+        front.emitted([asked])
+    script.at(30)
+    core.finished(other, "stop")
+    if end in ("stop", "rejected"):
+        front.finished(asked, end)
+    front.last_byte(asked)
+    _, finals = script.play(until_ms=900)
+    final = next(final for final in finals.requests if final.request_id == "a")
+    assert final.finish == ("stop" if end == "last byte" else end)
+    assert (final.ledger_ns, final.ttft_ledger_ns, final.blame) == ({}, {}, ())
+    assert final.ledger_missing == NOT_SEEN_BY_CORE
+
+
+def test_a_request_that_ends_before_it_is_sent_to_the_core_was_at_the_front_end() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    core.health()
+    script.at(1)
+    asked = front.received("a")
+    script.at(5)
+    front.finished(asked, "rejected")
+    front.last_byte(asked)
+    _, finals = script.play(until_ms=900)
+    assert finals.only().ledger_ns == {"frontend": 4 * MS}
 
 
 def test_a_request_in_flight_shows_no_cause_either_until_a_core_reports_it() -> None:
