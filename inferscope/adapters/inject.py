@@ -66,7 +66,7 @@ class _Waiting(MetaPathFinder):
         others = itertools.dropwhile(lambda finder: finder is not self, list(sys.meta_path))
         for finder in itertools.islice(others, 1, None):
             find = getattr(finder, "find_spec", None)
-            spec = None if find is None else find(fullname, path, target)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     _tell_when_executed(spec, self._executed)

@@ -56,6 +56,7 @@ class SchedulerWatch:
         graph_sizes: Sequence[int] = (),
         adapter_of: Callable[[str], str] = str,
         end_left: str = "client_cancel",
+        unsupported: Callable[[str], None] = lambda what: None,
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -70,6 +71,7 @@ class SchedulerWatch:
             graph_sizes: batch sizes that were captured as graphs.
             adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
             end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
+            unsupported: reports what cannot be observed, once.
             clock: tells the time.
         """
         self.probe = probe
@@ -80,6 +82,7 @@ class SchedulerWatch:
         self._max_running = max_running
         self._graph_sizes = sorted(graph_sizes)
         self._adapter_of = adapter_of
+        self._unsupported = unsupported
         self._now = (clock or SystemClock()).monotonic_ns
         self._end = end_left
         self._scheduled_ns = (0, 0)
@@ -171,6 +174,14 @@ class SchedulerWatch:
             return
         if self._is_core:
             self._tell_plan(scheduler, batch, step)  # here a probe follows its switch
+        tail = getattr(batch, "beam_tail", None)
+        if tail is not None:  # rows of beams, for which there are no requests
+            self._unsupported("slices of steps with beam search")
+            self._break_up_team()
+            self._parts(batch)
+            num_rows = tail.num_base_rows + tail.entries[-1].end
+            self._forward = Forward(step, mode, num_rows, is_dummy=False)
+            return
         is_speculative = self._is_speculative(batch)
         if mode == "DECODE" and not is_speculative:
             if self.probe.on:

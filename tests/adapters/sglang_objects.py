@@ -78,6 +78,7 @@ class Batch:
         self.extend_logprob_start_lens: list[int] | None = None
         self.decoding_reqs: list[Req] | None = None
         self.seq_lens_cpu: Tensor | None = None
+        self.beam_tail: Any = None
         self.return_logprob = False
         self.spec_algorithm = Speculation()
         self.forward_iter: int | None = None

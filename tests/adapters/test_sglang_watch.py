@@ -78,6 +78,7 @@ def watched(
         max_running=8,
         adapter_of={"1f": "sql"}.__getitem__,
         end_left=end_left,
+        unsupported=patches.unsupported,
     )
     placed = dict(hooks.by_target())
     for feature, wanted in hooks.by_feature().items():
@@ -128,6 +129,34 @@ def rows_of(path: Path) -> list[Row]:
 
 def kinds_of(path: Path, index: int) -> list[str]:
     return [EVENTS[event.kind] for event in of(RequestEvent, path) if event.index == index]
+
+
+def test_steps_of_beam_search_have_a_span_and_no_rows_and_the_ring_reports_it(
+    tmp_path: Path, patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, probe = watched(tmp_path, patches)
+    steps_of_beams = []
+
+    class Beams(kind):  # type: ignore[misc, valid-type]
+        def _decoding(self, reqs: list[Req]) -> Batch:
+            batch = super()._decoding(reqs)
+            if "r0" in [req.rid for req in reqs]:
+                lengths = batch.seq_lens_cpu
+                batch.seq_lens_cpu = Tensor([*lengths, *lengths[:1] * 7])
+                entry = SimpleNamespace(leader_idx=0, start=0, end=7)
+                batch.beam_tail = SimpleNamespace(num_base_rows=len(reqs), entries=[entry])
+                steps_of_beams.append(self.forward_ct + 1)
+            return batch
+
+    sizes = [(5, 4), (5, 12)]
+    assert run(Beams(), requests_of(sizes)) == run(Scheduler(), requests_of(sizes))
+    path = path_of(probe)
+    spans = [span.step for span in of(StepSpan, path)]
+    assert steps_of_beams
+    assert {slices.step for slices in of(StepSlices, path)} == set(spans) - set(steps_of_beams)
+    assert kinds_of(path, 0)[-1] == kinds_of(path, 1)[-1] == "finished"
+    assert of(ProbeHealth, path)[-1].unsupported == ("slices of steps with beam search",)
+    assert caplog.text.count("beam search") == 1
 
 
 def test_a_request_is_of_the_adapter_that_it_asks_for(tmp_path: Path, patches: Patches) -> None:

@@ -79,7 +79,7 @@ def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) ->
     assert max(waits_s) < sum(waits_s) / 2
 
 
-def test_a_chat_of_very_many_messages_holds_up_nobody(server: Server) -> None:
+def test_a_chat_of_very_many_messages_delays_no_other_request(server: Server) -> None:
     parts = [{"type": "text", "text": name, "part": name} for name in "ab"]
     body = {"messages": [{"role": "user", "content": parts}] * 15_000}
     thread, results = in_background(server.post, "/v1/chat/completions", body)
