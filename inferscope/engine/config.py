@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +25,8 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _MOST_BLOCK_TOKENS = 1024
+_SIZES = ("hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "max_positions")
+_MOST = {"num_layers": 10_000, **dict.fromkeys(_SIZES, 1 << 24)}
 _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
 
 
@@ -35,6 +38,12 @@ class Llama3Rope:
     low_freq_factor: float
     high_freq_factor: float
     original_positions: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether all of it is positive, and the high frequencies are above the low."""
+        low, high = self.low_freq_factor, self.high_freq_factor
+        return 0 < self.factor < inf and 0 < low < high < inf and self.original_positions > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +69,13 @@ class ModelConfig:
     dtype: DtypeName = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn",
-                     "vocab", "max_positions"):  # fmt: skip
-            if getattr(self, name) < 1:
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
                 raise BadInput(f"a model with {name} = {getattr(self, name)} cannot be built.")
+        eps, theta, scaling = self.norm_eps, self.rope_theta, self.rope_scaling
+        is_sound = 0 <= eps < inf and 0 < theta < inf and (scaling is None or scaling.is_sound)
+        if not is_sound:
+            raise BadInput(f"norm_eps = {eps}, rope_theta = {theta}, {scaling} are not computable.")
         if self.num_heads % self.num_kv_heads:
             raise BadInput(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads. "

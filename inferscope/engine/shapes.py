@@ -165,7 +165,12 @@ def parse_shape(text: str) -> ModelConfig:
     if "head_dim" not in numbers and {"hidden", "num_heads"} & numbers.keys():
         hidden = numbers.get("hidden", shape.hidden)
         numbers["head_dim"] = hidden // numbers.get("num_heads", shape.num_heads)
-    return _of_architecture(ModelConfig(**{**vars(shape), **numbers}), architecture)
+    of_architecture = {
+        "architecture": architecture,
+        "has_qkv_bias": architecture == "qwen2",
+        "has_qk_norm": architecture == "qwen3",
+    }
+    return ModelConfig(**{**vars(shape), **numbers, **of_architecture})
 
 
 def _parameters(words: list[str]) -> dict[str, str]:
@@ -192,12 +197,3 @@ def _architecture(text: str) -> Architecture:
         if text == architecture:
             return architecture
     raise BadInput(f"arch={text} is unknown. Use {', '.join(_ARCHITECTURES)}.")
-
-
-def _of_architecture(shape: ModelConfig, architecture: Architecture) -> ModelConfig:
-    return replace(
-        shape,
-        architecture=architecture,
-        has_qkv_bias=architecture == "qwen2",
-        has_qk_norm=architecture == "qwen3",
-    )

@@ -80,7 +80,10 @@ def load_weights(
         checkpoint.check(config)
 
         def source(name: str) -> Tensor:
-            return checkpoint.tensor(name).to(device=device, dtype=dtype)
+            loaded = checkpoint.tensor(name)
+            if not loaded.sum(dtype=torch.float32).isfinite():
+                raise BadInput(f"{folder}: {name} holds values that are no numbers. Repair it.")
+            return loaded.to(device=device, dtype=dtype)
 
         return _assemble(config, source)
 

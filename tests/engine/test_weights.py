@@ -105,6 +105,16 @@ def test_tensors_that_are_not_the_models_are_named(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(
+    llama: Checkpoint, tmp_path: Path, value: float
+) -> None:
+    folder = copied(llama, tmp_path, lambda tensors: tensors[DOWN][3].fill_(value))
+    config = read_checkpoint_config(folder)
+    with pytest.raises(BadInput, match=re.escape(DOWN)):
+        load_weights(folder, config, dtype=torch.bfloat16, device=CPU)
+
+
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_another_number_of_layers_is_refused(
     llama: Checkpoint, tmp_path: Path, num_layers: int

@@ -67,20 +67,12 @@ class Service:
 
 def build_app(service: Service) -> ASGIApp:
     """Return the application."""
-    plain, allowed = _Plain(service), AllowedHeaders(os.environ)
-    labels = Labels(service.front.probe.warn)
+    plain, labels = _Plain(service), Labels(service.front.probe.warn)
+    generation = partial(_Generation, service, labels=labels, allowed=AllowedHeaders(os.environ))
     app = Starlette(
         routes=[
-            Route(
-                "/v1/completions",
-                _Generation(service, "completion", labels, allowed),
-                methods=["POST"],
-            ),
-            Route(
-                "/v1/chat/completions",
-                _Generation(service, "chat", labels, allowed),
-                methods=["POST"],
-            ),
+            Route("/v1/completions", generation("completion"), methods=["POST"]),
+            Route("/v1/chat/completions", generation("chat"), methods=["POST"]),
             Route("/v1/models", plain.models),
             Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),

@@ -120,9 +120,7 @@ class ChatRequest(_Generation, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_WHOLE = frozenset(
-    ("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed")
-)  # fmt: skip
+_WHOLE = frozenset(("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"))
 
 
 class TokenizeRequest(msgspec.Struct):
