@@ -13,8 +13,7 @@ For f, players are alike when they bring the same number of tokens. D players br
     no other      f(N)/D
     one, c        mean over k = 0..D of f(c + k) - f(k)                        prefix sums: O(1)
     two           likewise, weighted by who of the two comes first             O(D)
-    up to six     the mean over all subsets of them with k = 0..D singles      O(2^chunks D)
-    more          Owen's multilinear extension, ∫ E[f(X_t + n) - f(X_t)] dt    by quadrature
+    more          all subsets, or close to them where those are too many       see `chunks`
 
 Shares are then scaled to the measured time, so they are conserved by construction; how well the
 model fits is told by its residual, never by the sum.
@@ -29,15 +28,13 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.chunks import split_chunks
 from inferscope.attribution.padding import beyond_own
 from inferscope.cost.batch import Batch, Line, Spread, Team
-from inferscope.cost.model import StepModel, look_up
+from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_FEW = 6
-"""Chunks whose subsets are all weighed; with more, the exact sum is too slow."""
 
 
 def fair(model: StepModel, batch: Batch, own: Line) -> Line:
@@ -49,8 +46,8 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
         own: the slices' own cost, as `model.own` gives it.
 
     Returns:
-        nanoseconds by request, summing to the model's T(S) (to rounding; with seven or more chunks
-        too, where single parts are approximate).
+        nanoseconds by request, summing to the model's T(S) (to rounding; where there are more than
+        `chunks.MOST_COALITIONS`, too, though single parts are approximate then).
     """
     team = batch.team
     shared = team.shared
@@ -126,16 +123,12 @@ def split_f(
         return [], whole / num_single if num_single else 0.0
     if num_single == 0 and len(chunks) == 1:
         return [whole], 0.0
-    if len(chunks) > _FEW:
-        return _split_by_quadrature(model, chunks, num_single, num_before=num_before, whole=whole)
-    f_ns = model.f_ns
-    is_inside = num_before + total < len(f_ns)
-    if len(chunks) == 1 and is_inside:
+    if len(chunks) > 2 or num_before + total >= len(model.f_ns):
+        return split_chunks(model, chunks, num_single, num_before=num_before, whole=whole)
+    if len(chunks) == 1:
         parts = [_one_chunk(model.f_sum, chunks[0], num_single, num_before)]
-    elif len(chunks) == 2 and is_inside:
-        parts = _two_chunks(f_ns[num_before:], chunks[0], chunks[1], num_single)
     else:
-        parts = _few_chunks(f_ns, chunks, num_single, num_before)
+        parts = _two_chunks(model.f_ns[num_before:], chunks[0], chunks[1], num_single)
     rest = whole - sum(parts)
     return parts, max(0.0, rest / num_single) if num_single else 0.0
 
@@ -170,109 +163,6 @@ def _weights_of_two(num_single: int) -> tuple[Floats, Floats]:
     """
     before = np.arange(1.0, num_single + 2) / ((num_single + 1) * (num_single + 2))
     return before[::-1].copy(), before
-
-
-def _few_chunks(f_ns: Floats, chunks: list[int], num_single: int, before: int) -> list[float]:
-    """Weigh every subset of the chunks together with every number of singles.
-
-    A coalition counts for each chunk in it as what it reached by joining, and against each chunk
-    outside as what was there before; the weights are the chances of just that coalition.
-    """
-    subsets, singles, reaching, leaving = _coalitions(len(chunks), num_single)
-    tokens = before + subsets @ np.asarray(chunks)
-    cost = look_up(f_ns, tokens[:, None] + singles)
-    reached = np.einsum("sk,sk->s", cost, reaching)
-    left = np.einsum("sk,sk->s", cost, leaving)
-    parts: list[float] = ((reached + left) @ subsets - left.sum()).tolist()
-    return parts
-
-
-@lru_cache(maxsize=32)  # of which each is 1 MB for a thousand singles
-def _coalitions(num_chunks: int, num_single: int) -> tuple[Ints, Ints, Floats, Floats]:
-    """Return subsets of chunks, numbers of singles, and the weights of their coalitions.
-
-    Returns:
-        subsets: [2^chunks, chunks], 0 or 1.
-        singles: [singles + 1], 0 and up.
-        reaching: [2^chunks, singles + 1], the chance that, in a random order, just these chunks but
-            for a given one of them, and any k of the singles, stand before that one; 0 where there
-            is none.
-        leaving: likewise that just these chunks, and any k of the singles, stand before a given
-            other one.
-    """
-    subsets = (np.arange(2**num_chunks)[:, None] >> np.arange(num_chunks)) & 1
-    players = num_chunks + num_single
-    h, k = np.arange(num_chunks)[:, None], np.arange(num_single + 1)
-    log = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, players + 1)))])  # of factorials
-    choices = log[num_single] - log[k] - log[num_single - k]
-    orders = log[h + k] + log[players - 1 - h - k] - log[players]
-    weights = np.zeros((num_chunks + 2, num_single + 1))
-    weights[1:-1] = np.exp(choices + orders)
-    sizes = subsets.sum(axis=1)
-    return subsets, k, weights[sizes], weights[sizes + 1]
-
-
-_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
-_SPREAD = np.array([-np.sqrt(3.0), 0.0, np.sqrt(3.0)])
-_SPREAD_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])
-_T = np.repeat((_POINTS + 1) / 2, 3)[:, None]
-_DEVIATION = np.sqrt(_T * (1 - _T)) * np.tile(_SPREAD, 6)[:, None]
-_QUADRATURE = np.repeat(_WEIGHTS / 2, 3) * np.tile(_SPREAD_WEIGHTS, 6)
-
-
-def _split_by_quadrature(
-    model: StepModel, chunks: list[int], num_single: int, *, num_before: int, whole: float
-) -> tuple[list[float], float]:
-    """Approximate many chunks: everyone else is present with probability t, their sum normal.
-
-    The cost of running at all (f's jump at 0) falls to all alike; the rest is integrated over t by
-    6-point Gauss-Legendre, over the normal sum by 3-point Gauss-Hermite, then scaled to f(N).
-
-    Args:
-        model: whose f.
-        chunks: tokens of each.
-        num_single: requests with one token.
-        num_before: tokens of others; what they cost is taken off.
-        whole: what the parts must sum to.
-    """
-    sizes = np.array([*chunks, 1] if num_single else chunks, dtype=np.float64)
-    counts = np.ones(len(sizes))
-    if num_single:
-        counts[-1] = num_single
-    before_ns = model.f(num_before)
-    jump = max(0.0, 2 * model.f(num_before + 1) - model.f(num_before + 2) - before_ns)
-    totals = sizes * counts
-    rest = totals.sum() - sizes
-    deviation = np.sqrt(np.maximum((sizes * totals).sum() - sizes**2, 0.0))
-    present = np.clip(_T * rest + _DEVIATION * deviation, 0.0, rest)
-    tokens, f_ns = _corners(model, num_before, num_before + sum(chunks) + num_single)
-    smooth = f_ns - (before_ns + jump)
-    smooth[0] = 0.0
-    added = np.interp(present + sizes, tokens, smooth) - np.interp(present, tokens, smooth)
-    parts = _QUADRATURE @ added + jump / (len(chunks) + num_single)
-    weight = float(parts @ counts)
-    if weight > 0:
-        parts *= whole / weight
-    else:
-        parts[:] = whole / (len(chunks) + num_single)
-    if num_single:
-        return parts[:-1].tolist(), float(parts[-1])
-    return parts.tolist(), 0.0
-
-
-def _corners(model: StepModel, first: int, last: int) -> tuple[Floats, Floats]:
-    """Return f between two numbers of tokens, by where it may bend: beyond its table, nowhere.
-
-    Returns:
-        tokens beyond the first, and f there.
-    """
-    inside = model.f_ns[first : last + 1]
-    tokens = np.arange(len(inside), dtype=np.float64)
-    if last < len(model.f_ns):
-        return tokens, inside
-    if not len(inside):
-        tokens, inside = np.zeros(1), np.array([model.f(first)])
-    return np.append(tokens, last - first), np.append(inside, model.f(last))
 
 
 def to_whole_ns(parts: Floats, total_ns: int) -> Ints:

@@ -47,6 +47,19 @@ def concave() -> StepModel:
     return StepModel("test", "fit", f, 500.0 * N, 40.0, 0.0, 8e3, 2.0, 11.0)
 
 
+def graph_sizes() -> StepModel:
+    """As with CUDA graphs of 1 to 512 tokens, by eights, and slower steps beyond."""
+    padded_to = np.where(N <= 4, N, 8 * np.ceil(N / 8))
+    f = 5e6 + np.maximum(3e6, 2e4 * np.where(N > 512, N, padded_to)) + np.where(N > 512, 4e6, 0.0)
+    f[0] = 0.0
+    return model_of(f)
+
+
+def wide_stairs() -> StepModel:
+    """Whole blocks of 256 tokens, and nothing else."""
+    return model_of(1e6 * np.ceil(N / 256))
+
+
 def padded() -> StepModel:
     """As of an engine that pads decode attention to the longest context."""
     return replace(concave(), padded_ns=95.0)
@@ -137,6 +150,45 @@ def shapley(cost: Cost, num: int) -> Floats:
         for member in set(everybody) - set(coalition):
             parts[member] += weight * (value[tuple(sorted((*coalition, member)))] - before)
     return parts
+
+
+def split_by_counts(f: Floats, chunks: list[int], num_single: int) -> tuple[Floats, float]:
+    """Return the Shapley value of f(tokens) for chunks and for each single, over counts and sums.
+
+    Args:
+        f: by tokens, at least as long as all tokens together.
+        chunks: tokens of each.
+        num_single: requests with one token.
+    """
+    by_size = {
+        size: _mean_added(f, size, _without(chunks, size), num_single) for size in set(chunks)
+    }
+    single = _mean_added(f, 1, chunks, num_single - 1) if num_single else 0.0
+    return np.array([by_size[size] for size in chunks]), single
+
+
+def _without(chunks: list[int], size: int) -> list[int]:
+    others = list(chunks)
+    others.remove(size)
+    return others
+
+
+def _mean_added(f: Floats, size: int, others: list[int], singles: int) -> float:
+    """Return the mean of what one adds in a random order of itself, other chunks and singles."""
+    tokens, players = sum(others), len(others) + singles
+    ways = np.zeros((len(others) + 1, tokens + 1))  # sets of the others, by how many and their sum
+    ways[0, 0] = 1.0
+    for other in others:
+        ways[1:, other:] += ways[:-1, : tokens + 1 - other].copy()
+    added = f[size : size + tokens + singles + 1] - f[: tokens + singles + 1]
+    mean = 0.0
+    for chunks in range(len(others) + 1):
+        chances = [
+            math.comb(singles, k) / ((players + 1) * math.comb(players, chunks + k))
+            for k in range(singles + 1)
+        ]
+        mean += float(ways[chunks] @ np.convolve(added, chances[::-1], mode="valid"))
+    return mean
 
 
 def owen(cost: Cost, unions: list[tuple[int, ...]]) -> Floats:

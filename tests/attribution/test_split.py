@@ -22,10 +22,13 @@ from tests.attribution.games import (
     attention_ns,
     batch_of,
     batches,
+    graph_sizes,
     model_of,
     sampled_of,
     shapley,
+    split_by_counts,
     step_ns,
+    wide_stairs,
 )
 
 Floats = NDArray[np.float64]
@@ -64,21 +67,88 @@ def test_up_to_six_chunks_get_the_shapley_value_of_the_definition(
     assert error.max() <= 1e-9 * step_ns(model, batch, tuple(range(num)))
 
 
-def test_more_chunks_than_that_are_split_within_a_few_percent() -> None:
-    """Measured: 95 % of shares within 3.2 % of themselves and 0.3 % of the step."""
-    draw = np.random.default_rng(0)
-    of_share: list[float] = []
-    of_step: list[float] = []
-    for _ in range(30):
-        num_chunks = int(draw.integers(7, 10))
-        sizes = np.exp(draw.uniform(3.5, 7, num_chunks)).astype(int).tolist()
-        batch = batch_of([*sizes, *[1] * (9 - num_chunks)], [0] * 9, [1] * 9)
-        exact = shapley(partial(step_ns, H200, batch), 9)
-        error = np.abs(split(H200, batch) - exact)
-        of_share += (error / exact).tolist()
-        of_step += (error / exact.sum()).tolist()
-    assert np.quantile(of_share, 0.95) < 0.04
-    assert np.quantile(of_step, 0.95) < 0.005
+SHAPES = {"graph sizes": graph_sizes(), "wide stairs": wide_stairs()}
+SHAPES |= {name: MODELS[name] for name in ("dense", "experts", "staircase", "concave")}
+any_f = st.sampled_from(sorted(SHAPES)).map(SHAPES.__getitem__)
+
+
+def chunk_sizes(num: int, seed: int = 0) -> list[int]:
+    """As prompts are: many are short, few are long."""
+    draw = np.random.default_rng([seed, num])
+    return np.exp(draw.uniform(2, 6.5, num)).astype(int).tolist()
+
+
+def error_of_shares(model: StepModel, chunks: list[int], num_single: int) -> Floats:
+    """Return by how much of itself each share of f is off: of the chunks, and of a single."""
+    exact, of_single = split_by_counts(model.f_ns, chunks, num_single)
+    parts, single = split_f(model, chunks, num_single)
+    found, wanted = np.array([*parts, single]), np.array([*exact, of_single])
+    return np.abs(found - wanted) / np.maximum(wanted, 1e-6 * wanted.mean())
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_f, st.data())
+def test_values_by_counts_and_sums_are_those_over_all_subsets(
+    model: StepModel, data: st.DataObject
+) -> None:
+    chunks = data.draw(st.lists(st.integers(2, 700), min_size=1, max_size=4))
+    num_single = data.draw(st.integers(0, 4))
+    sizes = [*chunks, *[1] * num_single]
+    exact = shapley(lambda some: model.f(sum(sizes[at] for at in some)), len(sizes))
+    of_chunks, of_single = split_by_counts(model.f_ns, chunks, num_single)
+    found = [*of_chunks, *[of_single] * num_single]
+    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_f, st.integers(7, 10), st.data())
+def test_seven_to_ten_chunks_get_the_shapley_value_too(
+    model: StepModel, num: int, data: st.DataObject
+) -> None:
+    chunks = data.draw(st.lists(st.integers(2, 600), min_size=num, max_size=num))
+    num_single = data.draw(st.integers(0, 2))
+    exact, of_single = split_by_counts(model.f_ns, chunks, num_single)
+    parts, single = split_f(model, chunks, num_single)
+    close = 1e-9 * model.f(sum(chunks) + num_single)
+    assert np.abs(np.array(parts) - exact).max() <= close
+    assert single == pytest.approx(of_single, abs=close)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_f, st.integers(2, 500), st.integers(2, 30), st.integers(0, 60), st.integers(0, 1))
+def test_chunks_of_few_sizes_get_it_however_many_they_are(
+    model: StepModel, size: int, num: int, num_single: int, num_longer: int
+) -> None:
+    """As drafts of one length are verified, beside one prompt."""
+    chunks = [size] * num + [700] * num_longer
+    exact, of_single = split_by_counts(model.f_ns, chunks, num_single)
+    parts, single = split_f(model, chunks, num_single)
+    close = 1e-9 * model.f(sum(chunks) + num_single)
+    assert np.abs(np.array(parts) - exact).max() <= close
+    assert single == pytest.approx(of_single, abs=close)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_up_to_ten_chunks_among_many_singles_are_split_within_five_percent(name: str) -> None:
+    """Measured: 95 % of shares within 2.2 % with blocks of 256, within 1.5 % by any other f."""
+    errors = [
+        error_of_shares(SHAPES[name], chunk_sizes(num, num_single), num_single)
+        for num in (7, 8, 9, 10)
+        for num_single in (20, 64, 150)
+    ]
+    assert np.quantile(np.concatenate(errors), 0.95) < 0.05
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_more_chunks_than_ten_are_split_within_a_few_percent(name: str) -> None:
+    """Measured: 95 % of shares within 4.8 % with blocks of 256, within 2.2 % by any other f."""
+    errors = [
+        error_of_shares(SHAPES[name], chunk_sizes(num), num_single)
+        for num in (11, 13, 17)
+        for num_single in (0, 30)
+    ]
+    assert np.median(np.concatenate(errors)) < 0.03
+    assert np.quantile(np.concatenate(errors), 0.95) < 0.1
 
 
 @settings(max_examples=60, deadline=None)
