@@ -48,7 +48,8 @@ def beyond_own(visible: Floats | Ints) -> Floats:
     levels = ordered[1:] - ordered[:-1]
     by_shorter, more_by_longer = _level_prices(len(visible))
     prices = np.empty(len(visible))
-    prices[0] = levels.dot(by_shorter)
+    # One after the other, as a table of steps does: a product's sum depends on its length.
+    prices[0] = np.add.accumulate(levels * by_shorter)[-1] if len(levels) else 0.0
     np.multiply(levels, more_by_longer, out=prices[1:])
     beyond = np.empty(len(visible))
     beyond[order] = np.add.accumulate(prices)

@@ -59,7 +59,7 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
     if model.padded_ns and team.num_single > 1 and batch.spread is not None:
         padded = _padded(model, batch.team, batch.spread, line)
         return Line(padded.slope, padded.level, chunks, padded.levels) if chunks else padded
-    return Line(own.slope, own.level + line.level, chunks)
+    return Line(own.slope, own.level + line.level, chunks, line.levels)
 
 
 def _padded(model: StepModel, team: Team, spread: Spread, line: Line) -> Line:
@@ -83,7 +83,8 @@ def _padded(model: StepModel, team: Team, spread: Spread, line: Line) -> Line:
         level += line.level
     else:
         level += line.level[team.singles]
-    whole = float(np.add.reduce(level))
+    levels = line.level * team.num_single if line.levels is None else line.levels
+    whole = float(model.padded_ns * (team.num_single * spread.most - spread.total) + levels)
     if team.singles is not None:
         of_singles, level = level, np.zeros(len(team.tokens))
         level[team.singles] = of_singles
@@ -102,7 +103,8 @@ def _shared(model: StepModel, team: Team) -> Line:
         return Line(0.0, of_single + per_row, chunks)
     levels: Floats = np.multiply(team.rows, per_row)
     levels += of_single
-    return Line(0.0, levels, chunks)
+    rows = team.num_rows - sum(team.chunk_rows)
+    return Line(0.0, levels, chunks, of_single * team.num_single + per_row * rows)
 
 
 def split_f(

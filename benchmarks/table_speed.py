@@ -1,0 +1,132 @@
+"""What it costs to price, split and explain steps: one by one, as the fold does, and as a table.
+
+Each variant does the same steps: decodes, every tenth step with a chunk of a prompt among them, in
+every hundredth two. One by one, the steps without a prompt share their layout, as in a fold whose
+requests stay; a table is made anew from columns for each window. The variants take turns in every
+round; processor time, the median over rounds and the best.
+
+    python benchmarks/table_speed.py --out benchmarks/results/table_speed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attribution_speed import BUSY_NS, LLAMA_8B, padding_model
+from numpy.typing import NDArray
+from probe_cost import machine
+
+from inferscope.attribution.counterfactual import explain
+from inferscope.attribution.rules import Components, scaled_ns
+from inferscope.attribution.split import fair
+from inferscope.attribution.step_table import StepTable
+from inferscope.attribution.table_split import delays, price, shares_ns
+from inferscope.cost.batch import Batch, Chunk, PlainTeams
+from inferscope.cost.model import StepModel, roofline
+from inferscope.cost.peaks import peaks_of
+
+Ints = NDArray[np.int64]
+BATCHES, WINDOWS = (8, 64, 256), (1, 25, 250)
+
+
+class Steps:
+    """Consecutive steps of a batch, as layouts and as columns."""
+
+    def __init__(self, batch: int, num: int) -> None:
+        """Draw contexts and chunks."""
+        draw, teams = np.random.default_rng(0), PlainTeams()
+        first = draw.integers(300, 3000, batch)
+        self.batch, self.num = batch, num
+        self.contexts = [first + step for step in range(num)]
+        self.chunks: list[tuple[Chunk, ...]] = []
+        for step in range(num):
+            num_chunks = 2 if step % 100 == 50 else int(step % 10 == 5)
+            sizes = draw.integers(16, 1024, num_chunks).tolist()
+            self.chunks.append(tuple((at, size, 1) for at, size in enumerate(sizes)))
+        self.teams = [teams.team(batch, chunks) for chunks in self.chunks]
+        self.tokens = np.concatenate([team.tokens for team in self.teams])
+        self.context = np.concatenate(self.contexts)
+        self.sampled = np.ones(len(self.tokens), dtype=np.int64)
+        self.is_prefill = self.tokens > 1
+
+    def one_by_one(self, model: StepModel) -> None:
+        """Do what the fold does with each step."""
+        for team, contexts in zip(self.teams, self.contexts, strict=True):
+            batch = Batch(team, contexts)
+            own = model.own(batch)
+            parts = fair(model, batch, own)
+            modelled_ns = parts.total(batch)
+            of = Components(model, batch, own, team.chunks, team.tokens, None)
+            scaled_ns(parts, of, modelled_ns=modelled_ns, busy_ns=BUSY_NS)
+            explain(
+                model, batch, own, modelled_ns=modelled_ns, prefills=team.chunks, recomputed=None,
+                delay_ns=BUSY_NS, healthy_ratio=1.0,
+            )  # fmt: skip
+
+    def as_tables(self, model: StepModel, window: int) -> None:
+        """Do the same, a window at a time."""
+        for start in range(0, self.num, window):
+            num = min(window, self.num - start)
+            at = slice(start * self.batch, (start + num) * self.batch)
+            sizes = np.full(num, self.batch)
+            table = StepTable(
+                self.tokens[at], self.context[at], self.sampled[at], self.is_prefill[at], sizes
+            )
+            priced, busy_ns = price(model, table), np.full(num, BUSY_NS)
+            shares_ns(priced, busy_ns)
+            delays(priced, busy_ns, np.ones(num))
+
+
+def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]:
+    """Return µs per step by variant: best and median round."""
+    steps = Steps(batch, num)
+    compared: dict[str, Callable[[], None]] = {}
+    plain = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
+    for name, model in (("", plain), (", padded attention", padding_model(plain))):
+        compared[f"one by one{name}"] = partial(steps.one_by_one, model)
+        for window in WINDOWS:
+            compared[f"window of {window}{name}"] = partial(steps.as_tables, model, window)
+    costs: dict[str, list[float]] = {name: [] for name in compared}
+    for work in compared.values():  # once, to fill caches
+        work()
+    for _ in range(rounds):
+        for name, work in compared.items():
+            began_ns = time.process_time_ns()
+            work()
+            costs[name].append((time.process_time_ns() - began_ns) / num / 1e3)
+    return {
+        name: {"min": round(min(found), 2), "median": round(statistics.median(found), 2)}
+        for name, found in costs.items()
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=500, help="of a variant in a round")
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    options = parser.parse_args()
+    about, found = machine(), {}
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    for batch in BATCHES:
+        rows: dict[str, Any] = measure(batch, rounds=options.rounds, num=options.steps)
+        found[batch] = rows
+        print(f"{f'µs per step of {batch}':<40}{'median':>9}{'min':>9}")
+        for name, row in rows.items():
+            print(f"{name:<40}{row['median']:>9.1f}{row['min']:>9.1f}")
+    if options.out is not None:
+        result = {"machine": about, "rounds": options.rounds, "us_per_step": found}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

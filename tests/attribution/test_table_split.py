@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.rules import Components, scaled_ns
+from inferscope.attribution.split import fair
+from inferscope.attribution.step_table import RowsOfMembers, StepTable
+from inferscope.attribution.table_split import delays, padding_ns, price, shares_ns
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import MAX_TOKENS, StepModel
+from tests.attribution.games import Ints, N, any_model, model_of
+
+MS = 1_000_000
+
+
+class Step(NamedTuple):
+    """One step by member, and its rows."""
+
+    tokens: list[int]
+    context: list[int]
+    sampled: list[int]
+    is_prefill: list[bool]
+    recomputed: list[int]
+    cut: list[int]
+    """[members], tokens of a second row; 0 where there is none."""
+    measured_ns: int
+    delay_ns: int
+    padded_tokens: int
+    healthy: float
+
+
+@st.composite
+def any_step(draw: st.DrawFn) -> Step:
+    num_chunks = draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
+    num_singles = draw(st.integers(int(not num_chunks), 9))
+    sizes = draw(st.lists(st.integers(2, 3000), min_size=num_chunks, max_size=num_chunks))
+    tokens = draw(st.permutations([*sizes, *[1] * num_singles]))
+    num = len(tokens)
+
+    def each(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=num, max_size=num))
+
+    contexts = each(st.integers(0, 9000) | st.integers(300, 304))
+    sampled = [1] * num if draw(st.booleans()) else each(st.integers(0, 3))
+    prefills = [of > 1 for of in tokens]
+    if draw(st.booleans()):
+        prefills = [draw(st.booleans()) for _ in tokens]
+    recomputed = [0] * num
+    cut = [0] * num
+    if draw(st.booleans()):
+        of_prefills = [of * has for of, has in zip(tokens, prefills, strict=True)]
+        recomputed = [draw(st.integers(0, of)) for of in of_prefills]
+        cut = [draw(st.integers(0, of - 1)) for of in tokens]
+    return Step(
+        tokens, contexts, sampled, prefills, recomputed, cut,
+        draw(st.integers(1, 10**11)), draw(st.integers(0, 10**11)),
+        draw(st.sampled_from([0, 0, 64, 4096])), draw(st.floats(0.2, 3.0)),
+    )  # fmt: skip
+
+
+steps_lists = st.lists(any_step(), min_size=1, max_size=6)
+
+
+def table_of(steps: list[Step]) -> StepTable:
+    def column(name: str) -> Ints:
+        return np.array([value for step in steps for value in getattr(step, name)])
+
+    tokens, cut = column("tokens"), column("cut")
+    rows = None
+    sizes = np.array([len(step.tokens) for step in steps])
+    if cut.any():
+        member = np.concatenate([np.arange(len(tokens)), cut.nonzero()[0]])
+        order = member.argsort(kind="stable")
+        of_rows = np.concatenate([tokens - cut, cut[cut > 0]])
+        second = [int(np.count_nonzero(step.cut)) for step in steps]
+        rows = RowsOfMembers(member[order], of_rows[order], sizes + np.array(second))
+    recomputed = column("recomputed")
+    return StepTable(
+        tokens, column("context"), column("sampled"), column("is_prefill").astype(np.bool_), sizes,
+        recomputed=recomputed if recomputed.any() else None, rows=rows,
+    )  # fmt: skip
+
+
+def one_by_one(model: StepModel, step: Step) -> tuple[float, int, list[int], Delay]:
+    """Return T(S), padding, shares by row and the delay, as the fold has them of one step."""
+    tokens, cut = np.array(step.tokens), np.array(step.cut)
+    batch = Batch(Team(tokens, np.array(step.sampled)), np.array(step.context))
+    own = model.own(batch)
+    parts = fair(model, batch, own)
+    modelled_ns = parts.total(batch)
+    padding = 0
+    if step.padded_tokens > batch.team.num_tokens:
+        extra = model.f(step.padded_tokens) - model.f(batch.team.num_tokens)
+        padding = round(step.measured_ns * extra / (modelled_ns + extra))
+    member_of_row, row_tokens = None, tokens
+    if cut.any():
+        member = np.concatenate([np.arange(len(tokens)), cut.nonzero()[0]])
+        order = member.argsort(kind="stable")
+        member_of_row = member[order]
+        row_tokens = np.concatenate([tokens - cut, cut[cut > 0]])[order]
+    prefills = np.flatnonzero(step.is_prefill).tolist()
+    components = Components(model, batch, own, prefills, row_tokens, member_of_row)
+    busy_ns = step.measured_ns - padding
+    shares = scaled_ns(parts, components, modelled_ns=modelled_ns, busy_ns=busy_ns)
+    delay = explain(
+        model, batch, own, modelled_ns=modelled_ns, prefills=prefills,
+        recomputed=np.array(step.recomputed) if any(step.recomputed) else None,
+        delay_ns=step.delay_ns, healthy_ratio=step.healthy,
+    )  # fmt: skip
+    return modelled_ns, padding, shares.tolist(), delay
+
+
+def assert_same(model: StepModel, steps: list[Step]) -> None:
+    table = table_of(steps)
+    priced = price(model, table)
+    measured = np.array([step.measured_ns for step in steps])
+    padding = padding_ns(priced, measured, np.array([step.padded_tokens for step in steps]))
+    shares = shares_ns(priced, measured - padding)
+    explained = delays(
+        priced,
+        np.array([step.delay_ns for step in steps]),
+        np.array([step.healthy for step in steps]),
+    )
+    row = member = 0
+    for at, step in enumerate(steps):
+        modelled_ns, padding_of_one, of_rows, delay = one_by_one(model, step)
+        assert priced.modelled_ns[at] == modelled_ns
+        assert padding[at] == padding_of_one
+        assert shares[row : row + len(of_rows)].tolist() == of_rows
+        row += len(of_rows)
+        here = slice(member, member + len(step.tokens))
+        member += len(step.tokens)
+        assert explained.own_ns[here].tolist() == delay.own_ns.tolist()
+        if delay.recompute_ns is not None:
+            assert explained.recompute_ns is not None
+            assert explained.recompute_ns[here].tolist() == delay.recompute_ns.tolist()
+        assert (
+            explained.prefill_class_ns[at],
+            explained.decode_class_ns[at],
+            explained.explained_ns[at],
+            explained.excess_ns[at],
+        ) == (
+            delay.prefill_class_ns,
+            delay.decode_class_ns,
+            delay.explained_ns,
+            delay.excess_ns,
+        )
+    assert row == len(shares)
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_model, steps_lists)
+def test_a_table_of_steps_is_split_and_explained_as_each_step_is(
+    model: StepModel, steps: list[Step]
+) -> None:
+    assert_same(model, steps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_model, steps_lists, st.data())
+def test_a_part_of_a_table_is_the_table_of_these_steps(
+    model: StepModel, steps: list[Step], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(steps) - 1))
+    end = data.draw(st.integers(start + 1, len(steps)))
+    measured = np.array([step.measured_ns for step in steps])
+    part = price(model, table_of(steps).part(start, end))
+    alone = price(model, table_of(steps[start:end]))
+    assert part.modelled_ns.tolist() == alone.modelled_ns.tolist()
+    busy_ns = measured[start:end]
+    assert shares_ns(part, busy_ns).tolist() == shares_ns(alone, busy_ns).tolist()
+
+
+@pytest.mark.parametrize("sizes", [[1], [5, 1, 1], [MAX_TOKENS, 9000, 1], [MAX_TOKENS + 5]])
+def test_steps_that_the_model_knows_nothing_of_are_split_as_each_is(sizes: list[int]) -> None:
+    """No cost at all, and more tokens than a model's tables hold."""
+    num = len(sizes)
+    step = Step(
+        sizes, [9] * num, [1] * num, [of > 1 for of in sizes], [0] * num, [0] * num,
+        1_000_003, 2 * MS, 0, 1.0,
+    )  # fmt: skip
+    assert_same(model_of(np.zeros_like(N)), [step, step])
+    assert_same(model_of(1e6 + 1e4 * N), [step, step])
