@@ -28,6 +28,7 @@ from inferscope.attribution.counterfactual import explain
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
 from inferscope.attribution.step_table import StepTable
+from inferscope.attribution.table_blame import blame_weights
 from inferscope.attribution.table_split import delays, price, shares_ns
 from inferscope.cost.batch import Batch, Chunk, PlainTeams
 from inferscope.cost.model import StepModel, roofline
@@ -71,8 +72,8 @@ class Steps:
                 delay_ns=BUSY_NS, healthy_ratio=1.0,
             )  # fmt: skip
 
-    def as_tables(self, model: StepModel, window: int) -> None:
-        """Do the same, a window at a time."""
+    def as_tables(self, model: StepModel, window: int, *, with_blame: bool = False) -> None:
+        """Do the same, a window at a time, and weigh blame if it is asked for."""
         for start in range(0, self.num, window):
             num = min(window, self.num - start)
             at = slice(start * self.batch, (start + num) * self.batch)
@@ -83,6 +84,8 @@ class Steps:
             priced, busy_ns = price(model, table), np.full(num, BUSY_NS)
             shares_ns(priced, busy_ns)
             delays(priced, busy_ns, np.ones(num))
+            if with_blame:
+                blame_weights(priced)
 
 
 def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]:
@@ -94,6 +97,9 @@ def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]
         compared[f"one by one{name}"] = partial(steps.one_by_one, model)
         for window in WINDOWS:
             compared[f"window of {window}{name}"] = partial(steps.as_tables, model, window)
+            compared[f"window of {window}{name}, with blame"] = partial(
+                steps.as_tables, model, window, with_blame=True
+            )
     costs: dict[str, list[float]] = {name: [] for name in compared}
     for work in compared.values():  # once, to fill caches
         work()

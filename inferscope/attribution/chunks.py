@@ -159,7 +159,7 @@ def _of_chunks(counts: tuple[int, ...]) -> tuple[Floats, Floats, Floats, Ints]:
 
 
 def _chances(num_chunks: int, num_single: int) -> Floats:
-    """Return the chance of each set of other chunks, and any so many others' singles, before one.
+    """Return the chances of which other chunks, and of how many singles, stand before one.
 
     Args:
         num_chunks: other chunks.

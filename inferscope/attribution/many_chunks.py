@@ -46,7 +46,7 @@ class _Plan(NamedTuple):
     """[2, cells + 1, 2] and [2, cells, 2]: bounds of the singles before it, and weights by width,
     if no other chunk is before it, and if all are."""
     pairs: tuple[Floats, Floats]
-    """Likewise if one is, and if all but one are."""
+    """The same if one is, and if all but one are."""
     numbers: Floats
     """[numbers, 2], of other chunks before it, between these."""
     weights: Floats
@@ -54,7 +54,7 @@ class _Plan(NamedTuple):
     mean: Floats
     """[numbers, 2], of the singles before it and half a token, the middle of a whole one."""
     variance: Floats
-    """[numbers, 2], likewise."""
+    """[numbers, 2], of the same."""
 
 
 def approximate(
@@ -256,7 +256,7 @@ def _numbers(n: int, first: int, num: int) -> tuple[Floats, Floats]:
 
 
 def log_factorials(most: int) -> Floats:
-    """Return the logarithms of the factorials of 0 to so many numbers, at least."""
+    """Return the logarithms of the factorials of 0 to a number, or beyond it."""
     return _log_factorials_to(1 << most.bit_length())
 
 

@@ -30,7 +30,7 @@ class RowsOfMembers(NamedTuple):
 
 
 class StepTable:
-    """Steps of at least one member each.
+    """Steps, at least one, of at least one member each.
 
     Attributes:
         tokens: [members], scheduled, each at least 1.
@@ -120,6 +120,18 @@ class StepTable:
             self.tokens[members], self.context[members], self.sampled[members],
             self.is_prefill[members], self.sizes[start:end],
             recomputed=None if self.recomputed is None else self.recomputed[members], rows=rows,
+        )  # fmt: skip
+
+    def members(self, at: Ints) -> StepTable:
+        """Return the steps as they would have been with these members only, without empty ones.
+
+        Args:
+            at: positions of at least one member, rising.
+        """
+        sizes = np.bincount(self.step_of[at], minlength=len(self))
+        return StepTable(
+            self.tokens[at], self.context[at], self.sampled[at], self.is_prefill[at],
+            sizes[sizes > 0],
         )  # fmt: skip
 
     def by_step(self, chunk_values: Floats) -> Floats:

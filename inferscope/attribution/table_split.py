@@ -95,6 +95,12 @@ def price(model: StepModel, table: StepTable) -> Priced:
     return Priced(model, table, modelled_ns, slope, level_ns, chunk_ns, attention)
 
 
+def parts_ns(priced: Priced) -> Floats:
+    """Return the fair parts in the model's nanoseconds: [members]."""
+    ones = np.ones(len(priced.table))
+    return _values(priced.table, priced.slope_ns, priced.level_ns, priced.chunk_ns, ones)
+
+
 def padding_ns(priced: Priced, measured_ns: Ints, padded_tokens: Ints) -> Ints:
     """Return what padding to a number of tokens takes of each step's time.
 
@@ -153,7 +159,7 @@ def delays(priced: Priced, delay_ns: Ints, healthy_ratio: Floats) -> Delays:
     modelled = np.where(priced.modelled_ns == 0, 1.0, priced.modelled_ns)
     explained = np.minimum(delay_ns, np.rint(healthy_ratio * modelled)).astype(np.int64)
     scale = explained / modelled
-    own_ns = _alone(priced, scale).astype(np.int64)
+    own_ns = alone_ns(priced, scale).astype(np.int64)
     prefill_class, decode_class = explained.copy(), explained.copy()
     if len(table.prefills):
         of_prefills, of_decodes = _classes(priced)
@@ -273,9 +279,15 @@ def _round(exact: Floats, totals: Ints, sizes: Ints, first: Ints, is_known: Bool
 # --- delay ----------------------------------------------------------------------------------------
 
 
-def _alone(priced: Priced, scale: Floats) -> Floats:
-    """Return what each member would take alone, scaled; see `cost.alone`."""
+def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
+    """Return what each member would take alone; see `cost.alone`.
+
+    Args:
+        priced: the steps.
+        scale: [steps], of the model's nanoseconds; None for 1.
+    """
     model, table = priced.model, priced.table
+    scale = np.ones(len(table)) if scale is None else scale
     slope = np.full(len(table), model.single_ns + model.padded_ns)
     f_one = model.f(1) + model.decoding_ns
     level = f_one + look_up(model.g_ns, table.sampled)

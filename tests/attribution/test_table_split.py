@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferscope.attribution import marginal, table_blame
 from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
@@ -175,6 +176,23 @@ def test_a_part_of_a_table_is_the_table_of_these_steps(
     assert part.modelled_ns.tolist() == alone.modelled_ns.tolist()
     busy_ns = measured[start:end]
     assert shares_ns(part, busy_ns).tolist() == shares_ns(alone, busy_ns).tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_model, steps_lists)
+def test_blame_weights_of_a_table_are_those_of_each_step(
+    model: StepModel, steps: list[Step]
+) -> None:
+    weights = table_blame.blame_weights(price(model, table_of(steps)))
+    member = 0
+    for step in steps:
+        batch = Batch(Team(np.array(step.tokens), np.array(step.sampled)), np.array(step.context))
+        prefills = np.flatnonzero(step.is_prefill).tolist()
+        of_one = marginal.blame_weights(model, batch, model.own(batch), prefills)
+        here = slice(member, member + len(step.tokens))
+        member += len(step.tokens)
+        for found, wanted in zip(weights, of_one, strict=True):
+            np.testing.assert_allclose(found[here], wanted, rtol=1e-6, atol=1e-6 * wanted.max())
 
 
 @pytest.mark.parametrize("sizes", [[1], [5, 1, 1], [MAX_TOKENS, 9000, 1], [MAX_TOKENS + 5]])

@@ -1,0 +1,129 @@
+"""Blame weights of many steps at once: see `marginal`, which has them of one step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.marginal import BlameWeights
+from inferscope.attribution.step_table import Grid, StepTable
+from inferscope.attribution.table_split import Priced, alone_ns, parts_ns, price
+from inferscope.cost.model import look_up
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def blame_weights(priced: Priced) -> BlameWeights:
+    """Return the weights of each step's members in the waits of others: [members] each."""
+    table = priced.table
+    step_ns, shares_ns = marginal_ns(priced), parts_ns(priced)
+    queue = _completed(table, step_ns, shares_ns, priced.modelled_ns)
+    interference = np.zeros(len(step_ns))
+    num_prefills = np.add.reduceat(table.is_prefill.astype(np.int64), table.first)
+    is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
+    if not is_mixed.any():
+        return BlameWeights(queue, interference, _co_batched(priced, step_ns, shares_ns))
+    co_batched = np.empty(len(step_ns))
+    if not is_mixed.all():
+        members = np.flatnonzero(~is_mixed[table.step_of])
+        part = price(priced.model, table.members(members))
+        co_batched[members] = _co_batched(part, marginal_ns(part), parts_ns(part))
+    of_mixed = is_mixed[table.step_of]
+    classes = [
+        np.flatnonzero(of_mixed & is_of_class)
+        for is_of_class in (table.is_prefill, ~table.is_prefill)
+    ]
+    whole_ns = priced.modelled_ns[is_mixed]
+    for members, others in (classes, classes[::-1]):
+        part = price(priced.model, table.members(members))
+        co_batched[members] = _co_batched(part, marginal_ns(part), parts_ns(part))
+        interference[others] = _completed(
+            table.members(others), step_ns[others], shares_ns[others],
+            whole_ns - part.modelled_ns,
+        )  # fmt: skip
+    return BlameWeights(queue, interference, co_batched)
+
+
+def marginal_ns(priced: Priced) -> Floats:
+    """Return T(S) - T(S - i), not below 0: [members]."""
+    model, table = priced.model, priced.table
+    step, num_rows = table.step_of, table.num_rows
+    f_ns = look_up(model.f_ns, table.num_tokens)
+    g_ns = look_up(model.g_ns, num_rows)
+    of_one = f_ns - look_up(model.f_ns, table.num_tokens - 1)
+    of_one += np.where(table.num_single == 1, model.decoding_ns, 0.0)
+    saved = model.single_ns * table.visible + of_one[step]
+    if model.padded_ns:
+        saved += model.padded_ns * _padding_saved(table)
+    if len(table.chunks):
+        of = table.chunk_step
+        rest = look_up(model.f_ns, table.num_tokens[of] - table.chunk_tokens)
+        saved[table.chunks] = priced.attention_ns + (f_ns[of] - rest)
+    saved += g_ns[step] - look_up(model.g_ns, num_rows[step] - table.sampled)
+    return np.maximum(saved, 0.0)
+
+
+def _padding_saved(table: StepTable) -> Floats:
+    """Return by how much the padding shrinks without each single: [members]."""
+    saved = table.longest[table.step_of].astype(np.float64)
+    longest = _first_where(table, table.visible == table.longest[table.step_of])
+    others = table.visible.copy()
+    others[longest] = 0
+    fewer = np.maximum(table.num_single - 1, 0)
+    saved[longest] += fewer * (table.longest - np.maximum.reduceat(others, table.first))
+    return saved
+
+
+def _co_batched(priced: Priced, marginals: Floats, shares_ns: Floats) -> Floats:
+    """Return the weights within one class, of which the table has nothing else."""
+    table, alone = priced.table, alone_ns(priced)
+    least = np.minimum.reduceat(alone, table.first)
+    shortest = _first_where(table, alone == least[table.step_of])
+    waited_ns = priced.modelled_ns - alone[shortest] + marginals[shortest]
+    return _completed(table, marginals, shares_ns, waited_ns)
+
+
+def _first_where(table: StepTable, is_it: Bools) -> Ints:
+    """Return the first member of each step of which something holds: [steps], some in each."""
+    found = np.flatnonzero(is_it)[::-1]
+    first: Ints = np.empty(len(table), dtype=np.int64)
+    first[table.step_of[found]] = found
+    return first
+
+
+def _completed(table: StepTable, marginals: Floats, shares_ns: Floats, waited_ns: Floats) -> Floats:
+    """Return weights that sum to each step's wait; see `marginal`."""
+    step, first = table.step_of, table.first
+    rest_ns = waited_ns - np.add.reduceat(marginals, first)
+    excess_ns = np.maximum(shares_ns - marginals, 0.0)
+    whole_ns = np.add.reduceat(excess_ns, first)
+    none = whole_ns <= 0.0
+    if none.any():
+        excess_ns = np.where(none[step], 1.0, excess_ns)
+        whole_ns = np.where(none, table.sizes, whole_ns)
+    weights = marginals + excess_ns * (np.maximum(rest_ns, 0.0) / whole_ns)[step]
+    is_more = rest_ns < 0.0
+    if is_more.any():
+        members = np.flatnonzero(is_more[step])
+        weights[members] = _lowered(marginals[members], waited_ns[is_more], table.sizes[is_more])
+    return weights
+
+
+def _lowered(marginals: Floats, waited_ns: Floats, sizes: Ints) -> Floats:
+    """Lower each step's marginal times by one amount, none below 0, to sum to its wait."""
+    grid = Grid(sizes)
+    falling = -np.sort(grid.lay(-marginals, math.inf), axis=1)
+    is_member = np.arange(grid.width) < sizes[:, None]
+    falling[~is_member] = 0.0
+    sums = np.add.accumulate(falling, axis=1) - np.maximum(waited_ns, 0.0)[:, None]
+    lower_by = sums / np.arange(1, grid.width + 1)
+    stays = (falling >= lower_by) & is_member
+    last = grid.width - 1 - stays[:, ::-1].argmax(axis=1)
+    amount = lower_by[np.arange(len(sizes)), last]
+    lowered = np.maximum(marginals - np.repeat(amount, sizes), 0.0)
+    is_any = np.add.reduceat(lowered, np.cumsum(sizes) - sizes) > 0
+    return np.where(np.repeat(is_any, sizes), lowered, marginals)
