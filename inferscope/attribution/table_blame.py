@@ -22,23 +22,17 @@ def blame_weights(priced: Priced) -> BlameWeights:
     table = priced.table
     step_ns, shares_ns = marginal_ns(priced), parts_ns(priced)
     queue = _completed(table, step_ns, shares_ns, priced.modelled_ns)
+    co_batched = _co_batched(priced, step_ns, shares_ns)  # right where there is one class
     interference = np.zeros(len(step_ns))
     num_prefills = np.add.reduceat(table.is_prefill.astype(np.int64), table.first)
     is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
     if not is_mixed.any():
-        return BlameWeights(queue, interference, _co_batched(priced, step_ns, shares_ns))
-    co_batched = np.empty(len(step_ns))
-    if not is_mixed.all():
-        members = np.flatnonzero(~is_mixed[table.step_of])
-        part = price(priced.model, table.members(members))
-        co_batched[members] = _co_batched(part, marginal_ns(part), parts_ns(part))
+        return BlameWeights(queue, interference, co_batched)
     of_mixed = is_mixed[table.step_of]
-    classes = [
-        np.flatnonzero(of_mixed & is_of_class)
-        for is_of_class in (table.is_prefill, ~table.is_prefill)
-    ]
+    prefills = np.flatnonzero(of_mixed & table.is_prefill)
+    decodes = np.flatnonzero(of_mixed & ~table.is_prefill)
     whole_ns = priced.modelled_ns[is_mixed]
-    for members, others in (classes, classes[::-1]):
+    for members, others in ((prefills, decodes), (decodes, prefills)):
         part = price(priced.model, table.members(members))
         co_batched[members] = _co_batched(part, marginal_ns(part), parts_ns(part))
         interference[others] = _completed(
