@@ -230,6 +230,25 @@ def test_a_longer_table_of_a_straight_line_changes_no_share(
         assert [*chunks, of_single] == pytest.approx([*told, single], rel=1e-6, abs=1e-3)
 
 
+@settings(max_examples=60, deadline=None)
+@given(any_f, st.lists(st.integers(2, 900), min_size=11, max_size=40), st.data())
+def test_parts_of_many_chunks_sum_to_f_and_none_is_negative(
+    model: StepModel, chunks: list[int], data: st.DataObject
+) -> None:
+    num_single = data.draw(st.integers(0, 300))
+    num_before = data.draw(st.sampled_from([0, 0, 70, 9000]))
+    parts, single = split_f(model, chunks, num_single, num_before=num_before)
+    whole = model.f(num_before + sum(chunks) + num_single) - model.f(num_before)
+    assert sum(parts) + single * num_single == pytest.approx(whole, rel=1e-9)
+    assert min(*parts, single) >= 0
+    assert all(
+        part == other
+        for part, size in zip(parts, chunks, strict=True)
+        for other, like in zip(parts, chunks, strict=True)
+        if size == like
+    )
+
+
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 8])
 def test_a_step_of_a_damaged_record_is_split_in_a_moment(num_chunks: int) -> None:
     most = 2**32 - 1
