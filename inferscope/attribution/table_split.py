@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.split import NOTHING_NS, round_ns, split_f, to_whole_ns
 from inferscope.attribution.step_table import Grid, StepTable
 from inferscope.cost.model import StepModel, look_up
+from inferscope.cost.pure_steps import TOLERANCE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -59,6 +60,17 @@ class Delays(NamedTuple):
     """[steps]."""
     excess_ns: Ints
     """[steps]."""
+    bounded_ns: Ints
+    """[steps]."""
+
+
+class TableBounds(NamedTuple):
+    """Bounds from measured steps, as `cost.pure_steps.Bounds` of one step; infinite where none."""
+
+    step_ns: Floats
+    """[steps]."""
+    own_ns: Floats
+    """[members]."""
 
 
 def price(model: StepModel, table: StepTable) -> Priced:
@@ -147,33 +159,66 @@ def shares_ns(priced: Priced, busy_ns: Ints) -> Ints:
     return whole
 
 
-def delays(priced: Priced, delay_ns: Ints, healthy_ratio: Floats) -> Delays:
+def delays(
+    priced: Priced, delay_ns: Ints, healthy_ratio: Floats, bounds: TableBounds | None = None
+) -> Delays:
     """Explain the steps' delays to each of their members.
 
     Args:
         priced: the steps.
         delay_ns: [steps], from the earliest start to the latest end over all ranks.
         healthy_ratio: [steps], measured over modelled time of a healthy step then.
+        bounds: from measured steps; None where the model needs none.
     """
     table = priced.table
     modelled = np.where(priced.modelled_ns == 0, 1.0, priced.modelled_ns)
     explained = np.minimum(delay_ns, np.rint(healthy_ratio * modelled)).astype(np.int64)
+    bounded = np.zeros(len(table), dtype=np.int64)
+    if bounds is not None:
+        is_over = explained > bounds.step_ns
+        most = np.rint(np.where(is_over, bounds.step_ns, 0.0)).astype(np.int64)
+        bounded = np.where(is_over, explained - most, 0)
+        explained -= bounded
     scale = explained / modelled
     own_ns = alone_ns(priced, scale).astype(np.int64)
+    beyond: Ints | None = None
+    if bounds is not None:
+        beyond = _beyond_bounds(own_ns, bounds.own_ns)
+        own_ns -= beyond
+        bounded += np.maximum.reduceat(beyond, table.first)
     prefill_class, decode_class = explained.copy(), explained.copy()
     if len(table.prefills):
         of_prefills, of_decodes = _classes(priced)
         for of_class, class_ns in ((of_prefills, prefill_class), (of_decodes, decode_class)):
             bound = np.minimum(explained, np.rint(of_class * scale)).astype(np.int64)
             class_ns[:] = np.where(of_class > 0, bound, explained)
-    class_ns = decode_class[table.step_of]
-    class_ns[table.prefills] = prefill_class[table.step_of[table.prefills]]
-    np.minimum(own_ns, class_ns, out=own_ns)
+        if beyond is not None:
+            has_both = (of_prefills > 0) & (of_decodes > 0)
+            for is_of_class, class_ns in (
+                (table.is_prefill, prefill_class),
+                (~table.is_prefill, decode_class),
+            ):
+                is_bounded = np.add.reduceat(np.where(is_of_class, beyond, 0), table.first) > 0
+                all_alone = np.add.reduceat(np.where(is_of_class, own_ns, 0), table.first)
+                is_less = is_bounded & has_both & (all_alone < class_ns)
+                class_ns[is_less] = all_alone[is_less]
+    class_of = decode_class[table.step_of]
+    class_of[table.prefills] = prefill_class[table.step_of[table.prefills]]
+    np.minimum(own_ns, class_of, out=own_ns)
     again: Ints | None = None
     if table.recomputed is not None:
         again = (own_ns * (table.recomputed / table.tokens)).astype(np.int64)
         own_ns -= again
-    return Delays(own_ns, again, prefill_class, decode_class, explained, delay_ns - explained)
+    return Delays(
+        own_ns, again, prefill_class, decode_class, explained, delay_ns - explained, bounded
+    )
+
+
+def _beyond_bounds(own_ns: Ints, most_ns: Floats) -> Ints:
+    """Return by how much each member's own time exceeds its bound, where by much: [members]."""
+    is_beyond = own_ns > TOLERANCE * most_ns
+    beyond = np.where(is_beyond, own_ns - np.where(is_beyond, most_ns, 0.0), 0.0)
+    return beyond.astype(np.int64)
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
 from inferscope.attribution.step_table import RowsOfMembers, StepTable
-from inferscope.attribution.table_split import delays, padding_ns, price, shares_ns
+from inferscope.attribution.table_split import TableBounds, delays, padding_ns, price, shares_ns
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel
+from inferscope.cost.pure_steps import Bounds
 from tests.attribution.games import Ints, N, any_model, model_of
 
 MS = 1_000_000
@@ -34,6 +35,13 @@ class Step(NamedTuple):
     delay_ns: int
     padded_tokens: int
     healthy: float
+    most_ns: float
+    """Bound of the step; infinite where there is none."""
+    most_own_ns: list[float]
+    """[members]."""
+
+
+bounds = st.just(np.inf) | st.floats(1e3, 1e9)
 
 
 @st.composite
@@ -62,6 +70,7 @@ def any_step(draw: st.DrawFn) -> Step:
         tokens, contexts, sampled, prefills, recomputed, cut,
         draw(st.integers(1, 10**11)), draw(st.integers(0, 10**11)),
         draw(st.sampled_from([0, 0, 64, 4096])), draw(st.floats(0.2, 3.0)),
+        draw(bounds), draw(st.lists(bounds, min_size=num, max_size=num)),
     )  # fmt: skip
 
 
@@ -113,6 +122,7 @@ def one_by_one(model: StepModel, step: Step) -> tuple[float, int, list[int], Del
         model, batch, own, modelled_ns=modelled_ns, prefills=prefills,
         recomputed=np.array(step.recomputed) if any(step.recomputed) else None,
         delay_ns=step.delay_ns, healthy_ratio=step.healthy,
+        bounds=Bounds(np.array(step.most_own_ns), step.most_ns),
     )  # fmt: skip
     return modelled_ns, padding, shares.tolist(), delay
 
@@ -127,6 +137,10 @@ def assert_same(model: StepModel, steps: list[Step]) -> None:
         priced,
         np.array([step.delay_ns for step in steps]),
         np.array([step.healthy for step in steps]),
+        TableBounds(
+            np.array([step.most_ns for step in steps]),
+            np.array([most for step in steps for most in step.most_own_ns]),
+        ),
     )
     row = member = 0
     for at, step in enumerate(steps):
@@ -146,11 +160,13 @@ def assert_same(model: StepModel, steps: list[Step]) -> None:
             explained.decode_class_ns[at],
             explained.explained_ns[at],
             explained.excess_ns[at],
+            explained.bounded_ns[at],
         ) == (
             delay.prefill_class_ns,
             delay.decode_class_ns,
             delay.explained_ns,
             delay.excess_ns,
+            delay.bounded_ns,
         )
     assert row == len(shares)
 
@@ -201,7 +217,7 @@ def test_steps_that_the_model_knows_nothing_of_are_split_as_each_is(sizes: list[
     num = len(sizes)
     step = Step(
         sizes, [9] * num, [1] * num, [of > 1 for of in sizes], [0] * num, [0] * num,
-        1_000_003, 2 * MS, 0, 1.0,
+        1_000_003, 2 * MS, 0, 1.0, np.inf, [np.inf] * num,
     )  # fmt: skip
     assert_same(model_of(np.zeros_like(N)), [step, step])
     assert_same(model_of(1e6 + 1e4 * N), [step, step])
