@@ -152,9 +152,18 @@ def test_a_full_disk_costs_records_and_is_reported_once_writes_succeed_again(
     tmp_path: Path,
 ) -> None:
     script = f"""
-import resource, time
-from pathlib import Path
+import logging, resource, sys, time
 from inferscope.probe import EngineInfo, Probe
+said = []
+class Said(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        said.append(record.getMessage())
+logging.getLogger("inferscope").addHandler(Said())
+def until(text):
+    end_s = time.monotonic() + 20
+    while not any(text in line for line in said) and time.monotonic() < end_s:
+        time.sleep(0.01)
 probe = Probe.open(EngineInfo(0, "test"))
 print(probe.path, flush=True)
 def step(number):
@@ -166,11 +175,11 @@ _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({layout.PAGE}, hard))
 for number in range(10, 20):
     step(number)
-time.sleep(0.25)
+until("cannot write")
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 for number in range(20, 30):
     step(number)
-time.sleep(0.25)
+until("can be written again")
 assert probe.on
 probe.close()
 """

@@ -15,6 +15,7 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.records import StepSlices
 from inferscope.ring import writer
 from inferscope.ring.file_write import IN_MEMORY, file_system, pwrite, releasing_pwrite
+from tests.children import child
 from tests.probe.fakes import do_step, of
 
 
@@ -82,6 +83,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no file system can be mounted here")
     yield folder
+    subprocess.run(["fsfreeze", "-u", folder], capture_output=True, timeout=30)  # if it still is
     subprocess.run(["umount", folder], check=True, timeout=30)
 
 
@@ -105,7 +107,7 @@ def test_a_frozen_file_system_stops_no_thread_but_the_one_that_writes(
     frozen = disk.parent / "frozen"
     # Thawed by another process: this one may stand still.
     script = f"fsfreeze -f {disk}; touch {frozen}; sleep 1; fsfreeze -u {disk}"
-    with subprocess.Popen(["sh", "-c", script]) as freezing:
+    with child(["sh", "-c", script]) as freezing:
         longest_s, last_s = 0.0, time.monotonic()
         while freezing.poll() is None:
             time.sleep(0.005)
