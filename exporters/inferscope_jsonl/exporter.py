@@ -196,6 +196,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         "delivered_at": request.delivered_at,
         "finish": request.finish,
         "joined_late": request.joined_late,
+        "partial": request.is_partial,
         "preemptions": request.num_preemptions,
         "transfers": [transfer_facts(each) for each in request.transfers] or None,
         "ledger_ns": None if request.ledger_missing else request.ledger_ns,

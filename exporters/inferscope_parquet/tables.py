@@ -114,6 +114,7 @@ REQUESTS = pa.schema(
         ("adapter", _TEXT),
         ("transfers", pa.list_(_TRANSFER)),
         ("ledger_missing", _TEXT),
+        ("partial", _BOOL),
     ]
 )
 _OF_STEP = [
@@ -214,6 +215,7 @@ def _requests(batch: Batch, host: str | None) -> pa.Table:
         "preemptions": [each.num_preemptions for each in requests],
         "cached_tokens": [None if each.ledger_missing else each.cached_tokens for each in requests],
         "ledger_missing": [each.ledger_missing or None for each in requests],
+        "partial": [each.is_partial for each in requests],
         "ledger_ns": _by_cause([each.ledger_ns for each in requests], is_missing),
         "ttft_ledger_ns": _by_cause([each.ttft_ledger_ns for each in requests], is_missing),
         "prompt_parts": [[asdict(part) for part in each.parts] or None for each in requests],

@@ -1,25 +1,28 @@
-"""Who was waited for: each cause that lies with other requests, by those requests.
+"""Blame: for each cause that lies with other requests, which of them were waited for.
 
-    queue                  who held what kept the next one out, step by step: the slots, the KV
-                           blocks, the budget of tokens; where nothing did and the step itself was
-                           waited for, who made it long
-    decode_interference    whose prompts were computed in one's steps, by what each takes alone
-    decode_co_batched      who decoded in them, all alike
-    prefill_interference   who decoded beside one's prompt, all alike
-    prefill_co_batched     whose prompts were computed beside it, by what each takes alone
-    preempted              who held the blocks when one lost one's own
+The question is: without which of them would the request not have waited?
 
-The scheduler names one constraint for a step, and it is that of the head of the queue: those behind
-wait for the same. `queue_idle` has nobody to blame, for the device did nothing.
+    queue                  what kept the head of the queue out, step by step: the slots, by all who
+                           hold one; the KV blocks, by blocks held; the budget of tokens, by
+                           tokens; where nothing did and the step itself was waited for, by the
+                           time that each of its requests adds to it. Those behind wait for the same
+    decode_interference    prefills in one's steps, by the time that each adds
+    decode_co_batched      the other decodes in them, likewise
+    prefill_interference   decodes beside one's prompt, likewise
+    prefill_co_batched     the other prefills beside it, likewise
+    preempted              who held blocks when one lost one's own
 
-While it runs this costs next to nothing: a few sums a step, and one addition by member where
-somebody waits. Who answers for what is worked out when it is asked (see `roster`), and is scaled to
-the ledger's rows: the ledger says how long, this says for whom.
+The time that a request adds to a step is T(S) - T(S without it), `rules.marginal`. Each cause's
+culprits are scaled to the ledger's row: the ledger says how long, this says because of which.
+
+`queue_idle` has no culprits, for the device did nothing. The queue is kept as one vector of sums by
+culprit, which grows while requests wait: a request that comes remembers it, and blames each culprit
+for what it has grown by. The causes inside steps are kept as one matrix each, [victims, culprits],
+to which a window of steps is added as one product. Both are exact in any order: the products are of
+whole numbers below 2^53.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import msgspec
 import numpy as np
@@ -27,17 +30,8 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
-from inferscope.attribution.roster import (
-    BESIDE_OTHER_PROMPTS,
-    BESIDE_PROMPTS,
-    DECODING,
-    NOBODY_ROW,
-    PROMPTS,
-    SLOTS,
-    Marks,
-    Roster,
-)
-from inferscope.attribution.stays import Course, Grip, Place, Stay
+from inferscope.attribution.holds import Grip, Holds
+from inferscope.attribution.rules import Components, marginal
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,20 +45,16 @@ BLAMED = (
     "preempted",
 )
 """Causes that lie with other requests."""
-_OF_PROMPTS = (PROMPTS, BESIDE_OTHER_PROMPTS)
-"""Scales of what a request costs others with its prompt; likewise while it decodes."""
-_OF_DECODES = (DECODING, BESIDE_PROMPTS)
-_MOST_STAYS = 8
-"""Of one request: older ones are worked out as it goes."""
-
-
-class _Wait(msgspec.Struct):
-    """A request in the queue: what there was to blame others for when it came."""
-
-    slots_ns: float
-    """On the scale of slots."""
-    mark: int | None = None
-    """None until somebody is blamed for something else."""
+_IN_STEPS = BLAMED[1:5]
+_DECODE_INTERFERENCE, _DECODE_CO_BATCHED, _PREFILL_INTERFERENCE, _PREFILL_CO_BATCHED = range(4)
+_SHARE = 1 << 20
+"""Shares are whole multiples of one part in this number."""
+_SPENT_NS = 1 << 6
+"""Waits within steps are whole multiples of this."""
+_FIRST_SEATS = 64
+NOBODY_SEAT = 0
+_Members = tuple[Ints, Delay, Components]
+"""Slots of a step's members, its delay, and what it was divided with."""
 
 
 class _Held(msgspec.Struct):
@@ -81,256 +71,248 @@ class Blame:
         """Start with room for this many requests; `grow` makes more."""
         self._names = [""] * num_slots
         self._row_of: Ints = np.zeros(num_slots, dtype=np.int64)
-        """[slots], of their stays under way."""
-        self._is_staying = np.arange(num_slots) == 0
-        """[slots], where there is one; nobody, who has no row to enter, is there always."""
-        self._roster = Roster()
-        self._marks = Marks(self._roster)
-        self._waiting: dict[int, _Wait] = {}
-        self._unmarked: dict[int, _Wait] = {}
-        """Those who have no mark yet."""
-        self._queued_ns = 0
-        """When the last one came."""
-        self._slots_ns = 0.0
-        """How far all have come on the scale of slots."""
-        self._staying: dict[int, Stay] = {}
-        self._prefilling: set[int] = set()
-        self._stays: dict[int, list[Stay]] = {}
-        """Those that are over."""
+        """[slots], culprits; 0 before the first step of each."""
+        self._seat_of: Ints = np.zeros(num_slots, dtype=np.int64)
+        """[slots], victims; likewise."""
+        self._holds = Holds(weight_of=self._weight_of, forget=self._forget)
+        self._pairs: list[Floats | None] = [None] * len(_IN_STEPS)
+        """For each cause [seats, rows], in `_SPENT_NS` · `_SHARE`; None until there is one."""
+        self._num_seats = _FIRST_SEATS
+        self._seats = list(range(_FIRST_SEATS - 1, NOBODY_SEAT, -1))
+        self._steps: list[_Members] = []
+        """Not in the matrices yet."""
         self._held: dict[int, _Held] = {}
         self._found: dict[int, dict[str, Found]] = {}
-        self._courses: dict[int, Course] = {}
-        """By data-parallel rank."""
-        self._num_left = 0
+        self._last_slots: Ints | None = None
+        self._last_rows = self._row_of
+        """Slots and rows of the last step's members."""
+        self._last: dict[int, tuple[Ints, Grip]] = {}
+        """The last step's slots and what they held, by data-parallel rank."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        more = num_slots - len(self._names)
-        self._names += [""] * more
-        self._row_of = np.concatenate([self._row_of, np.zeros(more, dtype=np.int64)])
-        self._is_staying = np.concatenate([self._is_staying, np.zeros(more, dtype=np.bool_)])
+        more = np.zeros(num_slots - len(self._names), dtype=np.int64)
+        self._names += [""] * len(more)
+        self._row_of = np.concatenate([self._row_of, more])
+        self._seat_of = np.concatenate([self._seat_of, more])
 
     @property
     def num_waiting(self) -> int:
         """Return how many wait to be admitted."""
-        return len(self._waiting)
+        return self._holds.num_waiting
 
-    # --- requests -----------------------------------------------------------------------------
+    # --- requests, in the order of time -------------------------------------------------------
 
     def begin(self, slot: int, name: str) -> None:
-        """Meet a request, in a free slot."""
+        """Take a new request, in a free slot."""
         self._names[slot] = name
 
-    def end(self, slot: int) -> None:
-        """Forget a request that is in no state any more."""
-        self._stays.pop(slot, None)
-        self._found.pop(slot, None)
-
     def queued(self, slot: int, at_ns: int) -> None:
-        """Let a request begin to wait."""
-        self._waiting[slot] = self._unmarked[slot] = _Wait(self._slots_ns)
-        self._queued_ns = at_ns
+        """Start a request's wait."""
+        self._holds.queued(slot, at_ns)
 
-    def admitted(self, slot: int, waited_ns: int) -> None:
-        """End a request's wait, which was so long while the device worked."""
-        wait = self._waiting.pop(slot)
-        self._unmarked.pop(slot, None)
-        if waited_ns > 0:
-            self._note_wait(slot, self._found_of(slot), wait, waited_ns)
+    def admitted(self, slot: int, at_ns: int) -> None:
+        """End a request's wait."""
+        parts, total_ns = self._holds.admitted(slot, at_ns)
+        if total_ns > 0:
+            self._add_rows(self._found_of(slot), slot, "queue", parts, total_ns)
+
+    def runs(self, slot: int) -> None:
+        """Note that a request holds a slot of the engine."""
+        row = self._row_of.item(slot)
+        if not row:
+            row = self._row_of[slot] = self._holds.take(self._names[slot])
+            self._last_slots = None
+            if not self._seats:
+                self._seats = list(range(2 * self._num_seats - 1, self._num_seats - 1, -1))
+                self._num_seats *= 2
+            self._seat_of[slot] = self._seats.pop()
+        self._holds.runs(row)
+
+    def left(self, slot: int) -> None:
+        """Take its slot from a request."""
+        self._holds.left(self._row_of.item(slot))
 
     def preempted(self, slot: int, at_ns: int) -> None:
         """Take a request's blocks: whoever has blocks now had them before it could get any."""
         parts: dict[str, float] = {}
-        stays = self._stays.get(slot)
-        course = stays[-1].course if stays else None
-        if course is not None and course.grip is not None:
-            blocks = course.grip.blocks().tolist()
-            for other, held in zip(course.members.tolist(), blocks, strict=True):
-                if other in self._staying and other != slot:
-                    parts[self._names[other]] = held
+        for slots, grip in self._last.values():
+            if (slots == slot).any():
+                rows = self._row_of[slots].tolist()
+                for other, row, held in zip(
+                    slots.tolist(), rows, grip.blocks().tolist(), strict=True
+                ):
+                    if other != slot and self._holds.is_running(row):
+                        parts[self._names[other]] = held
         self._held[slot] = _Held(at_ns, parts)
 
     def resumed(self, slot: int, at_ns: int) -> None:
         """Let a preempted request go on, or end."""
         _note_held(self._found_of(slot), self._held.pop(slot), at_ns)
 
-    def left(self, slot: int) -> None:
-        """Take a request out of the batch."""
-        stay = self._staying.pop(slot, None)
-        if stay is None:
-            return
-        self._num_left += 1
-        self._roster.left[SLOTS, stay.row] = self._slots_ns
-        stay.left = stay.course.place()
-        if slot in self._prefilling:
-            self._prefilling.discard(slot)
-            self._end_spans(stay.row, stay.left, _OF_PROMPTS)
-        else:
-            self._end_spans(stay.row, stay.left, _OF_DECODES)
-        self._roster.end(stay.row)
-        self._row_of[slot], self._is_staying[slot] = NOBODY_ROW, False
-        stays = self._stays.setdefault(slot, [])
-        stays.append(stay)
-        if len(stays) > _MOST_STAYS:
-            self._note_stay(slot, self._found_of(slot), stays.pop(0))
+    def end(self, slot: int) -> None:
+        """Forget a request whose blame has been read, as a victim; others may blame it yet."""
+        self._found.pop(slot, None)
+        row, seat = self._row_of.item(slot), self._seat_of.item(slot)
+        if row:
+            self._holds.end(row)
+            self._seats.append(seat)
+            for pairs in self._pairs:
+                if pairs is not None and seat < len(pairs):
+                    pairs[seat] = 0.0
+        self._row_of[slot] = self._seat_of[slot] = 0
+        self._last_slots = None
 
     # --- steps --------------------------------------------------------------------------------
 
-    def hold(self, slots: Ints, delay: Delay, grip: Grip | None, spent_ns: int) -> None:
-        """Blame the members of a step for some of its time: others waited for it in the queue.
+    def step(
+        self,
+        slots: Ints,
+        delay: Delay,
+        grip: Grip | None,
+        components: Components | None,
+        from_ns: int,
+        until_ns: int,
+    ) -> None:
+        """Take a step: what its members wait for each other, and others for them.
 
         Args:
             slots: [members].
             delay: theirs.
             grip: what they hold; None where that is not known.
-            spent_ns: how long others waited.
+            components: what the step was divided with; None likewise.
+            from_ns: when the device became busy with it alone.
+            until_ns: when that was over.
         """
-        if grip is not None and grip.binding == "slots" and self._staying:
-            # Not only those whom this step computes.
-            self._slots_ns += spent_ns / len(self._staying)
+        if slots is not self._last_slots:
+            self._last_slots, self._last_rows = slots, self._row_of[slots]
+        self._holds.step(self._last_rows, grip, components, from_ns, until_ns)
+        if grip is not None:
+            self._last[grip.dp_rank] = slots, grip
+        if components is not None and len(slots) > 1:
+            self._steps.append((slots, delay, components))
+
+    def fold(self) -> None:
+        """Add the steps since the last time to the matrices."""
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self._fold(steps)
+
+    def _fold(self, steps: list[_Members]) -> None:
+        num = len(steps)
+        delays = [delay for _, delay, _ in steps]
+        slots = np.concatenate([slots for slots, _, _ in steps])
+        sizes = np.array([len(slots) for slots, _, _ in steps])
+        step = np.repeat(np.arange(num), sizes)
+        here = np.bincount(slots, minlength=len(self._row_of)).nonzero()[0]
+        place = np.empty(len(self._row_of), dtype=np.int64)
+        place[here] = np.arange(len(here))
+        rows, seats = self._row_of[here], self._seat_of[here]
+        cell = step * len(here) + place[slots]
+        # Two classes a step: decodes, then prefills.
+        of = step * 2
+        is_prefill = np.zeros(len(slots), dtype=np.bool_)
+        if any(delay.prefills for delay in delays):
+            starts = (sizes.cumsum() - sizes).tolist()
+            at = [s + p for s, d in zip(starts, delays, strict=True) for p in d.prefills]
+            is_prefill[at] = True
+            of += is_prefill
+        adds_ns = _added_ns(steps, sizes)
+        whole_ns = np.bincount(of, adds_ns, 2 * num)
+        counts = np.bincount(of, minlength=2 * num)
+        if ((whole_ns <= 0) & (counts > 0)).any():  # the model knows no difference: all alike
+            adds_ns[(whole_ns <= 0)[of]] = 1.0
+            whole_ns = np.where(whole_ns > 0, whole_ns, counts)
+        share = np.rint(adds_ns * (_SHARE / np.maximum(whole_ns, 1e-9))[of])
+        class_ns = np.array([(d.decode_class_ns, d.prefill_class_ns) for d in delays])
+        own_ns = np.concatenate([delay.own_ns for delay in delays])
+        waited = class_ns.reshape(-1)[of] - own_ns
+        waited = waited / np.maximum(1.0 - share * (1 / _SHARE), 1 / _SHARE)
+        waited[(counts == 1)[of]] = 0.0
+        waited = np.rint(waited * (1 / _SPENT_NS))
+        shape = (num, len(here))
+        shares, waits = np.zeros(shape), np.zeros(shape)
+        shares.reshape(-1)[cell] = share
+        waits.reshape(-1)[cell] = waited
+        if not is_prefill.any():
+            pairs = self._of_cause(_DECODE_CO_BATCHED)
+            pairs[seats[:, None], rows] += waits.T @ shares
             return
-        if self._unmarked:
-            mark = self._marks.set(self._queued_ns)
-            for wait in self._unmarked.values():
-                wait.mark = mark
-            self._unmarked.clear()
-        held_ns = self._roster.held_ns
-        if grip is None or not len(slots):
-            held_ns[NOBODY_ROW] += spent_ns
-            return
-        parts: Floats
-        match grip.binding:
-            case "blocks":
-                parts = grip.blocks()
-            case "budget":
-                parts = grip.tokens.astype(np.float64)
-            case _:
-                parts = _alone_ns(delay)
-        whole = float(np.add.reduce(parts))
-        if whole > 0:
-            parts *= spent_ns / whole
-        else:
-            parts = np.full(len(slots), spent_ns / len(slots))
-        held_ns[self._row_of[slots]] += parts
+        grid = np.zeros(shape, dtype=np.bool_)
+        grid.reshape(-1)[cell] = is_prefill
+        is_in = np.zeros(shape, dtype=np.bool_)
+        is_in.reshape(-1)[cell] = True
+        explained_ns = np.array([delay.explained_ns for delay in delays])
+        others_ns = np.rint((explained_ns[:, None] - class_ns) * (1 / _SPENT_NS))
+        p = grid.any(axis=0).nonzero()[0]  # few prefill
+        of_decodes, of_prefills = np.where(grid, 0.0, shares), np.where(grid, shares, 0.0)[:, p]
+        decodes = (is_in & ~grid).astype(np.float64)
+        prefills = grid[:, p].astype(np.float64)
+        for cause, victims, spent, culprits, found in (
+            (_DECODE_CO_BATCHED, seats, np.where(grid, 0.0, waits), rows, of_decodes),
+            (_DECODE_INTERFERENCE, seats, decodes * others_ns[:, :1], rows[p], of_prefills),
+            (_PREFILL_CO_BATCHED, seats[p], waits[:, p] * prefills, rows[p], of_prefills),
+            (_PREFILL_INTERFERENCE, seats[p], prefills * others_ns[:, 1:], rows, of_decodes),
+        ):
+            self._of_cause(cause)[victims[:, None], culprits] += spent.T @ found
 
-    def step(self, slots: Ints, delay: Delay, grip: Grip | None) -> None:
-        """Take a step: what its members wait for each other.
+    def _of_cause(self, cause: int) -> Floats:
+        """Return the matrix of a cause, with room for all that are there."""
+        pairs, shape = self._pairs[cause], (self._num_seats, self._holds.num_rows)
+        if pairs is None or pairs.shape != shape:
+            grown = np.zeros(shape)
+            if pairs is not None:
+                grown[: pairs.shape[0], : pairs.shape[1]] = pairs
+            pairs = self._pairs[cause] = grown
+        return pairs
 
-        Args:
-            slots: [members], NOBODY where one has left; the same array says the same members.
-            delay: theirs.
-            grip: what they hold; None where that is not known.
-        """
-        prefills = delay.prefills
-        dp_rank = 0 if grip is None else grip.dp_rank
-        course = self._courses.get(dp_rank)
-        if course is None:
-            course = self._courses[dp_rank] = Course(dp_rank)
-        if slots is not course.members or course.num_left != self._num_left:
-            course.members, course.num_left = slots, self._num_left
-            are_staying = self._is_staying[slots].tobytes()
-            at = are_staying.find(0)
-            while at >= 0:
-                self._enter(slots.item(at), course, is_prefill=at in prefills)
-                at = are_staying.find(0, at + 1)
-        course.grip = grip
-        if self._prefilling:
-            done = self._prefilling.difference([slots.item(at) for at in prefills])
-            for slot in sorted(done.intersection(slots.tolist())) if done else ():
-                self._promote(slot)
-        num_decodes = len(slots) - len(prefills)
-        if num_decodes > 1:
-            at = 0
-            if prefills:
-                while at in prefills:
-                    at += 1
-            co_batched_ns = max(1, delay.decode_class_ns - delay.own_ns.item(at))
-            course.co_batched_ns += co_batched_ns
-            course.decoding += co_batched_ns / (num_decodes - 1)
-        if prefills:
-            self._step_with_prompts(course, delay, num_decodes)
+    def _forget(self, rows: list[int]) -> None:
+        """Remove culprits: what is theirs in the matrices is of unknown requests from here on."""
+        for pairs in self._pairs:
+            if pairs is not None:
+                known = [row for row in rows if row < pairs.shape[1]]
+                pairs[:, 0] += pairs[:, known].sum(axis=1)
+                pairs[:, known] = 0.0
 
-    def _step_with_prompts(self, course: Course, delay: Delay, num_decodes: int) -> None:
-        slots, prefills = course.members, delay.prefills
-        of_decodes_ns = 0
-        if num_decodes:
-            of_decodes_ns = delay.decode_interference_ns
-            beside_ns = delay.prefill_interference_ns
-            course.prompts += of_decodes_ns
-            course.beside_ns += beside_ns
-            course.beside_prompts += beside_ns / num_decodes
-        if len(prefills) == 1:
-            row = self._row_of.item(slots.item(prefills[0]))
-            self._roster.cost_ns[PROMPTS, row] += of_decodes_ns
-            return
-        own_ns, again_ns = delay.own_ns, delay.recompute_ns
-        alone_ns = [own_ns.item(at) for at in prefills]
-        if again_ns is not None:
-            alone_ns = [ns + again_ns.item(at) for ns, at in zip(alone_ns, prefills, strict=True)]
-        whole_ns = sum(alone_ns)
-        others_ns = max(0, delay.prefill_class_ns - min(alone_ns))
-        course.beside_other_prompts += others_ns
-        for at, ns in zip(prefills, alone_ns, strict=True):
-            row = self._row_of.item(slots.item(at))
-            part = ns / whole_ns if whole_ns else 1 / len(prefills)
-            self._roster.cost_ns[PROMPTS, row] += of_decodes_ns * part
-            if others_ns:
-                self._roster.cost_ns[BESIDE_OTHER_PROMPTS, row] += others_ns * part
-
-    # --- stays --------------------------------------------------------------------------------
-
-    def _enter(self, slot: int, course: Course, *, is_prefill: bool) -> None:
-        row = self._roster.take(self._names[slot], course.dp_rank)
-        self._row_of[slot], self._is_staying[slot] = row, True
-        self._roster.entered[SLOTS, row] = self._slots_ns
-        place = course.place()
-        self._staying[slot] = Stay(row, course, place, None if is_prefill else place)
-        if is_prefill:
-            self._prefilling.add(slot)
-        for scale in _OF_PROMPTS if is_prefill else _OF_DECODES:
-            self._roster.entered[scale, row] = place.scales[scale]
-
-    def _promote(self, slot: int) -> None:
-        """Let a request whose prompt is done decode from here on."""
-        self._prefilling.discard(slot)
-        stay = self._staying[slot]
-        stay.promoted = place = stay.course.place()
-        self._end_spans(stay.row, place, _OF_PROMPTS)
-        for scale in _OF_DECODES:
-            self._roster.entered[scale, stay.row] = place.scales[scale]
-
-    def _end_spans(self, row: int, place: Place, scales: tuple[int, int]) -> None:
-        for scale in scales:
-            self._roster.left[scale, row] = place.scales[scale]
+    def _weight_of(self, rows: list[int]) -> Floats:
+        """Return what culprits are blamed for in the matrices: [rows]."""
+        self.fold()
+        weight: Floats = np.zeros(len(rows))
+        for pairs in self._pairs:
+            if pairs is not None:
+                found = np.array(rows) < pairs.shape[1]
+                weight[found] += pairs[:, np.array(rows)[found]].sum(axis=0)
+        return weight * (_SPENT_NS / _SHARE)
 
     # --- what is found ------------------------------------------------------------------------
 
-    def of(
-        self, slot: int, row_ns: dict[str, int], *, at_ns: int, waited_ns: int = 0
-    ) -> tuple[Culprit, ...]:
+    def of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
         """Return a request's blame: each cause's culprits, the most to blame first, then others.
 
         Args:
             slot: the request's.
             row_ns: what its ledger says it waited, by cause; each cause's culprits sum to it.
-            at_ns: now, for one that waits to be resumed.
-            waited_ns: what it has waited in the queue, for one that is there yet.
+            at_ns: now, for one that waits to be admitted or resumed.
         """
         wanted = [cause for cause in BLAMED if row_ns.get(cause, 0) > 0]
         if not wanted:
             return ()
+        self.fold()
         found = {
             cause: Found(it.total_ns, dict(it.by_name))
             for cause, it in self._found.get(slot, {}).items()
         }
-        if waited_ns > 0 and slot in self._waiting:
-            self._note_wait(slot, found, self._waiting[slot], waited_ns)
-        for stay in self._stays.get(slot, ()):
-            self._note_stay(slot, found, stay, wanted)
-        if slot in self._staying:
-            self._note_stay(slot, found, self._staying[slot], wanted)
+        parts, total_ns = self._holds.until(slot, at_ns)
+        if total_ns > 0:
+            self._add_rows(found, slot, "queue", parts, total_ns)
         if slot in self._held:
             _note_held(found, self._held[slot], at_ns)
+        seat, row = self._seat_of.item(slot), self._row_of.item(slot)
+        for cause, pairs in zip(_IN_STEPS, self._pairs, strict=True):
+            if cause in wanted and pairs is not None and seat < len(pairs):
+                parts = pairs[seat] * (_SPENT_NS / _SHARE)
+                parts[row] = 0.0
+                self._add_rows(found, slot, cause, parts, float(parts.sum()))
         nothing = Found()
         culprits: list[Culprit] = []
         for cause in wanted:
@@ -340,47 +322,13 @@ class Blame:
     def _found_of(self, slot: int) -> dict[str, Found]:
         return self._found.setdefault(slot, {})
 
-    def _note_wait(self, slot: int, found: dict[str, Found], wait: _Wait, waited_ns: int) -> None:
-        now = self._slots_ns
-        parts = self._roster.common(SLOTS, wait.slots_ns, now, now=now)
-        if wait.mark is not None:
-            parts += self._marks.growth(wait.mark)
-        self._note(slot, found, "queue", parts, waited_ns)
-
-    def _note_stay(
-        self,
-        slot: int,
-        found: dict[str, Found],
-        stay: Stay,
-        wanted: Collection[str] = BLAMED,
-    ) -> None:
-        """Add what a stay in the batch has shown, of the causes that are wanted."""
-        course, start, end = stay.course, stay.entered, stay.left or stay.course.place()
-        middle = stay.promoted or end
-        beside_ns = middle.beside_ns - start.beside_ns
-        co_batched_ns = end.co_batched_ns - middle.co_batched_ns
-        prompts_ns = end.scales[PROMPTS] - middle.scales[PROMPTS]
-        now = course.scales()
-        for cause, scale, since, until, total_ns in (
-            ("prefill_interference", BESIDE_PROMPTS, start, middle, beside_ns),
-            ("prefill_co_batched", BESIDE_OTHER_PROMPTS, start, middle, 0.0),
-            ("decode_interference", PROMPTS, middle, end, prompts_ns),
-            ("decode_co_batched", DECODING, middle, end, co_batched_ns),
-        ):
-            first, last = since.scales[scale], until.scales[scale]
-            if last > first and cause in wanted:
-                parts = self._roster.common(scale, first, last, now=now[scale])
-                if len(self._courses) > 1:
-                    parts *= self._roster.dp_ranks == course.dp_rank
-                self._note(slot, found, cause, parts, total_ns)
-
-    def _note(
-        self, slot: int, found: dict[str, Found], cause: str, parts: Floats, total_ns: float
+    def _add_rows(
+        self, found: dict[str, Found], slot: int, cause: str, parts: Floats, total_ns: float
     ) -> None:
         if cause not in found:
             found[cause] = Found()
         found[cause].add_rows(
-            parts, self._roster.names, total_ns=total_ns, but_for=self._names[slot]
+            parts, self._holds.names, total_ns=total_ns, but_for=self._names[slot]
         )
 
 
@@ -392,8 +340,77 @@ def _note_held(found: dict[str, Found], held: _Held, until_ns: int) -> None:
         found.setdefault("preempted", Found()).add(parts, total_ns=spent_ns)
 
 
-def _alone_ns(delay: Delay) -> Floats:
-    """Return what each member would have taken alone: [members]."""
-    if delay.recompute_ns is None:
-        return delay.own_ns.astype(np.float64)
-    return (delay.own_ns + delay.recompute_ns).astype(np.float64)
+def _added_ns(steps: list[_Members], sizes: Ints) -> Floats:
+    """Return the time that each member adds to its step: [members of all steps]."""
+    lines: dict[tuple[int, int], tuple[float, float, list[float]]] = {}
+    leaders: dict[int, tuple[int, int]] = {}
+    slopes, levels = [], []
+    others: list[tuple[int, float]] = []
+    whole: list[tuple[int, Floats]] = []
+    start = 0
+    for _, _, of in steps:
+        model, batch, own = of.model, of.batch, of.own
+        team = batch.team
+        if team.rows is not None:
+            whole.append((start, marginal(model, batch, own).values(batch)))
+            slopes.append(0.0)
+            levels.append(0.0)
+        else:
+            # With the batch as it is, only contexts tell one step from the next.
+            line = lines.get((id(team), id(model)))
+            if line is None:
+                line = lines[id(team), id(model)] = _line(of)
+            slope, level, of_chunks = line
+            if model.padded_ns and batch.spread is not None:
+                # Without any but the longest, the others are padded as far as with it.
+                leader = leaders.get(id(batch.spread))
+                if leader is None:
+                    leader = leaders[id(batch.spread)] = _leader(of)
+                longest, (position, ahead) = batch.longest_single, leader
+                first_ns = level + slope * longest
+                first_ns += model.padded_ns * (longest + (team.num_single - 1) * ahead)
+                others.append((start + position, first_ns))
+                level += model.padded_ns * longest
+            slopes.append(slope)
+            levels.append(slope + level)
+            for at, attention_ns, rest_ns in zip(team.chunks, own.chunks, of_chunks, strict=True):
+                others.append((start + at, attention_ns + rest_ns))
+        start += len(team.tokens)
+    contexts = np.concatenate([of.batch.context_float for _, _, of in steps])
+    adds_ns: Floats = contexts * np.repeat(slopes, sizes) + np.repeat(levels, sizes)
+    for row, ns in others:
+        adds_ns[row] = ns
+    for row, values in whole:
+        adds_ns[row : row + len(values)] = values
+    return np.maximum(adds_ns, 0.0)
+
+
+def _line(of: Components) -> tuple[float, float, list[float]]:
+    """Return what each adds, but for padding: a line for those with one token, and each chunk.
+
+    It is `rules.marginal` where each request with one token samples one row, and without attention
+    for the chunks.
+    """
+    model, team = of.model, of.batch.team
+    f_ns, g_ns = model.f(team.num_tokens), model.g(team.num_rows)
+    level = f_ns - model.f(team.num_tokens - 1) + g_ns - model.g(team.num_rows - 1)
+    if team.num_single == 1:
+        level += model.decoding_ns
+    chunks = [
+        f_ns - model.f(team.num_tokens - tokens) + g_ns - model.g(team.num_rows - rows)
+        for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
+    ]
+    return model.single_ns, level, chunks
+
+
+def _leader(of: Components) -> tuple[int, int]:
+    """Return the position of the longest with one token, and how far it is ahead of the next."""
+    batch, spread = of.batch, of.batch.spread
+    assert spread is not None
+    at = int(spread.ahead.argmax())
+    singles = batch.team.singles
+    position = at if singles is None else singles.item(at)
+    if len(spread.ahead) == 1:
+        return position, 0
+    second = int(np.partition(spread.ahead, -2)[-2])
+    return position, spread.most - second

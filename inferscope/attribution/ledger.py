@@ -1,585 +1,775 @@
-"""The latency ledger: every nanosecond of a request's life has exactly one cause.
+"""The latency ledger: every nanosecond of a request has exactly one cause.
 
-Each request carries a mark: its life is explained up to there. Whatever happens next, at time t,
-explains [mark, t) by the state the request was in and moves the mark to t. So the rows sum to the
-request's life by construction, in any order of events, with no residual line and no negative row:
-whatever is booked moves the mark by just as much.
-
-The ledger sweeps over one engine's events in the order of time. While a step is open its members'
-delay is not yet booked; at its end each member's row is added (see `counterfactual`). A token that
-leaves the engine in the middle of the next step (overlapped scheduling) cuts its row pro rata; of
-two steps that overlap, the earlier has its members first.
+A request is a list of boundaries in the order of time: steps that it was in, tokens that left the
+engine, events. What lies between one boundary and the next has a cause that follows from two things
+alone: the state behind the first, and what the second is (`_GAP`). A step is explained by its own
+delay parts (see `counterfactual`).
 
     │ frontend │ queue, queue_idle │ cpu_gap │ step │ output │ cpu_gap │ step … │ output, delivery
-    received   queued              admitted  open  close     emitted            finished
+    received   queued              admitted  start  end      emitted            finished
 
-Rows are integers in columns of one matrix, a request being a slot: no object per slice or token.
-Slot 0 is nobody: members that leave an open step are replaced by it. While a batch steps and emits
-together, what it is booked is kept as sums (see `together`); whoever asks for `rows` or `mark_ns`
-gets them written first.
+Boundaries are kept until the watermark has passed them; then one window of them is booked by array
+expressions (`fold`), sorted by the time at which they happened. A gap is booked when its later end
+is known, so results do not depend on where windows are cut. A request in a step that the watermark
+cuts has its later boundaries held back: one of them may end its part of that step.
+
+A request has one partition in three parts, so that its TTFT ledger is the first part of its ledger:
+
+    up to the end of the step that made the first token │ that token on its way │ after its edge
+
+The second part is `output`, even where the request's next step runs meanwhile. Only an answer that
+goes out in one piece has no token on its way: it waits for the others.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from operator import attrgetter
+
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.blame import Blame
+from inferscope.attribution.blocked import BlockedTime
+from inferscope.attribution.busy import Busy
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.occupancy import Occupancy
-from inferscope.attribution.open_step import Attendance, OpenStep, scaled, taken_until
-from inferscope.attribution.stays import Grip
-from inferscope.attribution.together import Together, outsiders
+from inferscope.attribution.holds import Grip
+from inferscope.attribution.rules import Components
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
+_COMPUTED, _EMITTED = 6, 7
+"""RUNNING behind a step, and behind a token that has left."""
 NOBODY = 0
-_IS_IN_FLIGHT = [state in (WAITING, RUNNING, HELD) for state in range(6)]
-"""By state."""
+
+(
+    STEP,
+    UNTIMED,
+    EMIT,
+    EDGE,
+    QUEUED,
+    ADMITTED,
+    PREEMPTED,
+    TRANSFERRED,
+    ANSWERED,
+    ABORTED,
+    DELIVERED,
+    LOST,
+    END,
+    _CARRIED,
+) = range(14)
+"""Kinds of boundaries. UNTIMED: a step of which no rank reported the execution. EDGE: the first
+token reaches the edge that counts. END: nothing behind it belongs to the request."""
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
-_DELIVERY = _C["delivery"]
-_OUTPUT, _CPU_GAP, _NOT_SCHEDULED = _C["output"], _C["cpu_gap"], _C["not_scheduled"]
-_QUEUE, _QUEUE_IDLE, _PREEMPTED = _C["queue"], _C["queue_idle"], _C["preempted"]
+_NUM = len(CAUSES)
+_OUTPUT, _PAUSED, _LOST = _C["output"], _C["paused"], _C["engine_lost"]
 _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
-_FRONTEND, _PAUSED = _C["frontend"], _C["paused"]
-_HELD_UP = {ARRIVING: _FRONTEND, RUNNING: _CPU_GAP, HELD: _PREEMPTED}
-"""By state, what a request waits for that is in no step while the engine is not paused."""
-_FEW = 8
-"""More than so many members leave a team at once by breaking it up."""
+_RANK_WAIT, _RECOMPUTE = _C["rank_wait"], _C["recompute"]
+_PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
+"""The next two columns of each are co-batched and interference."""
+_BY_QUEUE, _BY_GAP, _BY_ARRIVAL, _BY_HELD = range(_NUM, _NUM + 4)
+"""Causes that are looked up: by how much of the gap the device was busy, or the engine paused."""
+_BUSY = np.array([_C[cause] for cause in ("queue", "not_scheduled", "frontend", "preempted")])
+_REST = np.array([_C[cause] for cause in ("queue_idle", "cpu_gap", "frontend", "preempted")])
+"""Cause of the busy part of each, and of the rest; what is paused is `paused`."""
+
+_STATE = np.full(14, -1, dtype=np.int8)
+"""State behind a boundary, by kind; -1 for the state before it."""
+_STATE[[STEP, UNTIMED, ADMITTED]] = RUNNING
+_STATE[QUEUED], _STATE[PREEMPTED] = WAITING, HELD
+_STATE[[ANSWERED, ABORTED, LOST, END]] = LEAVING
+_SUBSTATE = np.full(14, -1, dtype=np.int8)
+"""The same of a running request; EMIT is a token that leaves while no step of the request runs."""
+_SUBSTATE[STEP], _SUBSTATE[EMIT] = _COMPUTED, _EMITTED
+_SUBSTATE[[UNTIMED, ADMITTED]] = RUNNING
+
+_GAP = np.full((8, 14), _OUTPUT, dtype=np.int64)
+"""Cause of a gap: by the state behind its first boundary, and the kind of the second."""
+_GAP[ARRIVING] = _BY_ARRIVAL
+_GAP[WAITING] = _BY_QUEUE
+_GAP[HELD] = _BY_HELD
+_GAP[RUNNING] = _GAP[_COMPUTED] = _GAP[_EMITTED] = _BY_GAP
+_GAP[_COMPUTED, [EMIT, EDGE, ANSWERED]] = _OUTPUT
+_GAP[_EMITTED, [EDGE, ANSWERED]] = _OUTPUT
+_GAP[:, LOST] = _LOST
+_FROM = {
+    QUEUED: (ARRIVING,),
+    ADMITTED: (ARRIVING, WAITING, HELD),
+    PREEMPTED: (RUNNING,),
+    TRANSFERRED: (WAITING,),
+}
+"""States in which an event of a kind says something, where that is not all."""
+_BEHIND = np.full(14, _OUTPUT, dtype=np.int64)
+"""Cause of what lies behind the boundary's `since`, by kind."""
+_BEHIND[TRANSFERRED], _BEHIND[DELIVERED] = _C["kv_transfer"], _C["delivery"]
+_ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST))
+"""[kinds], a step of the request that still runs is over for it."""
+_IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
+"""[kinds], a front end has written up to there."""
+
+_IN_FLIGHT = (WAITING, RUNNING, HELD)
+_UP_TO_FIRST, _ON_ITS_WAY, _AFTER = range(3)
+"""Parts of a request's partition."""
+_MOST_RECENT = 64
+"""Steps of one engine that overlap, at most."""
+_AT_NS = attrgetter("at_ns")
+
+
+class Step(msgspec.Struct, eq=False, gc=False):
+    """A step as the requests in it wait for it."""
+
+    slots: Ints
+    """[members], each request once."""
+    delay: Delay
+    start_ns: int
+    """On the earliest rank."""
+    end_ns: int
+    """On the latest."""
+    is_cold: bool = False
+    wait_ns: int = 0
+    """The part of the delay's excess that is the wait for the slowest rank."""
+    grip: Grip | None = None
+    """What the members hold; None where that is not known."""
+    components: Components | None = None
+    """What the step was divided with; None likewise."""
+    is_open: bool = False
+    """It stands for the part so far of a step that is not over."""
+
+
+class _Block(msgspec.Struct, eq=False, gc=False):
+    """Boundaries of one kind at one time."""
+
+    at_ns: int
+    end_ns: int
+    """The end of a step; elsewhere `at_ns`."""
+    kind: int
+    slots: Ints
+    since_ns: int = 0
+    """Where the gap before the boundary gets its own cause, see `_BEHIND`; 0 for nowhere."""
+    step: Step | None = None
+    members: Ints | None = None
+    """Positions in the step; None for all."""
 
 
 class Ledger:
     """Books the time of one engine's requests. All times are host nanoseconds.
 
+    What is called `note`, `emitted` and so on must be called in the order of time.
+
     Attributes:
-        state: [slots].
+        state: [slots], by all that is noted.
+        mark_ns: [slots], up to where each request is booked.
         device: where the device's time goes.
         blame: which other requests they waited for.
     """
 
-    def __init__(self, num_slots: int = 256) -> None:
-        """Start with room for this many requests; `grow` makes more."""
-        self._rows = np.zeros((num_slots, len(CAUSES)), dtype=np.int64)
-        self._mark_ns = np.zeros(num_slots, dtype=np.int64)
+    def __init__(self, num_slots: int = 256, blocked: BlockedTime | None = None) -> None:
+        """Start with room for some requests; `grow` makes more.
+
+        Args:
+            num_slots: of them.
+            blocked: when clients did not read.
+        """
+        self._blocked = blocked or BlockedTime()
+        self._rows = np.zeros((num_slots, 3, _NUM), dtype=np.int64)
+        self.mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.state = np.zeros(num_slots, dtype=np.int8)
-        self._busy_mark_ns = np.zeros(num_slots, dtype=np.int64)
-        self.device = Occupancy()
+        self._state = np.zeros(num_slots, dtype=np.int8)
+        """[slots], behind the last boundary that is booked; likewise the next three."""
+        self._substate = np.zeros(num_slots, dtype=np.int8)
+        self._part = np.zeros(num_slots, dtype=np.int8)
+        self._has_prefilled = np.zeros(num_slots, dtype=np.bool_)
+        self.device = Busy()
         self.blame = Blame(num_slots)
-        self._blamed_until_ns = 0
-        """Who holds what others wait for is blamed up to here."""
-        self._open: list[OpenStep] = []
-        """By their ends."""
-        self._attendance = Attendance(num_slots, self._open)
-        self._num_in_flight = 0
-        self._num_running = 0
+        self._blocks: list[_Block] = []
+        self._recent: deque[Step] = deque(maxlen=_MOST_RECENT)
+        """Steps that may still run."""
         self._num_changes = 0
-        """Of who runs."""
-        self._paused_ns: int | None = None
-        """Since when the engine is paused."""
-        self._last_pause = (0, 0)
-        """The one that is over: from when to when."""
-        self._together: Together | None = None
-        """Who stands at one mark; all of them run."""
+        """Changes of states so far."""
+        self._admitted: tuple[Ints | None, int] = (None, 0)
+        """Members of the last step, all of which ran, and the number of changes then."""
+        self._held: set[int] = set()
+        """Slots of requests with boundaries that are held back."""
+        self._num_in_flight = 0
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        self._scatter()
-        more = num_slots - len(self.state)
-        self._rows = np.vstack([self._rows, np.zeros((more, len(CAUSES)), dtype=np.int64)])
-        self._mark_ns = np.concatenate([self._mark_ns, np.zeros(more, dtype=np.int64)])
-        self.state = np.concatenate([self.state, np.zeros(more, dtype=np.int8)])
-        self._attendance.grow(num_slots)
+        for name in ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled"):
+            old = getattr(self, name)
+            more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
+            setattr(self, name, np.concatenate([old, more]))
         self.blame.grow(num_slots)
-        self._busy_mark_ns = np.concatenate([self._busy_mark_ns, np.zeros(more, dtype=np.int64)])
 
-    @property
-    def rows(self) -> Ints:
-        """Return what is booked so far: [slots, causes]."""
-        if self._together is not None:
-            self._together.write()
-        return self._rows
-
-    @property
-    def mark_ns(self) -> Ints:
-        """Return up to where that is: [slots]."""
-        if self._together is not None:
-            self._together.write()
-        return self._mark_ns
-
-    def row(self, slot: int) -> Ints:
-        """Return a copy of what is booked for one request: [causes]."""
-        together = self._together
-        if together is not None and slot in together.members:
-            return together.row(slot)
-        own: Ints = self._rows[slot].copy()
-        return own
-
-    def mark_of(self, slot: int) -> int:
-        """Return up to where that is."""
-        together = self._together
-        if together is not None and slot in together.members:
-            return together.mark_ns
-        return self._mark_ns.item(slot)
-
-    # --- requests -----------------------------------------------------------------------------
+    # --- boundaries, in the order of time -----------------------------------------------------
 
     def begin(self, slot: int, at_ns: int, state: int) -> None:
         """Start a request's ledger, in a free slot."""
         self._rows[slot] = 0
-        self._mark_ns[slot] = at_ns
-        self._attendance.num_steps()[slot] = 0
+        self.mark_ns[slot] = at_ns
         self.state[slot] = FREE
+        self._state[slot], self._substate[slot] = state, RUNNING
+        self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
         self._change(slot, at_ns, state)
-
-    def queued(self, slot: int, at_ns: int) -> None:
-        """Move a request from the front end into the queue."""
-        if self.state[slot] == ARRIVING:
-            if held_ns(
-                self._last_pause, self.mark_of(slot), at_ns
-            ):  # a front end that held it tells of it only now
-                self._book(slot, max(self._last_pause[0], self.mark_of(slot)), _FRONTEND)
-                self._book(slot, self._last_pause[1], _PAUSED)
-            self._book(slot, at_ns, _FRONTEND)
-            self._change(slot, at_ns, WAITING)
-
-    def admitted(self, slot: int, at_ns: int) -> None:
-        """Move a waiting or preempted request into the batch."""
-        state = self.state[slot]
-        if state == ARRIVING:
-            self.queued(slot, at_ns)
-        if state in (ARRIVING, WAITING):
-            self._book_wait(slot, at_ns)
-        elif state == HELD:
-            self._book_held_up(slot, at_ns, _PREEMPTED)
-        else:
-            return
-        self._change(slot, at_ns, RUNNING)
-
-    def preempted(self, slot: int, at_ns: int) -> None:
-        """Take a running request out of the batch."""
-        if self.state[slot] == RUNNING:
-            self._leave_steps(slot, at_ns)
-            self._book_held_up(slot, at_ns, _CPU_GAP)
-            self._change(slot, at_ns, HELD)
-
-    def transferred(self, slot: int, start_ns: int, end_ns: int) -> None:
-        """Book what a request in the queue waited for KV blocks that another worker sent."""
-        if self.state[slot] != WAITING or end_ns <= self.mark_of(slot):
-            return
-        self._book_wait(slot, start_ns)
-        self._book(slot, end_ns, _C["kv_transfer"])
-        self._busy_mark_ns[slot] = self._busy_until(end_ns)
-
-    def finished(self, slot: int, at_ns: int, *, emitted_ns: int) -> None:
-        """End a request in the engine; after its last token it was only being written out."""
-        state = self.state[slot]
-        if state == RUNNING:
-            self._leave_steps(slot, at_ns)
-            has_output = emitted_ns and emitted_ns >= self.mark_of(slot)
-            self._book_held_up(slot, at_ns, _OUTPUT if has_output else _CPU_GAP)
-        elif state == WAITING:
-            self._book_wait(slot, at_ns)
-        elif state == HELD:
-            self._book_held_up(slot, at_ns, _PREEMPTED)
-        elif state == ARRIVING:
-            self._book_held_up(slot, at_ns, _FRONTEND)
-        self._change(slot, at_ns, LEAVING)
-
-    def delivered(self, slot: int, last_token_ns: int, at_ns: int, *, blocked_ns: int = 0) -> None:
-        """Book the front end's part: writing out up to the last token, then the last byte.
-
-        Args:
-            slot: of a request that has ended in the engine.
-            last_token_ns: when its last token was written.
-            at_ns: when its last byte was.
-            blocked_ns: of the time up to the last token, for how long the client did not read.
-        """
-        self._book(slot, last_token_ns, _OUTPUT)
-        self._rows[slot, _OUTPUT] -= blocked_ns
-        self._rows[slot, _DELIVERY] += blocked_ns
-        self._book(slot, at_ns, _DELIVERY)
-
-    def lost(self, slot: int, at_ns: int) -> None:
-        """End a request whose engine is gone, at the time when that was decided."""
-        self._leave_steps(slot, at_ns)
-        self._book(slot, at_ns, _C["engine_lost"])
-        self._change(slot, at_ns, LEAVING)
 
     def free(self, slot: int) -> None:
         """Give the slot back."""
-        self._leave_steps(slot, self.mark_of(slot))
-        self._change(slot, self.mark_of(slot), FREE)
+        self._change(slot, 0, FREE)
+        self._held.discard(slot)
         self.blame.end(slot)
 
-    # --- the engine ---------------------------------------------------------------------------
-
-    def paused(self, at_ns: int) -> None:
-        """Note that the engine is paused: whoever waits from here on waits for that."""
-        self.pass_idle(at_ns)
-        self._paused_ns = at_ns
-
-    def unpaused(self, at_ns: int) -> None:
-        """Book the pause to all that have waited for its end."""
-        self.pass_idle(at_ns)
-        in_steps = self._attendance.num_steps()
-        for slot in self.state.nonzero()[0].tolist():
-            state = self.state.item(slot)
-            if state == WAITING:
-                self._book_wait(slot, at_ns)
-            elif state in _HELD_UP and not in_steps.item(slot):
-                self._book_held_up(slot, at_ns, _HELD_UP[state])
-        if self._paused_ns is not None:
-            self._last_pause = (self._paused_ns, at_ns)
-        self._paused_ns = None
-
-    # --- tokens -------------------------------------------------------------------------------
+    def note(self, slot: int, kind: int, at_ns: int, *, since_ns: int = 0) -> None:
+        """Note an event of a request; one that changes nothing in its state is ignored."""
+        state = self.state.item(slot)
+        if state not in _FROM.get(kind, (state,)):
+            return
+        if kind == ADMITTED and state == ARRIVING:
+            self.note(slot, QUEUED, at_ns)
+        self._add(_Block(at_ns, at_ns, kind, np.array((slot,)), since_ns))
+        if kind == EDGE:
+            self._resume_steps(slot, at_ns)
+        elif (after := _STATE.item(kind)) >= 0:
+            self._change(slot, at_ns, after)
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
-        if self._is_emitted_together(slots, at_ns):
-            return
-        running = slots[(self.state[slots] == RUNNING) & (self.mark_ns[slots] < at_ns)]
-        if not len(running):
-            return
-        self._scatter()
-        is_emitting = np.zeros(len(self.state), dtype=np.bool_)
-        is_emitting[running] = True
-        for step in self._open:
-            self._cut(step, is_emitting[step.slots].nonzero()[0], at_ns)
-        if self._open:
-            running = running[self._attendance.num_steps()[running] == 0]
-        self.rows[running, _OUTPUT] += at_ns - self.mark_ns[running]
-        self.mark_ns[running] = at_ns
+        self._add(_Block(at_ns, at_ns, EMIT, slots))
 
-    def _is_emitted_together(self, slots: Ints, at_ns: int) -> bool:
-        """Book an emission of those who stand together, and tell whether it was one."""
-        together = self._together
-        if together is None or self._open:
-            return False
-        if together.team is not slots:
-            emitting = set(slots.tolist())
-            silent = together.members - emitting
-            if len(emitting) + len(silent) > len(together.members) or len(silent) > _FEW:
-                return False
-            if at_ns > together.mark_ns:
-                for slot in silent:
-                    together.leave(slot)
-                together.team = slots if len(slots) == len(emitting) else None
-        if at_ns > together.mark_ns:
-            together.emit(at_ns)
-        return True
+    def step(self, step: Step) -> None:
+        """Note a step; a member that was not admitted is admitted by it."""
+        slots, start_ns = step.slots, step.start_ns
+        self._admit(slots, start_ns)
+        span = self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
+        if len(slots):
+            self._add(_Block(start_ns, step.end_ns, STEP, slots, 0, step))
+            self._recent.append(step)
+        self.blame.step(slots, step.delay, step.grip, step.components, *span)
 
-    # --- steps --------------------------------------------------------------------------------
-
-    def open_step(
-        self,
-        slots: Ints,
-        delay: Delay,
-        *,
-        start_ns: int,
-        end_ns: int,
-        is_cold: bool,
-        grip: Grip | None = None,
-    ) -> None:
-        """Begin a step; between the members' marks and its start the host had the floor.
-
-        Args:
-            slots: [members], each request once.
-            delay: what each member waits for.
-            start_ns: on the earliest rank.
-            end_ns: on the latest.
-            is_cold: the step was the first of its shape.
-            grip: what the members hold that keeps others out; None where that is not known.
-        """
-        self.close_steps(start_ns)
-        members = slots if self._is_brought_together(slots, start_ns) else None
-        if members is None:
-            members = self._gather(slots, start_ns)
-        is_whole = members is slots and self._num_running == len(slots)
-        if not self._open:
-            self.device.begin_step(start_ns, is_work_there=self._is_work_there)
-        step = OpenStep(
-            members,
-            delay,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            excess_column=_COLD_START if is_cold else _SLOWDOWN,
-            whole_at=self._num_changes if is_whole else -1,
-            grip=grip,
-        )
-        self.blame.step(members, delay, grip)
-        if self._together is None:
-            taken_ns = taken_until(members, self._mark_ns, self._open)
-            late = (taken_ns > start_ns).nonzero()[0]
-            if len(late):
-                # Their lives are explained beyond the start, or will be: book only the rest.
-                kept_ns = np.maximum(end_ns - taken_ns[late], 0)
-                step.rows()[late] = scaled(step.rows()[late], kept_ns)
-        self._open.append(step)
-        if len(self._open) > 1:
-            self._open.sort(key=lambda step: step.end_ns)
+    def untimed(self, slots: Ints, at_ns: int) -> None:
+        """Note a step of which no rank reported the execution."""
+        self._admit(slots, at_ns)
+        self._add(_Block(at_ns, at_ns, UNTIMED, slots))
 
     def take_back(self, slot: int, since_ns: int) -> None:
         """Undo what a running request was booked since a time, if all of it was slowdown."""
-        self._part(slot)
-        spent_ns = self._mark_ns.item(slot) - since_ns
-        if self.state.item(slot) == RUNNING and 0 < spent_ns <= self._rows.item(slot, _SLOWDOWN):
-            self._rows[slot, _SLOWDOWN] -= spent_ns
-            self._mark_ns[slot] = since_ns
+        spent_ns, part = self.mark_ns.item(slot) - since_ns, self._part.item(slot)
+        slowdown_ns = self._rows.item(slot, part, _SLOWDOWN)
+        if self.state.item(slot) == RUNNING and 0 < spent_ns <= slowdown_ns:
+            self._rows[slot, part, _SLOWDOWN] -= spent_ns
+            self.mark_ns[slot] = since_ns
 
-    def _gather(self, slots: Ints, start_ns: int) -> Ints:
-        """Bring all members into the batch and those running to the start; return the members."""
+    def pause(self, at_ns: int) -> None:
+        """Note that the engine is paused: whoever waits from here on waits for that."""
+        self.pass_idle(at_ns)
+        self.device.pause(at_ns)
+
+    def unpause(self, at_ns: int) -> None:
+        """Note that it is paused no more."""
+        self.pass_idle(at_ns)
+        self.device.unpause(at_ns)
+
+    def pass_idle(self, until_ns: int) -> None:
+        """Explain the device's idle time up to here: a request was waiting, or none was there."""
+        self.device.idle(until_ns, is_work_there=self._num_in_flight > 0)
+
+    def _add(self, block: _Block) -> None:
+        self._blocks.append(block)
+
+    def _admit(self, slots: Ints, at_ns: int) -> None:
+        if self._admitted[0] is slots and self._admitted[1] == self._num_changes:
+            return
         is_running = self.state[slots] == RUNNING
-        if np.count_nonzero(is_running) < len(slots):
+        if not is_running.all():
             for slot in slots[~is_running].tolist():
-                self.admitted(slot, start_ns)
-            is_running = self.state[slots] == RUNNING
-            if np.count_nonzero(is_running) < len(slots):
-                slots = np.where(is_running, slots, NOBODY)  # some have ended
-                self._book_gap(None, start_ns)
-                return slots
-        self._book_gap(slots if self._num_running == len(slots) else None, start_ns)
-        if not self._open and np.maximum.reduce(self._mark_ns[slots], initial=0) == start_ns:
-            # None of those running stands before it now.
-            self._together = self._team_at(slots, start_ns)
-        return slots
+                if slot != NOBODY:
+                    self.note(slot, ADMITTED, at_ns)
+        self._admitted = slots, self._num_changes
 
-    def _is_brought_together(self, slots: Ints, start_ns: int) -> bool:
-        """Bring those who stand together, and some who join them, to the start of their step.
-
-        Returns:
-            False where that is not all there is to it: `_gather` does the rest.
-        """
-        together = self._together
-        if together is None or self._open or together.mark_ns > start_ns:
-            return False
-        joining: list[int] = []
-        if together.team is not slots:
-            joining = outsiders(slots, together.is_member)
-            if len(slots) - len(joining) < len(together.members):
-                return False
-            for slot in joining:
-                self.admitted(slot, start_ns)
-                if self.state.item(slot) != RUNNING or self._mark_ns.item(slot) > start_ns:
-                    return False
-        if self._num_running != len(slots):
-            return False
-        together.wait(start_ns)
-        for slot in joining:
-            self._book(slot, start_ns, _CPU_GAP)
-            together.join(slot)
-        together.team = slots
-        return True
-
-    def _team_at(self, slots: Ints, mark_ns: int) -> Together:
-        return Together(slots, mark_ns, rows=self._rows, marks_ns=self._mark_ns)
-
-    def _part(self, slot: int) -> None:
-        """Note that a request will stand elsewhere than the team."""
-        together = self._together
-        if together is not None and slot in together.members:
-            together.leave(slot)
-
-    def _scatter(self) -> None:
-        """Note that somebody in the team will, nobody knows who."""
-        if self._together is not None:
-            self._together.write()
-            self._together = None
-
-    def _book_gap(self, everybody: Ints | None, start_ns: int) -> None:
-        """Book what lies between the marks of those running and the start of a step.
-
-        Args:
-            everybody: the slots that are running, if known.
-            start_ns: of the step.
-        """
-        self._scatter()
-        running = self._bystanders() if everybody is None or self._open else everybody
-        column = _NOT_SCHEDULED if self._open else _CPU_GAP
-        waited_ns = start_ns - self._mark_ns[running]
-        np.maximum(waited_ns, 0, out=waited_ns)
-        self._rows.reshape(-1)[running * len(CAUSES) + column] += waited_ns
-        self._mark_ns[running] += waited_ns
-
-    def close_steps(self, until_ns: int) -> None:
-        """Book the steps that end by then."""
-        while self._open and self._open[0].end_ns <= until_ns:
-            self._close(self._open.pop(0))
-
-    def _close(self, step: OpenStep) -> None:
-        slots, end_ns, parts = step.slots, step.end_ns, step.parts
-        if self._together is not None and self._together.team is not slots:
-            self._scatter()
-        together = self._together
-        self._attendance.end(step)
-        if parts is not None:
-            self._scatter()
-            np.add.at(self._rows, slots, parts)
-            np.add.at(self._mark_ns, slots, parts.sum(axis=1))
-        elif together is None:
-            # The members stood at its start, and what it books is all of its time.
-            step.book(self._rows)
-            self._mark_ns[slots] = end_ns
-            if np.minimum.reduce(slots, initial=1) > NOBODY:
-                self._together = self._team_at(slots, end_ns)
-        elif not together.book(step):
-            step.book(self.rows)
-            together.stand(end_ns)
-        if step.whole_at != self._num_changes or self._open:
-            for slot in self._bystanders().tolist():
-                if self.mark_of(slot) < end_ns:
-                    self._book(slot, end_ns, _NOT_SCHEDULED)
-        if self.blame.num_waiting:
-            self._hold(step, end_ns)
-        self.device.pass_busy(end_ns)
-
-    def _bystanders(self) -> Ints:
-        """Return the slots that run but are in no step."""
-        found: Ints = ((self.state == RUNNING) & (self._attendance.num_steps() == 0)).nonzero()[0]
-        return found
-
-    def _cut(self, step: OpenStep, members: Ints, at_ns: int) -> None:
-        """Book members' parts of an open step up to `at_ns`, keep the rest for its end."""
-        slots = step.slots[members]
-        spent_ns = at_ns - np.maximum(self.mark_ns[slots], step.start_ns)
-        is_cut = (spent_ns > 0) & (slots != NOBODY)
-        if not is_cut.any():
-            return
-        self._scatter()
-        members, slots = members[is_cut], slots[is_cut]
-        parts = scaled(step.rows()[members], spent_ns[is_cut])
-        self._rows[slots] += parts
-        self._mark_ns[slots] += parts.sum(axis=1)
-        step.rows()[members] -= parts
-
-    def _leave_steps(self, slot: int, at_ns: int) -> None:
-        """Take a request out of the open steps: what it has spent there is booked."""
-        if self._open and self._attendance.num_steps()[slot]:
-            for step in self._open:
+    def _resume_steps(self, slot: int, at_ns: int) -> None:
+        """Continue the steps that the edge of a request's first token cuts, behind it."""
+        for step in self._recent:
+            if step.start_ns < at_ns < step.end_ns:
                 members = (step.slots == slot).nonzero()[0]
-                if not len(members):
-                    continue
-                self._cut(step, members, at_ns)
-                step.rows()[members] = 0
-                step.slots = step.slots.copy()  # the team's own array is not ours to change
-                step.slots[members] = NOBODY
-            self._attendance.num_steps()[slot] = 0
-
-    # --- marks --------------------------------------------------------------------------------
-
-    def _book(self, slot: int, until_ns: int, column: int) -> None:
-        self._part(slot)
-        spent = until_ns - self._mark_ns.item(slot)
-        if spent > 0:
-            self._rows[slot, column] += spent
-            self._mark_ns[slot] = until_ns
-
-    def _book_held_up(self, slot: int, until_ns: int, column: int) -> None:
-        """Book a wait: from where the engine is paused, to that."""
-        if self._paused_ns is not None:
-            self._book(slot, min(self._paused_ns, until_ns), column)
-            column = _PAUSED
-        self._book(slot, until_ns, column)
-
-    def _book_wait(self, slot: int, until_ns: int) -> None:
-        """Book a wait in the queue: from where the engine is paused, to that."""
-        if self._paused_ns is None:
-            self._split_wait(slot, until_ns)
-            return
-        self._split_wait(slot, min(self._paused_ns, until_ns))
-        self._book(slot, until_ns, _PAUSED)
-        self._busy_mark_ns[slot] = self._busy_until(until_ns)
-
-    def _split_wait(self, slot: int, until_ns: int) -> None:
-        """Split a wait: behind other requests' steps, or with the device idle."""
-        spent = until_ns - self._mark_ns.item(slot)
-        if spent <= 0:
-            return
-        busy = self._busy_until(until_ns) - self._busy_mark_ns.item(slot)
-        busy = max(0, min(spent, busy))
-        self._rows[slot, _QUEUE] += busy
-        self._rows[slot, _QUEUE_IDLE] += spent - busy
-        self._mark_ns[slot] = until_ns
-
-    def waited_ns(self, slot: int) -> int:
-        """Return how long a request in the queue has waited for steps that have ended by now."""
-        if self.state.item(slot) != WAITING:
-            return 0
-        return max(0, self.device.busy_ns - self._busy_mark_ns.item(slot))
-
-    def _hold(self, step: OpenStep, until_ns: int) -> None:
-        """Blame a step's members for its time up to here, in which others waited in the queue."""
-        since_ns = max(self._blamed_until_ns, self.device.mark_ns or 0)
-        if until_ns > since_ns:
-            self.blame.hold(step.slots, step.delay, step.grip, until_ns - since_ns)
-            self._blamed_until_ns = until_ns
-
-    def _queue_changes(self, slot: int, at_ns: int, *, is_coming: bool) -> None:
-        """Let a request into the queue or out of it, with those blamed who held it up so far."""
-        if self._open and self.blame.num_waiting:
-            self._hold(self._open[0], min(at_ns, self._open[0].end_ns))
-        elif is_coming:
-            self._blamed_until_ns = max(self._blamed_until_ns, at_ns)
-        if is_coming:
-            self.blame.queued(slot, at_ns)
-        else:
-            self.blame.admitted(slot, self._busy_until(at_ns) - self._busy_mark_ns.item(slot))
-
-    def _busy_until(self, at_ns: int) -> int:
-        end_ns = self._open[-1].end_ns if self._open else None
-        return self.device.busy_until(at_ns, open_until_ns=end_ns)
+                if len(members):
+                    rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
+                    self._add(rest)
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)
-        will = _IS_IN_FLIGHT[state]
-        if _IS_IN_FLIGHT[before] is not will:
+        if before == state:
+            return
+        self._num_changes += 1
+        was, will = before in _IN_FLIGHT, state in _IN_FLIGHT
+        if was is not will:
             self.pass_idle(at_ns)
-            self._num_in_flight += 1 if will else -1
+            self._num_in_flight += will - was
         if before == WAITING:
-            self._queue_changes(slot, at_ns, is_coming=False)
+            self.blame.admitted(slot, at_ns)
         elif before == HELD:
             self.blame.resumed(slot, at_ns)
         elif before == RUNNING:
             self.blame.left(slot)
-            self._part(slot)
-            self._num_running -= 1
-            self._num_changes += 1
-        if state == RUNNING:
-            self._num_running += 1
-            self._num_changes += 1
         self.state[slot] = state
         if state == WAITING:
-            self._busy_mark_ns[slot] = self._busy_until(at_ns)
-            self._queue_changes(slot, at_ns, is_coming=True)
+            self.blame.queued(slot, at_ns)
+        elif state == RUNNING:
+            self.blame.runs(slot)
         elif state == HELD:
             self.blame.preempted(slot, at_ns)
 
-    # --- the device ---------------------------------------------------------------------------
+    # --- one window ---------------------------------------------------------------------------
 
-    def pass_idle(self, until_ns: int) -> None:
-        """Explain the device's idle time up to here: somebody was waiting, or nobody was there."""
-        if not self._open:
-            self.device.pass_idle(until_ns, is_work_there=self._is_work_there)
+    def fold(self, until_ns: int | None) -> None:
+        """Book all boundaries before a time, but for those that are held back; None for all."""
+        self.blame.fold()
+        blocks = sorted(self._blocks, key=_AT_NS)
+        self._blocks = []
+        self._held = set()
+        if until_ns is not None:
+            blocks = self._hold_back(blocks, until_ns)
+        if blocks:
+            self._book(blocks)
 
-    @property
-    def _is_work_there(self) -> bool:
-        """Tell whether an idle device is kept waiting; a paused engine has no work for it."""
-        return self._num_in_flight > 0 and self._paused_ns is None
+    def is_held(self, slot: int) -> bool:
+        """Return whether boundaries of a request are held back."""
+        return slot in self._held
+
+    def _hold_back(self, blocks: list[_Block], until_ns: int) -> list[_Block]:
+        """Keep, from a step on that is not over, the boundaries of those who are in it.
+
+        A step is over for a request at a boundary that ends it (`_ENDS_STEP`).
+        """
+        if all(block.end_ns <= until_ns for block in blocks):
+            return blocks
+        since = np.full(len(self.state), len(blocks))
+        """[slots], positions in the blocks."""
+        for at, block in enumerate(blocks):
+            if block.end_ns > until_ns:
+                since[block.slots] = np.minimum(since[block.slots], at)
+            elif _ENDS_STEP[block.kind]:
+                since[block.slots] = len(blocks)
+        since[NOBODY] = len(blocks)
+        self._held = set((since < len(blocks)).nonzero()[0].tolist())
+        found: list[_Block] = []
+        first = int(since.min())
+        for at, block in enumerate(blocks[first:], first):
+            is_kept = since[block.slots] <= at
+            now, later = _divided(block, is_kept)
+            if now is not None:
+                found.append(now)
+            if later is not None:
+                self._blocks.append(later)
+        return blocks[:first] + found
+
+    def _book(self, blocks: list[_Block]) -> None:
+        """Book a window: boundary rows, the gaps between them, the steps among them."""
+        blocks, emitted_ns = _with_emissions(blocks)
+        sizes = np.array([len(block.slots) for block in blocks])
+        slot = np.concatenate([block.slots for block in blocks])
+        live = np.bincount(slot, minlength=len(self.state)).nonzero()[0]
+        live = live[live != NOBODY]
+        if not len(live):
+            return
+        members = _Members(blocks, sizes)
+        # One row for where each request stands, and behind it its boundaries.
+        slots = np.concatenate([live, slot])
+        small = np.uint16 if len(self.state) <= 1 << 16 else np.int64
+        order = slots.astype(small).argsort(kind="stable")
+        order = order[np.count_nonzero(slot == NOBODY) :]
+        place = order - len(live)
+        of = np.repeat(np.arange(len(blocks)), sizes)[place]
+        of[place < 0] = -1
+        table = np.array(
+            [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
+            + [(0, 0, _CARRIED, 0)]
+        )
+        is_first = of < 0
+        if any(block.kind == END for block in blocks):
+            keep = _up_to_end(table[of, 2] == END, is_first)
+            place, of, is_first = place[keep], of[keep], is_first[keep]
+        at_ns, end_ns, kind, since_ns = table[of].T.copy()
+        tail_ns = emitted_ns[of]
+        has_tail = tail_ns >= 0
+        tail_ns[~has_tail] = end_ns[~has_tail]
+        for times_ns in (at_ns, end_ns, tail_ns):
+            times_ns[is_first] = self.mark_ns[live]
+        starts, group = is_first.nonzero()[0], is_first.cumsum() - 1
+        before_ns, mark_ns = _marks(tail_ns, group, starts)
+        ending = (_ENDS_STEP[kind] & (before_ns > at_ns)).nonzero()[0].tolist()
+        if ending:
+            for row in ending:
+                _end_steps(at_ns, end_ns, tail_ns, kind, slice(starts[group[row]] + 1, row + 1))
+            before_ns, mark_ns = _marks(tail_ns, group, starts)
+        from_ns = np.maximum(at_ns, before_ns)
+        is_step = kind == STEP
+        rows = is_step.nonzero()[0]
+        member = members.at[place[rows]]
+        # States, as the boundary says or else as they were before it.
+        is_inside = (kind == EMIT) & (at_ns < before_ns)
+        state, substate = _STATE[kind], _SUBSTATE[kind]
+        substate[is_inside] = -1
+        substate[has_tail & (tail_ns >= before_ns)] = _EMITTED
+        state[is_first], substate[is_first] = self._state[live], self._substate[live]
+        state, substate = _last_said(state), _last_said(substate)
+        behind = np.where(state == RUNNING, substate, state)
+        cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
+        # A token that leaves inside the next step was on its way before it.
+        is_late = is_step[1:-1] & is_inside[2:] & (behind[:-2] == _COMPUTED)
+        cause[1:-1][is_late] = _OUTPUT
+        # Parts: a decode behind a prefill shows that the first token was made before it.
+        is_prefill = np.zeros(len(kind), dtype=np.bool_)
+        is_prefill[rows] = members.is_prefill[member]
+        has_prefilled = _before(is_prefill, starts, group) | self._has_prefilled[live][group]
+        part = np.zeros(len(kind), dtype=np.int64)
+        part[is_first] = self._part[live]
+        is_decode = np.zeros(len(kind), dtype=np.bool_)
+        is_decode[rows] = members.is_decode[member]
+        part[is_decode & has_prefilled] = _ON_ITS_WAY
+        behind_part = np.zeros(len(kind), dtype=np.int64)
+        behind_part[(kind == EMIT) | has_tail] = _ON_ITS_WAY
+        behind_part[kind == EDGE] = _AFTER
+        part[1:] = np.maximum(part[1:], behind_part[:-1] * ~is_first[1:])
+        part = np.maximum.accumulate(part + 4 * group) - 4 * group
+        cell = (group * 3 + part) * _NUM
+        booked = np.zeros(len(live) * 3 * _NUM)
+        self._book_gaps(
+            booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group]
+        )
+        took_ns = np.maximum(end_ns - from_ns, 0)[rows]
+        members.book(booked, cell[rows], member, took_ns)
+        tail = has_tail.nonzero()[0]
+        late_ns = np.maximum(tail_ns - np.maximum(end_ns, before_ns), 0)[tail]
+        _add(booked, cell[tail] + _OUTPUT, late_ns)
+        self._rows[live] += np.rint(booked).astype(np.int64).reshape(len(live), 3, _NUM)
+        last = np.append(starts[1:], len(kind)) - 1
+        self.mark_ns[live] = mark_ns[last]
+        self._state[live], self._substate[live] = state[last], substate[last]
+        self._part[live] = np.maximum(part[last], behind_part[last])
+        self._has_prefilled[live] = (has_prefilled | is_prefill)[last]
+
+    def _book_gaps(
+        self,
+        booked: Floats,
+        cell: Ints,
+        cause: Ints,
+        kind: Ints,
+        of: Ints,
+        before_ns: Ints,
+        at_ns: Ints,
+        since_ns: Ints,
+        state: NDArray[np.int8],
+        slot: Ints,
+    ) -> None:
+        """Add what lies between boundaries, by cause; look up what was busy or paused of it."""
+        middle_ns = np.minimum(np.maximum(since_ns, before_ns), at_ns)
+        rows = (at_ns > middle_ns).nonzero()[0]
+        _add(booked, cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
+        gap_ns = middle_ns - before_ns
+        for row in (_IS_WRITTEN[kind] & (state == LEAVING)).nonzero()[0].tolist():
+            # The engine was done, and the connection took no more.
+            if gap_ns[row] > 0:
+                since, until = before_ns.item(row), middle_ns.item(row)
+                blocked_ns = self._blocked.within_ns(slot.item(row), since, until)
+                booked[cell[row] + _BEHIND[DELIVERED]] += blocked_ns
+                booked[cell[row] + _OUTPUT] -= blocked_ns
+        rows = ((gap_ns > 0) & (cause < _NUM)).nonzero()[0]
+        _add(booked, cell[rows] + cause[rows], gap_ns[rows])
+        rows = ((gap_ns > 0) & (cause >= _NUM)).nonzero()[0]
+        if not len(rows):
+            return
+        causes = cause[rows]
+        # Rows of one step mostly ask for the same span of time, so each is looked up once.
+        since_ns, until_ns = before_ns[rows], middle_ns[rows]
+        at, lut = of[rows], np.empty(int(of[rows].max()) + 1, dtype=np.int64)
+        lut[at] = np.arange(len(at))  # a row of each
+        asks = np.bincount(at).nonzero()[0]
+        chosen = lut[asks]
+        lut[asks] = np.arange(len(asks))
+        answer = lut[at]
+        is_odd = (since_ns != since_ns[chosen][answer]) | (until_ns != until_ns[chosen][answer])
+        odd = is_odd.nonzero()[0]
+        answer[odd] = len(asks) + np.arange(len(odd))
+        chosen = np.concatenate([chosen, odd])
+        # Who moves on in a pause was not held up by it.
+        is_over = (causes[chosen] == _BY_ARRIVAL) | (kind[rows[chosen]] <= EMIT)
+        busy_ns, paused_ns = self.device.within(since_ns[chosen], until_ns[chosen], is_over=is_over)
+        busy_ns, paused_ns = busy_ns[answer], paused_ns[answer]
+        _add(booked, cell[rows] + _BUSY[causes - _NUM], busy_ns)
+        _add(booked, cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
+        if paused_ns.any():
+            _add(booked, cell[rows] + _PAUSED, paused_ns)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def rows_of(
+        self, slot: int, *, is_streamed: bool, edge_ns: int | None = None
+    ) -> tuple[Ints, Ints]:
+        """Return what is booked of a request up to its first token, and after it: [causes] each.
+
+        Args:
+            slot: the request's.
+            is_streamed: its first token went out by itself; before that it was on its way, whatever
+                else was computed for the request meanwhile.
+            edge_ns: when its first token reached its edge; None where it has not.
+        """
+        up_to_first, on_its_way, after = self._rows[slot].copy()
+        if is_streamed and self._part.item(slot) == _AFTER:
+            spent_ns = int(on_its_way.sum())
+            blocked_ns = 0
+            if edge_ns is not None:
+                since_ns = edge_ns - spent_ns
+                blocked_ns = min(self._blocked.within_ns(slot, since_ns, edge_ns), spent_ns)
+            up_to_first[_OUTPUT] += spent_ns - blocked_ns
+            up_to_first[_BEHIND[DELIVERED]] += blocked_ns
+        else:
+            up_to_first += on_its_way
+        return up_to_first, after
+
+    def add_before(self, slot: int, row: Ints) -> None:
+        """Add what came before a request's first boundary: [causes]."""
+        self._rows[slot, _UP_TO_FIRST] += row
+
+    def until(self, slot: int, until_ns: int, *, unfolded: tuple[int, int] | None) -> Ints:
+        """Return what a request has waited for since its mark, by the same rules: [causes].
+
+        Of a request that runs, that is up to the oldest step that is not folded.
+
+        Args:
+            slot: the request's.
+            until_ns: now.
+            unfolded: from when to when the device was busy with steps that are not folded; None
+                where there are none.
+        """
+        row = np.zeros(_NUM, dtype=np.int64)
+        mark_ns, state = self.mark_ns.item(slot), self.state.item(slot)
+        if state not in _IN_FLIGHT and state != ARRIVING:
+            return row
+        if state == RUNNING and unfolded is not None:
+            until_ns = min(until_ns, unfolded[0])
+        if until_ns <= mark_ns:
+            return row
+        cause = int(_GAP[state, STEP])
+        since, until = np.array([mark_ns]), np.array([until_ns])
+        busy, paused = self.device.within(since, until, is_over=np.array([state == ARRIVING]))
+        busy_ns, paused_ns = busy.item(), paused.item()
+        if unfolded is not None and not paused_ns:
+            begun_ns = max(unfolded[0], self.device.ended_ns, mark_ns)
+            busy_ns += max(0, min(until_ns, unfolded[1]) - begun_ns)
+        row[_BUSY[cause - _NUM]] += busy_ns
+        row[_REST[cause - _NUM]] += until_ns - mark_ns - busy_ns - paused_ns
+        row[_PAUSED] += paused_ns
+        return row
 
 
-def held_ns(pause: tuple[int, int], since_ns: int, until_ns: int) -> int:
-    """Return for how long of its way to the queue a request was held by a pause.
+class _Members:
+    """The members of a window's steps, and what each waits for in its step.
 
-    Whoever comes to the queue before the pause is over was not held on the way.
+    Attributes:
+        at: [rows of all blocks], the member of each row of a step.
+        is_prefill: [members].
+        is_decode: [members].
+    """
+
+    def __init__(self, blocks: list[_Block], sizes: Ints) -> None:
+        steps: dict[int, Step] = {id(b.step): b.step for b in blocks if b.step is not None}
+        self._steps = list(steps.values())
+        self._sizes = np.array([len(step.slots) for step in self._steps], dtype=np.int64)
+        offsets = self._sizes.cumsum() - self._sizes
+        offset_of = dict(zip(steps, offsets.tolist(), strict=True))
+        starts = sizes.cumsum() - sizes
+        base = np.array([offset_of.get(id(block.step), 0) for block in blocks]) - starts
+        self.at: Ints = np.arange(int(sizes.sum())) + np.repeat(base, sizes)
+        for block, start in zip(blocks, starts.tolist(), strict=True):
+            if block.members is not None:
+                self.at[start : start + len(block.members)] = (
+                    offset_of[id(block.step)] + block.members
+                )
+        self.is_prefill = np.zeros(int(self._sizes.sum()), dtype=np.bool_)
+        for step, offset in zip(self._steps, offsets.tolist(), strict=True):
+            if step.delay.prefills:
+                self.is_prefill[[offset + at for at in step.delay.prefills]] = True
+        self.is_decode = ~self.is_prefill
+        for step, offset in zip(self._steps, offsets.tolist(), strict=True):
+            if step.is_open:
+                self.is_decode[offset : offset + len(step.slots)] = False
+
+    def book(self, booked: Floats, cell: Ints, member: Ints, took_ns: Ints) -> None:
+        """Add steps; a row of which a part is booked already has its parts scaled down.
+
+        Args:
+            booked: [cells], to add to.
+            cell: [rows], where those of its request begin.
+            member: [rows].
+            took_ns: [rows], what each may book.
+        """
+        steps = self._steps
+        if not steps:
+            return
+        delays = [step.delay for step in steps]
+        of_steps = np.array(
+            [
+                (d.decode_class_ns, d.prefill_class_ns, d.explained_ns, d.excess_ns - s.wait_ns,
+                 s.wait_ns, _COLD_START if s.is_cold else _SLOWDOWN)
+                for d, s in zip(delays, steps, strict=True)
+            ]
+        )  # fmt: skip
+        decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess = np.repeat(
+            of_steps, self._sizes, axis=0
+        ).T
+        own_ns = np.concatenate([delay.own_ns for delay in delays])
+        class_ns, own = decode_ns, np.full(len(own_ns), _DECODE_OWN)
+        if self.is_prefill.any():
+            class_ns = np.where(self.is_prefill, prefill_ns, decode_ns)
+            own[self.is_prefill] = _PREFILL_OWN
+        columns = [own, own + 1, own + 2, excess]
+        parts = [own_ns, class_ns - own_ns, explained_ns - class_ns, excess_ns]
+        if of_steps[:, 4].any():
+            columns.append(np.full(len(own), _RANK_WAIT))
+            parts.append(wait_ns)
+        if any(delay.recompute_ns is not None for delay in delays):
+            again = [_none(d.own_ns) if d.recompute_ns is None else d.recompute_ns for d in delays]
+            columns.append(np.full(len(own), _RECOMPUTE))
+            parts.append(np.concatenate(again))
+            parts[1] = parts[1] - parts[-1]
+        whole_ns = explained_ns + excess_ns + wait_ns
+        cut = (took_ns < whole_ns[member]).nonzero()[0]
+        if not len(cut) and len(member) == len(own):
+            # All steps whole: each member has just one row, and parts stay where they are.
+            cell_of = np.empty(len(own), dtype=np.int64)
+            cell_of[member] = cell
+            for column, part in zip(columns, parts, strict=True):
+                if part.any():
+                    _add(booked, cell_of + column, part)
+            return
+        of_rows = [part[member] for part in parts]
+        if len(cut):
+            left = scaled(np.stack([part[cut] for part in of_rows], axis=1), took_ns[cut])
+            for part, found in zip(of_rows, left.T, strict=True):
+                part[cut] = found
+        for column, part in zip(columns, of_rows, strict=True):
+            if part.any():
+                _add(booked, cell + column[member], part)
+
+
+def scaled(rows: Ints, totals_ns: Ints) -> Ints:
+    """Scale rows of whole nanoseconds down to totals, each by largest remainder.
 
     Args:
-        pause: from when to when.
-        since_ns: when the request was received.
-        until_ns: when it came to the queue.
+        rows: [members, causes].
+        totals_ns: [members]; a row that sums to no more than its total stays as it is.
+
+    Returns:
+        [members, causes]
     """
-    began_ns, ended_ns = pause
-    return max(0, ended_ns - max(began_ns, since_ns)) if until_ns >= ended_ns else 0
+    wholes_ns = rows.sum(axis=1)
+    exact = rows * (totals_ns / np.maximum(wholes_ns, 1))[:, None]
+    parts = np.minimum(np.floor(exact).astype(np.int64), rows)
+    missing = totals_ns - parts.sum(axis=1)
+    member, order = np.arange(len(rows))[:, None], (parts - exact).argsort(axis=1, kind="stable")
+    while True:
+        has_room = (rows > parts)[member, order]
+        is_given = has_room & (has_room.cumsum(axis=1) <= missing[:, None])
+        if not is_given.any():
+            break
+        parts[member, order] += is_given
+        missing -= is_given.sum(axis=1)
+    found: Ints = np.where((totals_ns < wholes_ns)[:, None], parts, rows)
+    return found
+
+
+def _none(like: Ints) -> Ints:
+    return np.zeros_like(like)
+
+
+def _add(booked: Floats, cells: Ints, times_ns: Ints) -> None:
+    if len(cells):
+        booked += np.bincount(cells, times_ns, len(booked))
+
+
+def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:
+    """Join each step with the emission right behind it where all its members emit.
+
+    Returns:
+        the blocks, and when the tokens left that were joined with them, else -1: [blocks + 1].
+    """
+    found: list[_Block] = []
+    emitted_ns: list[int] = []
+    for block in blocks:
+        if block.kind == EMIT and found and emitted_ns[-1] < 0:
+            last = found[-1]
+            if (
+                last.kind == STEP
+                and block.at_ns >= last.end_ns
+                and len(block.slots) == len(last.slots)
+                and (block.slots is last.slots or bool((block.slots == last.slots).all()))
+            ):
+                emitted_ns[-1] = block.at_ns
+                continue
+        found.append(block)
+        emitted_ns.append(-1)
+    return found, np.array([*emitted_ns, -1])
+
+
+def _divided(block: _Block, is_kept: Flags) -> tuple[_Block | None, _Block | None]:
+    """Divide a block; return what is left of it, and what is kept for later."""
+    if is_kept.all():
+        return None, block
+    if not is_kept.any():
+        return block, None
+    divided = []
+    for part in (~is_kept, is_kept):
+        members = None
+        if block.step is not None:
+            members = part.nonzero()[0] if block.members is None else block.members[part]
+        divided.append(replace(block, slots=block.slots[part], members=members))
+    return divided[0], divided[1]
+
+
+def _marks(tail_ns: Ints, group: Ints, starts: Ints) -> tuple[Ints, Ints]:
+    """Return up to where each row's request stood before it, and behind it."""
+    base_ns = int(tail_ns.min())
+    span_ns = int(tail_ns.max()) - base_ns + 1
+    if span_ns * len(starts) < 1 << 62:
+        lift = group * span_ns - base_ns
+        mark_ns: Ints = np.maximum.accumulate(tail_ns + lift) - lift
+    else:
+        parts = np.split(tail_ns, starts[1:])
+        mark_ns = np.concatenate([np.maximum.accumulate(part) for part in parts])
+    before_ns = np.empty_like(mark_ns)
+    before_ns[1:] = mark_ns[:-1]
+    before_ns[starts] = tail_ns[starts]
+    return before_ns, mark_ns
+
+
+def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice) -> None:
+    """End the steps of a request at its last row here, a boundary that no step outlasts."""
+    begun_ns, over_ns = at_ns[rows], at_ns[rows][-1]
+    is_cut = (kind[rows] == STEP) & (end_ns[rows] > over_ns)
+    for times_ns in (end_ns[rows], tail_ns[rows]):
+        times_ns[is_cut] = np.maximum(begun_ns[is_cut], over_ns)
+
+
+def _last_said(values: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Replace each value below 0 by the last one before it that is not."""
+    at = np.where(values < 0, 0, np.arange(len(values)))
+    return values[np.maximum.accumulate(at)]
+
+
+def _before(flags: Flags, starts: Ints, group: Ints) -> Flags:
+    """Return whether a row of the same request before it has the flag."""
+    num = flags.cumsum() - flags
+    found: Flags = num > num[starts][group]
+    return found
+
+
+def _up_to_end(is_end: Flags, is_first: Flags) -> Flags:
+    """Return which rows have no END of their request before them."""
+    starts, group = is_first.nonzero()[0], is_first.cumsum() - 1
+    return ~_before(is_end, starts, group)

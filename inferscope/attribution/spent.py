@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
+import numpy as np
+
+from inferscope.attribution.ledger import scaled
 
 Metric = Literal["ttft", "tbt", "tpot", "e2e", "delivered"]
 """Up to the first token; each gap between tokens; their mean by token; up to the last token; up to
@@ -100,25 +103,23 @@ def spent(request: Explained, metric: Metric) -> Spent | None:
         return Spent(life_ns, 1, ledger_ns) if is_known else None
     if metric == "ttft":
         return Spent(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
-    up_to_last = _without_tail(ledger_ns, request.delivered_ns - last_ns)
+    before = request.ttft_ledger_ns
+    after = {cause: ns - before.get(cause, 0) for cause, ns in ledger_ns.items()}
+    after = _without_tail(after, request.delivered_ns - last_ns)
     if metric == "e2e":
-        return Spent(last_ns - arrived_ns, 1, up_to_last)
+        whole = {cause: before.get(cause, 0) + after.get(cause, 0) for cause in before | after}
+        return Spent(last_ns - arrived_ns, 1, whole)
     num_gaps = request.num_gaps if metric == "tbt" else request.output_tokens - 1
     if num_gaps < 1:
         return None
-    before = request.ttft_ledger_ns
-    after = {
-        cause: ns - before.get(cause, 0)
-        for cause, ns in up_to_last.items()
-        if ns > before.get(cause, 0)
-    }
     return Spent(last_ns - first_ns, num_gaps, after)
 
 
 def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
     """Return a ledger without what lies behind the last token: its delivery, then its output.
 
-    Of one that was aborted, up to a step may lie behind it as well; that stays.
+    Of one that was aborted, up to a step may lie behind it as well; the ledger does not say which,
+    so it is taken from all alike.
     """
     left = dict(ledger_ns)
     for cause in ("delivery", "output", "engine_lost"):
@@ -126,4 +127,8 @@ def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
         tail_ns -= cut_ns
         if cut_ns:
             left[cause] -= cut_ns
+    if tail_ns and left:
+        row = np.array([list(left.values())])
+        kept = scaled(row, np.maximum(row.sum(axis=1) - tail_ns, 0))
+        left = dict(zip(left, kept[0].tolist(), strict=True))
     return {cause: ns for cause, ns in left.items() if ns}

@@ -149,7 +149,7 @@ class Accounts:
             decode: the same.
         """
         self._waiting.add(slot)
-        num_tenths = self._num_begun - (self.last * TENTH_NS > at_ns)
+        num_tenths = self._num_begun - sum(number * TENTH_NS > at_ns for number in self._numbers)
         return Left(slot, num_tenths, _totalled(prefill) + _totalled(decode))
 
     def free(self, slot: int) -> None:

@@ -5,6 +5,9 @@ Unknown is None: counts rest on the model's shape, what the prefix cache saved o
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inferscope.attribution.parts import PromptCost, PromptPart
 from inferscope.collector.finals import PhaseWork, Saved
 from inferscope.collector.requests import Request
@@ -13,22 +16,32 @@ from inferscope.cost.counts import Rates, saved_ns
 from inferscope.cost.model import StepModel
 from inferscope.records import CAUSES
 
+Ints = NDArray[np.int64]
+
 _PREFILL_OWN = CAUSES.index("prefill_own")
 
 
-def prompt_parts(request: Request, work: Work, *, has_flops: bool) -> tuple[PromptPart, ...]:
-    """Return what the parts of a prompt have cost so far; none where nobody named them."""
+def prompt_parts(
+    request: Request, work: Work, ttft_row: Ints | None, *, has_flops: bool
+) -> tuple[PromptPart, ...]:
+    """Return what the parts of a prompt have cost so far; none where it has no labels.
+
+    Args:
+        request: whose prompt it is.
+        work: what was computed.
+        ttft_row: [causes], up to the first token; None before it.
+        has_flops: FLOPs are counted.
+    """
     if not request.told_parts:
         return ()
     cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
     if cost.prompt_tokens != request.prompt_tokens:
         return ()  # its length came late, or never
     prefill, _ = work.of(request.slot)
-    row = request.ttft_row if request.first_edge_ns else None
     return cost.parts(
         prefill[COMPUTE_NS],
         cached_tokens=request.cached_tokens,
-        ttft_own_ns=None if row is None else row.item(_PREFILL_OWN),
+        ttft_own_ns=None if ttft_row is None else ttft_row.item(_PREFILL_OWN),
         has_flops=has_flops,
     )
 

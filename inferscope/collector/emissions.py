@@ -9,15 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.split import to_whole_ns
+from inferscope.attribution.ledger import EDGE
 from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.windows import Windows
-from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
 Counts = NDArray[np.uint32]
-
-_OUTPUT, _DELIVERY = CAUSES.index("output"), CAUSES.index("delivery")
 
 
 class Emissions:
@@ -31,9 +28,6 @@ class Emissions:
         self._table = table
         self._windows = windows
         self.num_front_ends = 0
-        self._last_slots: Ints | None = None
-        """Of the last emission in the core, in front of a front end. A team that stays keeps its
-        array, and its first tokens are behind it."""
 
     def in_core(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
         """Tokens leave the engine's loop; where no front end is seen that is their delivery.
@@ -51,10 +45,6 @@ class Emissions:
         if not self.num_front_ends and counts is None:
             self._together(slots, at_ns, is_in_engine=True)
             return
-        if slots is not self._last_slots:
-            self._last_slots = slots
-            for slot in slots[tokens.engine_ns[slots] == 0].tolist():
-                self._keep_ttft_row(slot)
         tokens.emit_in_engine(slots, at_ns)
         if self.num_front_ends:
             at_edge = ~table.has_front_end[slots]
@@ -105,13 +95,11 @@ class Emissions:
             tbt.add(at_ns - tokens.last_ns, num_there)
         firsts: list[int] = []
         for slot in joining:
-            edge_ns, engine_ns = tokens.edges_of(slot)
+            edge_ns, _ = tokens.edges_of(slot)
             if edge_ns:
                 tbt.add(at_ns - edge_ns, 1)
             else:
                 firsts.append(slot)
-            if is_in_engine and not engine_ns:
-                self._keep_ttft_row(slot)
         tokens.emit(at_ns)
         if firsts:
             self._first_tokens(firsts, at_ns)
@@ -124,25 +112,14 @@ class Emissions:
             if request is not None:
                 self._first_token(request, at_ns)
 
-    def _keep_ttft_row(self, slot: int) -> None:
-        """Keep what a request's ledger says when its first token leaves the engine."""
-        request = self._table.by_slot[slot]
-        if request is not None and request.ttft_row is None:
-            request.ttft_row = self._table.ledger.row(slot)
-
     def _first_token(self, request: Request, at_ns: int) -> None:
-        if request.is_first_unknown or request.first_edge_ns is not None:
+        if (
+            request.over_ns is not None
+            or request.is_first_unknown
+            or request.first_edge_ns is not None
+        ):
             return
         ttft_ns = max(0, at_ns - request.arrived_ns)
         request.first_edge_ns = request.arrived_ns + ttft_ns
         self._windows.observe_one("ttft", ttft_ns, at_ns)
-        if request.ttft_row is None:  # the engine's word on its first token is missing
-            request.ttft_row = self._table.ledger.row(request.slot)
-        row = request.ttft_row
-        spent_ns = ttft_ns - sum(row.tolist())
-        if spent_ns >= 0:
-            blocked_ns = self._table.blocked.within_ns(request.slot, at_ns - spent_ns, at_ns)
-            row[_OUTPUT] += spent_ns - blocked_ns
-            row[_DELIVERY] += blocked_ns
-        else:  # told late: the ledger had gone on by then
-            row[:] = to_whole_ns(row.astype(np.float64), ttft_ns)
+        self._table.ledger.note(request.slot, EDGE, request.first_edge_ns)

@@ -1,13 +1,14 @@
 """One engine's fold: its rings' records in, final steps and requests out.
 
 Steps are joined and split as soon as all their records are in. Everything that touches a request's
-ledger waits on the timeline until no step that began before it is still open to change; then the
-sweep runs over it once.
+ledger waits on the timeline until no step that began before it is still open to change. Then facts
+are taken in the order in which they happened, and booked window by window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from inferscope.records import (
     PREEMPTED,
     QUEUED,
     RESUMED,
+    TICK_NS,
     TOKENISED,
     Clock,
     CostTable,
@@ -111,6 +113,10 @@ class EngineFold:
         self._last_pause = (0, 0)
         self._num_unread = 0
         self._timeline = Timeline()
+        self._through_ns = 0
+        """Up to where facts are taken."""
+        self._num_booked = self._num_seen = 0
+        """Steps joined when a window was booked, and when that was last asked."""
         self._bookings = Bookings(engine_id, self.lives, sinks, mix)
         self.joins = Joins(
             self.rings,
@@ -170,17 +176,16 @@ class EngineFold:
                 self._lose(ring)
         self.joins.give_up(self.now_ns)
         self.lives.is_compute_observed = is_compute_observed(newest.values())
-        self._sweep()
+        self._fold_window()
         through_ns = min(now_ns, self._through())
         self.lives.hand_over(min(through_ns, now_ns - _SETTLE_NS), now_ns)
-        self.lives.table.ledger.close_steps(through_ns)
         self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
 
     def end(self) -> None:
         """Finalise what is known: no more records come."""
         self.joins.complete()
-        self._sweep()
+        self._fold_window(is_last=True)
         self.lives.end()
 
     def missed(self, ring: RingState) -> None:
@@ -212,13 +217,19 @@ class EngineFold:
             for ring in self.rings.values()
         )
 
+    @property
+    def unfolded(self) -> tuple[int, int] | None:
+        """Return from when to when steps run that are not folded; None where there are none."""
+        since_ns = self.joins.oldest_ns(self.now_ns)
+        return None if since_ns is None else (since_ns, self.joins.busy_until_ns(self.now_ns))
+
     def states(self) -> dict[int, int]:
         """Return the states of requests, by slot, that the ledger has not come to.
 
         What is told while a step is under way waits for its end; who is admitted to it runs by now.
         """
         states = {}
-        for _, action, arguments in self._timeline.waiting():
+        for _, action, arguments in sorted(self._timeline.waiting(), key=itemgetter(0)):
             if action == self.lives.change:
                 transition, request = arguments[:2]
                 if transition in _BECOMES and self.lives.table.holds(request):
@@ -231,7 +242,7 @@ class EngineFold:
         known = lives.table.by_id.get(request.request_id)
         for at_ns, action, arguments in self._timeline.waiting():
             if at_ns > until_ns:
-                return False
+                continue
             if action == lives.change:
                 transition, whose = arguments[:2]
                 if whose is known and transition in (Lives.finished_in_engine, Lives.last_byte):
@@ -280,8 +291,24 @@ class EngineFold:
         oldest_ns = self.joins.oldest_ns(self.now_ns)
         return self.now_ns + 1 if oldest_ns is None else oldest_ns
 
-    def _sweep(self) -> None:
-        self._timeline.sweep(self._through(), arrive=self.lives.table.ledger.close_steps)
+    def _fold_window(self, *, is_last: bool = False) -> None:
+        """Take all that happened before the watermark, and book it if that is worth a window.
+
+        A window has its own cost: while steps are many it waits for some, but not for long.
+        """
+        through_ns = self._through()
+        if through_ns > self._through_ns or is_last:
+            self._through_ns = through_ns
+            self.lives.take(self._timeline.take(through_ns), through_ns)
+        num_joined = self.joins.num_joined
+        are_few = num_joined - self._num_seen < _FEW_STEPS
+        is_full = num_joined - self._num_booked >= _MOST_STEPS
+        self._num_seen = num_joined
+        # By Ticks alone, and not by the last window: readers that start elsewhere agree.
+        is_due = self.now_ns % _WINDOW_NS < TICK_NS
+        if are_few or is_full or is_due or is_last:
+            self._num_booked = num_joined
+            self.lives.book()
 
     # --- rings --------------------------------------------------------------------------------
 
@@ -334,10 +361,10 @@ class EngineFold:
             ledger = self.lives.table.ledger
             if paused_ns is None:
                 self._last_pause = (before_ns or 0, keyframe.t_ns)
-                self._timeline.push(keyframe.t_ns, ledger.unpaused, keyframe.t_ns)
+                self._timeline.push(keyframe.t_ns, ledger.unpause, keyframe.t_ns)
             else:
                 at_ns = min(max(paused_ns, 0), keyframe.t_ns)
-                self._timeline.push(at_ns, ledger.paused, at_ns)
+                self._timeline.push(at_ns, ledger.pause, at_ns)
 
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
         if clock.device_ns is None:
@@ -356,7 +383,6 @@ class EngineFold:
         self._enter_state(ring, health.state, health.t_ns)
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
-        self._sweep()
 
     def _enter_state(self, ring: RingState, state: int, at_ns: int) -> None:
         """Take a probe's state; a core that is no longer observed keeps no request.
@@ -394,11 +420,12 @@ class EngineFold:
                 continue
             arrived_ns = min(max(arrived_ns, 0), live.t_ns)
             request = table.by_id.get(request_id)
-            if request is None and self.lives.has_ended(request_id, arrived_ns):
+            if self.lives.has_ended(request_id, arrived_ns):
                 # Lost with its core, while a front end that lives on still has its client.
                 ring.slots.highest = max(ring.slots.highest, index)
                 continue
-            if request is None or request.is_told_by(ring.slots.teller):
+            is_over = request is not None and request.over_ns is not None
+            if request is None or is_over or request.is_told_by(ring.slots.teller):
                 state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live_state, 2)]
                 request = table.add(
                     request_id, arrived_ns, is_front_end=ring.is_front_end, state=state
@@ -503,9 +530,11 @@ class EngineFold:
         request = table.by_id.get(event.request_id)
         if request is not None and request.is_told_by(ring.slots.teller):
             request = None  # the id is used again while its last owner is not final yet
-        elif request is None and self.lives.has_ended(event.request_id, event.at_ns):
+        elif self.lives.has_ended(event.request_id, event.at_ns):
             ring.slots.highest = max(ring.slots.highest, event.index)
             return None
+        elif request is not None and request.over_ns is not None:
+            request = None
         if request is None:
             request = table.add(
                 event.request_id, event.at_ns, is_front_end=ring.is_front_end, state=ARRIVING
@@ -539,7 +568,8 @@ class EngineFold:
         action = emissions.at_front_end if ring.is_front_end else emissions.in_core
         left_ns = emitted.left_ns
         self._timeline.push(left_ns, action, slots, counts, left_ns)
-        self._sweep()  # once a step; with the Ticks and the probes' reports, often enough
+        if self.joins.num_joined - self._num_booked >= _MOST_STEPS:
+            self._fold_window()
 
     def _on_blocked(self, ring: RingState, emitted: Emitted) -> None:
         """Take for how long each client had not read what was written before."""
@@ -576,6 +606,12 @@ def _calculable(info: EngineInfo) -> tuple[object, ...]:
 
 _SETTLE_NS = 100_000_000
 """After which a step that nobody announced is told of: an idle engine reaps after half of it."""
+_MOST_STEPS = 256
+"""Most steps in a window."""
+_FEW_STEPS = 8
+"""Fewer between two Ticks are booked at once."""
+_WINDOW_NS = 500_000_000
+"""Else a window is as long as the Ticks allow that are nearest to this."""
 _ONE = b"\1\0\0\0"
 """One token, as a column has it."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)

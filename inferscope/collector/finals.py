@@ -188,6 +188,9 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     ledger_missing: str = ""
     """Why the request has no ledger; then both ledgers, what it computed and its blame are unknown,
     whatever the fields hold. Empty where it has one."""
+    is_partial: bool = False
+    """It was in a step of which no rank reported the execution: its ledger books that time as
+    `cpu_gap`, and nothing is known of what it computed."""
     adapter: str = ""
     """LoRA, as the engine says, else an allowed header; empty for the base model."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.ledger import RUNNING
+from inferscope.attribution.ledger import RUNNING, Step
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
@@ -44,6 +44,7 @@ class Joins:
     Attributes:
         num_unjoined: steps whose records contradict each other or never came together.
         num_partial: steps that were split without some rank's span.
+        num_joined: steps that were executed, in all.
         block_tokens: tokens in a KV block, 0 where the engine does not say.
     """
 
@@ -75,6 +76,7 @@ class Joins:
         self._sinks = sinks
         self.num_unjoined = 0
         self.num_partial = 0
+        self.num_joined = 0
         self.block_tokens = 0
         self._pending: dict[tuple[int, int], PendingStep] = {}
         """By data-parallel rank and step."""
@@ -176,23 +178,20 @@ class Joins:
         members = [slot for slot in sorted(slots) if ledger.state.item(slot) == RUNNING]
         if not members:
             return
-        none = np.zeros(len(members), dtype=np.int64)
-        delay = Delay(none, None, [], 0, 0, 0, excess_ns=end_ns - start_ns)
-        ledger.open_step(
-            np.array(members, dtype=np.int64),
-            delay,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            is_cold=False,
-        )
+        self._lives.book_rows()
         for slot in members:
             request = table.by_slot[slot]
             if request is not None and slot not in held:
-                held[slot] = request, max(start_ns, ledger.mark_of(slot))
+                held[slot] = request, max(start_ns, ledger.mark_ns.item(slot))
+        none = np.zeros(len(members), dtype=np.int64)
+        delay = Delay(none, None, [], 0, 0, 0, excess_ns=end_ns - start_ns)
+        running = np.array(members, dtype=np.int64)
+        ledger.step(Step(running, delay, start_ns, end_ns, is_open=True))
 
     def _take_back(self, pending: PendingStep) -> None:
         """Undo what was booked of a step before its end was known."""
         table = self._lives.table
+        self._lives.book_rows()
         for slot, (request, since_ns) in pending.held.items():
             if table.by_slot[slot] is request:
                 table.ledger.take_back(slot, since_ns)
@@ -214,6 +213,12 @@ class Joins:
             if newest.get(dp_rank, step) <= step and now_ns < end_ns + ARRIVALS_NS:
                 starts_ns.append(start_ns)
         return min(starts_ns, default=None)
+
+    def busy_until_ns(self, now_ns: int) -> int:
+        """Return when the newest step ended: now where one is not over."""
+        if self._pending:
+            return now_ns
+        return max((end_ns for _, _, end_ns in self._newest.values()), default=now_ns)
 
     def complete(self) -> None:
         """Take the newest steps for completely known: no more records come."""
@@ -272,6 +277,7 @@ class Joins:
             self._note_bare(pending)
             return
         run = execution([(rings[number].placed(span), span) for number, span in spans.items()])
+        self.num_joined += 1
         self._joined.note(key, run.end_ns)
         self._newest[pending.dp_rank] = (pending.step, run.start_ns, run.end_ns)
         if pending.past:
@@ -286,6 +292,7 @@ class Joins:
             return
         if slices is None or not run.is_of(slices.digest):
             self._book_for_nobody(pending, run, is_unjoined=not run.is_dummy)
+            self._note_untimed(pending)
             return
         found = read(rings[pending.ring], slices, self._lives.table)
         if found is None or not len(found[0].slots):
@@ -303,8 +310,6 @@ class Joins:
         )
         prefill_ns = self._bookings.book(rows, contexts, split, run, slices=slices)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
-        if run.wait_ns:
-            self._timeline.push(run.end_ns, self._lives.waited_for_rank, split.slots, run.wait_ns)
         if self._sinks:
             self._bookings.hand_on(rows, contexts, split, run, dp_rank=pending.dp_rank)
 
@@ -326,6 +331,23 @@ class Joins:
         if pending.slices is not None:
             self.num_unjoined += 1
             self._rings[pending.ring].has_bare_steps = True
+            self._note_untimed(pending)
+
+    def _note_untimed(self, pending: PendingStep) -> None:
+        """Mark the requests of a step that has no execution: their ledgers have a hole."""
+        found = pending.slices and read(
+            self._rings[pending.ring], pending.slices, self._lives.table
+        )
+        if not found:
+            return
+        members = found[0].members
+        for slot in members.tolist():
+            request = self._lives.table.by_slot[slot]
+            if request is not None:
+                request.is_partial = True
+        self._timeline.push(
+            pending.start_ns, self._lives.table.ledger.untimed, members, pending.start_ns
+        )
 
     def _has_no_core(self, dp_rank: int) -> bool:
         """Return whether no ring here reports slices of a replica's steps.

@@ -83,7 +83,8 @@ class Judging:
 def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
     """Return the causes of a life so far."""
     lives = engine.lives
-    return lives.ledger_of(lives.table.by_id[request.request_id], engine.now_ns)
+    known = lives.table.by_id[request.request_id]
+    return lives.ledger_of(known, engine.now_ns, unfolded=engine.unfolded)
 
 
 def _is_untold(engine: EngineFold) -> bool:

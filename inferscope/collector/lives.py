@@ -6,15 +6,29 @@ once nothing that happened before can change any more.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.culprits import Culprit
-from inferscope.attribution.ledger import held_ns
+from inferscope.attribution.ledger import (
+    ABORTED,
+    ADMITTED,
+    ANSWERED,
+    DELIVERED,
+    END,
+    LOST,
+    PREEMPTED,
+    QUEUED,
+    TRANSFERRED,
+    Step,
+    scaled,
+)
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.accounts import Left
 from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
@@ -36,6 +50,7 @@ from inferscope.collector.requests import Request, RequestTable
 from inferscope.collector.rings import RingState, is_core_observed
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import Execution, SplitStep
+from inferscope.collector.timeline import Fact
 from inferscope.collector.windows import Bucket, Windows
 from inferscope.collector.work import (
     COMPUTE_NS,
@@ -56,9 +71,21 @@ _NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
 _ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS, _REMEMBERED_NS = 4096, 60_000_000_000
 """Finished requests of which another ring may yet speak: at most, and for how long."""
-_FRONTEND, _RANK_WAIT = CAUSES.index("frontend"), CAUSES.index("rank_wait")
-_PAUSED = CAUSES.index("paused")
-_EXCESSES = [CAUSES.index("slowdown"), CAUSES.index("cold_start")]
+_FRONTEND, _PAUSED = CAUSES.index("frontend"), CAUSES.index("paused")
+_NO_ROW: Ints = np.zeros(len(CAUSES), dtype=np.int64)
+
+
+class _Ending(NamedTuple):
+    """A request that is over, and what was true of it then; its ledger may have to wait."""
+
+    request: Request
+    is_final: bool
+    """False where it only went out of sight."""
+    has_front_end: bool
+    last_ns: int
+    num_tokens: int
+    times_ns: array[int]
+    tokens_per_event: tuple[int, ...]
 
 
 class Lives:
@@ -113,8 +140,38 @@ class Lives:
         self.counters = Counters(self.table.accounts, rings)
         self._held: deque[tuple[int, FinalRequest, Left]] = deque()
         """Finished, and waiting for what counters say of them."""
+        self._at_ns = 0
+        """When the fact happened that is being taken."""
+        self._taken_ns = 0
+        """Up to where facts are taken."""
+        self._is_behind = False
+        """Not all of them are booked."""
+        self._endings: deque[_Ending] = deque()
+        """In the order of finality."""
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
+
+    # --- windows ------------------------------------------------------------------------------
+
+    def take(self, facts: Sequence[Fact], until_ns: int) -> None:
+        """Take the facts before a time, in the order in which they happened."""
+        for at_ns, action, arguments in facts:
+            self._at_ns = at_ns
+            action(*arguments)
+        self._taken_ns, self._is_behind = until_ns, True
+
+    def book(self) -> None:
+        """Book what was taken as one window, and finalise who is over."""
+        self.book_rows()
+        ledger = self.table.ledger
+        while self._endings and not ledger.is_held(self._endings[0].request.slot):
+            self._complete(self._endings.popleft())
+
+    def book_rows(self) -> None:
+        """Book what was taken; where windows are cut changes nothing, so a reader may do it."""
+        if self._is_behind:
+            self._is_behind = False
+            self.table.ledger.fold(self._taken_ns)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -122,13 +179,17 @@ class Lives:
         """Begin a step: the host had the floor until now."""
         ledger = self.table.ledger
         start_ns = run.start_ns
-        ledger.open_step(
-            split.slots,
-            split.delay,
-            start_ns=start_ns,
-            end_ns=run.end_ns,
-            is_cold=run.is_cold,
-            grip=split.grip,
+        ledger.step(
+            Step(
+                split.slots,
+                split.delay,
+                start_ns,
+                run.end_ns,
+                run.is_cold,
+                run.wait_ns,
+                split.grip,
+                split.components,
+            )
         )
         bucket = self._count_idle(start_ns)
         gap_ns = ledger.device.idle_host_gap_ns - self._host_gap_before_ns
@@ -136,14 +197,6 @@ class Lives:
         if gap_ns > 0:
             bucket = bucket or self.windows.at(start_ns)
             bucket.durations["host_gap"].add(gap_ns, 1)
-
-    def waited_for_rank(self, slots: Ints, wait_ns: int) -> None:
-        """Move, at the end of a step, what it took beyond its fastest rank to its own cause."""
-        rows = self.table.ledger.rows
-        for column in _EXCESSES:
-            moved_ns = np.minimum(rows[slots, column], wait_ns)
-            rows[slots, column] -= moved_ns
-            rows[slots, _RANK_WAIT] += moved_ns
 
     def count_idle(self, at_ns: int) -> None:
         """Move idle time that the ledger has explained by now into the windows."""
@@ -191,19 +244,22 @@ class Lives:
         request.arrived_at = "http"
         earlier_ns = request.arrived_ns - received_ns
         if earlier_ns > 0:
-            paused_ns = held_ns(pause, received_ns, request.arrived_ns)
+            began_ns, ended_ns = pause
+            paused_ns = 0
+            if request.arrived_ns >= ended_ns:  # else it was not held on its way to the queue
+                paused_ns = max(0, ended_ns - max(began_ns, received_ns))
             request.arrived_ns = received_ns
-            rows = [table.ledger.rows[slot]]
-            if request.ttft_row is not None:
-                rows.append(request.ttft_row)
-            for row in rows:
-                row[_FRONTEND] += earlier_ns - paused_ns
-                row[_PAUSED] += paused_ns
+            row = _NO_ROW.copy()
+            row[_FRONTEND], row[_PAUSED] = earlier_ns - paused_ns, paused_ns
+            table.ledger.add_before(slot, row)
         if not table.tokens.edges_of(slot)[0]:
             table.has_front_end[slot] = True
 
     def has_ended(self, request_id: str, at_ns: int) -> bool:
-        """Tell whether a request that began then is final: another ring speaks of it late."""
+        """Return whether a request that began then is over: another ring reports it late."""
+        request = self.table.by_id.get(request_id)
+        if request is not None:
+            return request.over_ns is not None and at_ns <= request.over_ns
         return at_ns <= self._ends.at_ns(request_id)
 
     def tokenised(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
@@ -213,7 +269,7 @@ class Lives:
         """
         if request.queued_ns is None:
             request.queued_ns = event.at_ns
-            self.table.ledger.queued(request.slot, event.at_ns)
+            self.table.ledger.note(request.slot, QUEUED, event.at_ns)
 
     def queued(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """Note that a core accepts a request; its wait started when the prompt was tokenised."""
@@ -225,7 +281,7 @@ class Lives:
         self.num_admissions += 1
         request.admitted_ns = event.at_ns
         request.cached_tokens = event.cached_tokens or 0
-        self.table.ledger.admitted(request.slot, event.at_ns)
+        self.table.ledger.note(request.slot, ADMITTED, event.at_ns)
         if request.queued_ns is not None:
             self.windows.observe_one("queue", event.at_ns - request.queued_ns, event.at_ns)
         amounts = self.windows.at(event.at_ns).amounts
@@ -238,14 +294,14 @@ class Lives:
         request.preempted_ns.append((event.at_ns, None))
         self.num_preemptions += 1
         self.windows.add(event.at_ns, "preempted", 1)
-        self.table.ledger.preempted(request.slot, event.at_ns)
+        self.table.ledger.note(request.slot, PREEMPTED, event.at_ns)
 
     def resumed(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """It is scheduled again."""
         self.num_admissions += 1
         if request.preempted_ns and request.preempted_ns[-1][1] is None:
             request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
-        self.table.ledger.admitted(request.slot, event.at_ns)
+        self.table.ledger.note(request.slot, ADMITTED, event.at_ns)
 
     def transferred(self, request: Request, transfer: KvTransfer) -> None:
         """Its KV blocks have come from another worker."""
@@ -253,7 +309,9 @@ class Lives:
             return
         if len(request.transfers) < MOST_TRANSFERS:
             request.transfers.append(transfer)
-        self.table.ledger.transferred(request.slot, transfer.start_ns, transfer.end_ns)
+        self.table.ledger.note(
+            request.slot, TRANSFERRED, transfer.end_ns, since_ns=transfer.start_ns
+        )
 
     def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
         """The engine is through with it; where a front end is seen, that has the last word."""
@@ -279,9 +337,7 @@ class Lives:
             has_tokens = self.table.tokens.edges_of(slot)[0] > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
         last_token_ns, _ = self.table.tokens.edges_of(slot)
-        ledger = self.table.ledger
-        blocked_ns = self.table.blocked.within_ns(slot, ledger.mark_of(slot), last_token_ns)
-        ledger.delivered(slot, last_token_ns, event.at_ns, blocked_ns=blocked_ns)
+        self.table.ledger.note(slot, DELIVERED, event.at_ns, since_ns=last_token_ns or 1)
         self._finalise(request)
 
     def lost(self, request: Request, by: SlotMap, at_ns: int, was_killed: bool) -> None:
@@ -306,7 +362,7 @@ class Lives:
             if by.is_front_end and request.is_in_engine:
                 return
             request.finish = "engine_lost"
-            self.table.ledger.lost(request.slot, at_ns)
+            self.table.ledger.note(request.slot, LOST, at_ns)
         elif not by.is_front_end:
             return
         self._finalise(request)
@@ -330,7 +386,7 @@ class Lives:
             self._finalise(request)
         elif not request.bindings:
             self.num_dropped += 1
-            self.table.remove(request)
+            self._end_with(request, is_final=False)
 
     def ledger_missing(self, request: Request, at_ns: int) -> str:
         """Return why a request has no ledger at a time; empty where it has one.
@@ -346,51 +402,97 @@ class Lives:
                 return NOT_SEEN_BY_CORE
         return "" if self.is_compute_observed else WORKER_NOT_OBSERVED
 
-    def blame_of(self, request: Request, now_ns: int) -> tuple[Culprit, ...]:
-        """Return whom a request has waited for so far; in the queue it has waited until now."""
-        ledger, slot = self.table.ledger, request.slot
-        waited_ns, at_ns = ledger.waited_ns(slot), ledger.mark_of(slot)
-        ledger_ns = self.ledger_of(request, now_ns)
-        return ledger.blame.of(slot, ledger_ns, at_ns=at_ns, waited_ns=waited_ns)
+    def blame_of(
+        self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
+    ) -> tuple[Culprit, ...]:
+        """Return the requests that one has waited for so far; see `ledger_of`."""
+        ledger_ns = self.ledger_of(request, now_ns, unfolded=unfolded)
+        return self.table.ledger.blame.of(request.slot, ledger_ns, at_ns=now_ns)
 
-    def ledger_of(self, request: Request, now_ns: int) -> dict[str, int]:
-        """Return the causes of a life so far; in the queue it has waited until now.
+    def ledger_of(
+        self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
+    ) -> dict[str, int]:
+        """Return the causes of a request so far, up to now by the same rules.
 
         None are known of a request whose ledger is missing.
+
+        Args:
+            request: not final.
+            now_ns: the fold's time.
+            unfolded: from when to when the device was busy with steps that are not folded; None
+                where there are none.
         """
         if self.ledger_missing(request, now_ns):
             return {}
-        ledger = self.table.ledger
-        ledger_ns = by_cause(ledger.row(request.slot))
-        waited_ns = ledger.waited_ns(request.slot)
-        if waited_ns:
-            ledger_ns["queue"] = ledger_ns.get("queue", 0) + waited_ns
-        return ledger_ns
+        self.book_rows()
+        ledger, slot = self.table.ledger, request.slot
+        up_to_first, after = self._rows(request)
+        return by_cause(up_to_first + after + ledger.until(slot, now_ns, unfolded=unfolded))
 
-    def _blame(self, slot: int, ledger_ns: dict[str, int], at_ns: int) -> tuple[Culprit, ...]:
-        """Return whom a request has waited for; as long to work out as all else of its end."""
-        blame = self.table.ledger.blame
-        return blame.of(slot, ledger_ns, at_ns=at_ns) if self._sinks else ()
+    def ttft_row(self, request: Request) -> Ints | None:
+        """Return a request's ledger up to its first token; None before that."""
+        if request.first_edge_ns is None:
+            return None
+        self.book_rows()
+        return self._rows(request)[0]
+
+    def _rows(self, request: Request) -> tuple[Ints, Ints]:
+        """Return a request's ledger up to its first token, and after it."""
+        row, after = self.table.ledger.rows_of(
+            request.slot, is_streamed=_is_streamed(request), edge_ns=request.first_edge_ns
+        )
+        if request.first_edge_ns is not None:
+            late_ns = int(row.sum()) - (request.first_edge_ns - request.arrived_ns)
+            if late_ns > 0:  # its first token was reported behind the watermark
+                kept = scaled(row[None, :], np.array([request.first_edge_ns - request.arrived_ns]))
+                after += row - kept[0]
+                row = kept[0]
+        return row, after
 
     def _end(self, request: Request, at_ns: int, finish: str) -> None:
         request.finished_ns = at_ns
         request.finish = _finish_of(request, finish)
-        self.table.tokens.part(request.slot)
-        _, emitted_ns = self.table.tokens.edges_of(request.slot)
-        self.table.ledger.finished(request.slot, at_ns, emitted_ns=emitted_ns)
+        kind = ANSWERED if finish in _ANSWERS else ABORTED
+        self.table.ledger.note(request.slot, kind, at_ns)
 
     def _finalise(self, request: Request) -> None:
+        self._end_with(request, is_final=True)
+
+    def _end_with(self, request: Request, *, is_final: bool) -> None:
+        """Take no more of a request; it is completed when its ledger is booked."""
+        table, slot = self.table, request.slot
+        last_ns, _ = table.tokens.edges_of(slot)
+        self._endings.append(
+            _Ending(
+                request,
+                is_final,
+                bool(table.has_front_end[slot]),
+                last_ns,
+                table.tokens.num_of(slot),
+                *table.tokens.events_of(slot),
+            )
+        )
+        table.tokens.end(slot)
+        table.ledger.note(slot, END, self._at_ns)
+        request.over_ns = self._at_ns
+
+    def _complete(self, ending: _Ending) -> None:
+        """Make a request that is over final, and give its slot back."""
+        request, table = ending.request, self.table
         slot = request.slot
-        table = self.table
-        row = table.ledger.row(slot)
-        delivered_ns = table.ledger.mark_of(slot)
+        if not ending.is_final:
+            table.remove(request)
+            return
+        up_to_first, after = self._rows(request)
+        row = up_to_first + after
+        delivered_ns = table.ledger.mark_ns.item(slot)
         ledger_missing = self.ledger_missing(request, delivered_ns)
         ledger_ns = {} if ledger_missing else by_cause(row)
-        ttft_row = request.ttft_row if request.first_edge_ns and not ledger_missing else None
-        last_ns, _ = table.tokens.edges_of(slot)
+        has_ttft = request.first_edge_ns is not None and not ledger_missing
+        ttft_row = up_to_first if has_ttft else None
         prefill, decode = table.work.of(slot)
         prefill_ns, decode_ns = prefill[COMPUTE_NS], decode[COMPUTE_NS]
-        times, tokens_per_event = table.tokens.events_of(slot)
+        times = ending.times_ns
         model = self._book.mode(self.prefill_mode).model if self.prefill_mode else None
         final = FinalRequest(
             engine_id=self._engine_id,
@@ -400,22 +502,22 @@ class Lives:
             attributes=request.attributes,
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
-            output_tokens=table.tokens.num_of(slot),
+            output_tokens=ending.num_tokens,
             arrived_ns=request.arrived_ns,
             queued_ns=request.queued_ns,
             admitted_ns=request.admitted_ns,
             first_token_ns=request.first_edge_ns,
-            last_token_ns=last_ns or None,
+            last_token_ns=ending.last_ns or None,
             delivered_ns=delivered_ns,
             arrived_at=request.arrived_at,
-            delivered_at="http" if table.has_front_end[slot] else "engine",
+            delivered_at="http" if ending.has_front_end else "engine",
             finish=request.finish or "error",
             joined_late=request.joined_late,
             num_preemptions=request.num_preemptions,
             ledger_ns=ledger_ns,
             ttft_ledger_ns=by_cause(ttft_row),
             token_times_ns=times,
-            tokens_per_event=tokens_per_event,
+            tokens_per_event=ending.tokens_per_event,
             prefill_ns=prefill_ns,
             decode_ns=decode_ns,
             prefill_flops=None if self.rates is None else prefill[FLOPS],
@@ -427,9 +529,11 @@ class Lives:
                 (since_ns, delivered_ns if until_ns is None else until_ns)
                 for since_ns, until_ns in request.preempted_ns
             ),
-            parts=self.parts_of(request),
+            parts=prompt_parts(request, table.work, ttft_row, has_flops=self.rates is not None),
             reasoning_tokens=request.reasoning_tokens,
-            blame=self._blame(slot, ledger_ns, delivered_ns),
+            blame=(
+                table.ledger.blame.of(slot, ledger_ns, at_ns=delivered_ns) if self._sinks else ()
+            ),
             prefill_work=phase_work(prefill, self.rates),
             decode_work=phase_work(decode, self.rates),
             recomputed=Part(prefill[WASTED_TOKENS], prefill[WASTED_NS]),
@@ -439,6 +543,7 @@ class Lives:
             transfers=tuple(request.transfers),
             adapter=request.adapter or request.attributes.get("adapter", ""),
             ledger_missing=ledger_missing,
+            is_partial=request.is_partial,
         )
         self.num_finished += 1
         self.finished.append(final)
@@ -446,8 +551,8 @@ class Lives:
         bucket.amounts["finished"] += 1
         if not ledger_missing:
             bucket.add_causes(row)
-        if last_ns and final.finish in _ANSWERS:
-            bucket.durations["e2e"].add(last_ns - request.arrived_ns, 1)
+        if ending.last_ns and final.finish in _ANSWERS:
+            bucket.durations["e2e"].add(ending.last_ns - request.arrived_ns, 1)
         if self._mix is not None:
             self._mix(
                 f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
@@ -516,7 +621,8 @@ class Lives:
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:
         """Return what the parts of a prompt have cost so far; none where nobody named them."""
-        return prompt_parts(request, self.table.work, has_flops=self.rates is not None)
+        row = self.ttft_row(request)
+        return prompt_parts(request, self.table.work, row, has_flops=self.rates is not None)
 
 
 Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
@@ -525,6 +631,11 @@ Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
 def _finish_of(request: Request, finish: str) -> str:
     """Return how a request ended that the engine is through with, whoever was to deliver it."""
     return "engine_lost" if request.is_undeliverable and finish in _ANSWERS else finish
+
+
+def _is_streamed(request: Request) -> bool:
+    """Return whether a first token goes out by itself, as far as is known."""
+    return request.attributes.get("stream", "").lower() != "false"
 
 
 def by_cause(row: Ints | None) -> dict[str, int]:

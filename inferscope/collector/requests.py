@@ -65,7 +65,10 @@ class Request(msgspec.Struct, eq=False):
     """Of the prompt: names and tokens, as client or server said."""
     prompt_cost: PromptCost | None = None
     """Of these parts, from the first chunk on."""
-    ttft_row: Ints | None = None
+    over_ns: int | None = None
+    """When it ended or went out of sight: what comes from there on is not its own."""
+    is_partial: bool = False
+    """It was in a step of which no rank reported the execution."""
     tbt_p99: tuple[int, float] | None = None
     """Number of events it was computed from, nanoseconds."""
 
@@ -112,10 +115,10 @@ class RequestTable:
     """
 
     def __init__(self, num_slots: int = 256) -> None:
-        self.ledger = Ledger(num_slots)
+        self.blocked = BlockedTime()
+        self.ledger = Ledger(num_slots, self.blocked)
         self.tokens = Tokens(num_slots)
         self.work = Work(num_slots)
-        self.blocked = BlockedTime()
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
         self.ids = ["?"] * num_slots
@@ -193,8 +196,8 @@ class RequestTable:
             request.told_parts = parts
 
     def holds(self, request: Request) -> bool:
-        """Tell whether a request is not final yet."""
-        return self.by_slot[request.slot] is request
+        """Return whether a request is not over yet."""
+        return self.by_slot[request.slot] is request and request.over_ns is None
 
     def alive(self) -> list[Request]:
         """Return the requests that are not final, oldest first."""

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.holds import Grip
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
-from inferscope.attribution.stays import Grip
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.requests import Request
 from inferscope.collector.rows import Rows

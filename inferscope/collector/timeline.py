@@ -1,48 +1,35 @@
-"""What happened, kept until nothing that happened before it can still come to light."""
+"""Facts, kept until the watermark has passed the time at which they happened."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
 _AT_NS = itemgetter(0)
+Fact = tuple[int, Callable[..., None], tuple[Any, ...]]
+"""When it happened, what takes it, and with what."""
 
 
 class Timeline:
-    """Actions by the time at which they happened; equal times in the order of arrival.
-
-    Nearly all of them come in order and are run soon, so a sorted list is enough.
-    """
+    """Facts by the time at which they happened; equal times in the order of arrival."""
 
     def __init__(self) -> None:
-        self._actions: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
+        self._facts: list[Fact] = []
 
     def push(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
-        """Keep an action for the sweep over its time."""
-        actions = self._actions
-        if actions and at_ns < actions[-1][0]:
-            insort(actions, (at_ns, action, arguments), key=_AT_NS)
-        else:
-            actions.append((at_ns, action, arguments))
+        """Keep a fact for the window over its time."""
+        self._facts.append((at_ns, action, arguments))
 
-    def waiting(self) -> Iterable[tuple[int, Callable[..., None], tuple[Any, ...]]]:
-        """Return what is kept: time, action and arguments, in order."""
-        return self._actions
+    def waiting(self) -> Iterable[Fact]:
+        """Return what is kept, in no order."""
+        return self._facts
 
-    def sweep(self, before_ns: int, *, arrive: Callable[[int], None]) -> None:
-        """Run all actions before a time, in order. They push no others.
-
-        Args:
-            before_ns: nothing before this can change any more.
-            arrive: called with each action's time ahead of it.
-        """
-        actions, num = self._actions, 0
-        for at_ns, action, arguments in actions:
-            if at_ns >= before_ns:
-                break
-            arrive(at_ns)
-            action(*arguments)
-            num += 1
-        del actions[:num]
+    def take(self, before_ns: int) -> list[Fact]:
+        """Return all facts before a time, in order, and keep the others."""
+        self._facts.sort(key=_AT_NS)
+        num = bisect_left(self._facts, before_ns, key=_AT_NS)
+        taken = self._facts[:num]
+        del self._facts[:num]
+        return taken

@@ -13,9 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.together import outsiders
-
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _MOST_LOGGED = 4096
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
@@ -223,3 +222,18 @@ class Tokens:
 def _ones(num: int) -> tuple[int, ...]:
     """Return what each of so many events brought, mostly: the same tuple for many requests."""
     return (1,) * num
+
+
+def outsiders(slots: Ints, is_in: Flags) -> list[int]:
+    """Return those of some slots that are not in: few or none, so each is looked for by itself.
+
+    Args:
+        slots: [requests].
+        is_in: [slots].
+    """
+    found, column = [], is_in[slots].tobytes()
+    at = column.find(0)
+    while at >= 0:
+        found.append(slots.item(at))
+        at = column.find(0, at + 1)
+    return found

@@ -43,7 +43,7 @@ from inferscope.collector.snapshot import (
 from inferscope.collector.windows import SECOND_NS, Bucket
 from inferscope.collector.work import COMPUTE_NS
 from inferscope.cost.book import CostBook
-from inferscope.records import CAUSES, EngineInfo
+from inferscope.records import EngineInfo
 
 Ints = NDArray[np.int64]
 
@@ -54,10 +54,7 @@ _STATES = {
     states.HELD: "held",
     states.LEAVING: "done",
 }
-_INTERFERENCE = [
-    CAUSES.index("prefill_interference"),
-    CAUSES.index("decode_interference"),
-]
+_INTERFERENCE = ("prefill_interference", "decode_interference")
 _MOST_CELLS = 240
 """Of the chart of a request's gaps: more than a wide screen has."""
 _IDLE = ("idle_no_work", "idle_host_gap")
@@ -341,7 +338,10 @@ def _requests(
         if request.request_id == focus:
             times_ns = engine.lives.table.token_times_ns[request.slot]
             row = _in_focus(
-                row, times_ns, request.trace, engine.lives.blame_of(request, engine.now_ns)
+                row,
+                times_ns,
+                request.trace,
+                engine.lives.blame_of(request, engine.now_ns, unfolded=engine.unfolded),
             )
         rows.append(row)
     room = max_requests - len(rows)
@@ -376,7 +376,6 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
     """
     table = engine.lives.table
     slot = request.slot
-    ledger_row = table.ledger.rows[slot]
     state = int(table.ledger.state[slot])
     age_ns = max(0, engine.now_ns - request.arrived_ns)
     first_ns = request.first_edge_ns
@@ -386,7 +385,10 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
     missing = ""
     if not is_observed:
         missing = engine.lives.ledger_missing(request, engine.now_ns)
-    waited_ns = int(ledger_row[_INTERFERENCE].sum())
+    ledger_ns = (
+        {} if missing else engine.lives.ledger_of(request, engine.now_ns, unfolded=engine.unfolded)
+    )
+    waited_ns = sum(ledger_ns.get(cause, 0) for cause in _INTERFERENCE)
     return RequestRow(
         request_id=request.request_id,
         external_id=request.external_id,
@@ -405,8 +407,8 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
         decode_ns=decode[COMPUTE_NS],
         interference_share=waited_ns / age_ns if age_ns and not missing else None,
         num_preemptions=request.num_preemptions,
-        ledger_ns={} if missing else by_cause(ledger_row),
-        ttft_ledger_ns={} if missing else by_cause(request.ttft_row),
+        ledger_ns=ledger_ns,
+        ttft_ledger_ns={} if missing else by_cause(engine.lives.ttft_row(request)),
         joined_late=request.joined_late,
         ledger_missing=missing,
     )
@@ -428,7 +430,7 @@ def finished_row(final: FinalRequest) -> RequestRow:
     first_ns, last_ns = final.first_token_ns, final.last_token_ns
     gaps = final.tbt_ns
     life_ns = final.delivered_ns - final.arrived_ns
-    waited_ns = sum(final.ledger_ns.get(CAUSES[at], 0) for at in _INTERFERENCE)
+    waited_ns = sum(final.ledger_ns.get(cause, 0) for cause in _INTERFERENCE)
     return RequestRow(
         request_id=final.request_id,
         external_id=final.external_id,

@@ -236,7 +236,9 @@ class Witness:
         if self._final is not None:
             culprits = self._final.blame
         else:
-            culprits = lives.blame_of(lives.table.by_id[self._life.request_id], engine.now_ns)
+            request = lives.table.by_id[self._life.request_id]
+            unfolded = engine.unfolded
+            culprits = lives.blame_of(request, engine.now_ns, unfolded=unfolded)
         return tuple(
             one._replace(request_id=self._names.get(one.request_id or "", one.request_id))
             for one in culprits

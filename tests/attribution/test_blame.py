@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution import roster
+from inferscope.attribution import holds
 from inferscope.attribution.blame import BLAMED, Blame
-from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.blame import _added_ns as added_ns
+from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.culprits import NUM_NAMED, Culprit
-from inferscope.attribution.ledger import HELD, RUNNING, WAITING, Ledger
-from inferscope.attribution.stays import Grip
+from inferscope.attribution.holds import Grip
+from inferscope.attribution.ledger import (
+    ABORTED,
+    ADMITTED,
+    HELD,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Ledger,
+    Step,
+)
+from inferscope.attribution.rules import Components
+from inferscope.cost.batch import Batch, Team
+from inferscope.cost.model import StepModel
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -30,26 +45,22 @@ def of_cause(culprits: tuple[Culprit, ...], cause: str) -> dict[str | None, int]
     return {name: ns for told, name, ns in culprits if told == cause}
 
 
-def additive(own_ns: list[int], prefills: list[int], took_ns: int) -> Delay:
-    """Explain a step whose members each add to it what they take alone, but for 1000 ns at once."""
-    own = np.array(own_ns)
-
-    def together(members: list[int]) -> int:
-        return min(took_ns, 1000 + sum(own_ns[at] - 1000 for at in members))
-
-    decodes = [at for at in range(len(own_ns)) if at not in prefills]
-    everybody = together([*range(len(own_ns))])
-    of_prefills = together(prefills) if prefills else everybody
-    of_decodes = together(decodes) if decodes else everybody
-    return Delay(own, None, prefills, of_prefills, of_decodes, everybody, took_ns - everybody)
+def model_of(
+    *, per_token_ns: float = 0.0, fixed_ns: float = 1000.0, context_ns: float = 0.0
+) -> StepModel:
+    """Return a model: a price for any step, for each token, and for each visible token."""
+    tokens = np.arange(20_001.0)
+    f_ns = np.where(tokens > 0, fixed_ns + per_token_ns * tokens, 0.0)
+    return StepModel("made-up", "fit", f_ns, np.zeros(20_001), context_ns, 0.0, 0.0, 0.0, 0.0)
 
 
 class Bench:
     """A ledger with requests by slot, named r1, r2, …; steps of what the test says."""
 
-    def __init__(self, num_slots: int = 64) -> None:
+    def __init__(self, num_slots: int = 64, model: StepModel | None = None) -> None:
         self.ledger = Ledger(num_slots)
         self.ledger.pass_idle(0)
+        self.model = model or model_of(per_token_ns=100.0)
 
     def begin(self, slot: int, at_ns: int, state: int = WAITING) -> None:
         self.ledger.blame.begin(slot, f"r{slot}")
@@ -64,25 +75,41 @@ class Bench:
         binding: str = "none",
         tokens: list[int] | None = None,
         contexts: list[int] | None = None,
-        delay: Delay | None = None,
+        prefills: list[int] | None = None,
         dp_rank: int = 0,
+        delay: Delay | None = None,
     ) -> None:
         num = len(slots)
         counts = np.array(tokens or [1] * num)
         before = np.array(contexts or [0] * num)
+        team = Team(counts, np.ones(num, dtype=np.int64))
+        batch, model = Batch(team, before), self.model
+        own = model.own(batch)
+        modelled_ns = model.f(team.num_tokens) + own.total(batch)
         took_ns = end_ns - start_ns
-        self.ledger.open_step(
-            np.array(slots),
-            delay or additive([1000] * num, [], took_ns),
-            start_ns=start_ns,
-            end_ns=end_ns,
-            is_cold=False,
-            grip=Grip(binding, 16, counts, before, dp_rank),
+        members = Components(model, batch, own, prefills or [], counts, None)
+        found = explain(
+            model, batch, own, modelled_ns=modelled_ns, prefills=prefills or [], recomputed=None,
+            delay_ns=took_ns, healthy_ratio=took_ns / modelled_ns,
+        )  # fmt: skip
+        grip = Grip(binding, 16, counts, before, dp_rank)
+        self.ledger.step(
+            Step(np.array(slots), delay or found, start_ns, end_ns, grip=grip, components=members)
         )
 
+    def admit(self, slot: int, at_ns: int) -> None:
+        self.ledger.note(slot, ADMITTED, at_ns)
+
+    def finish(self, slot: int, at_ns: int) -> None:
+        self.ledger.note(slot, ABORTED, at_ns)
+
+    def row(self, slot: int) -> dict[str, int]:
+        self.ledger.fold(None)
+        up_to_first, after = self.ledger.rows_of(slot, is_streamed=True)
+        return by_cause(up_to_first + after)
+
     def of(self, slot: int, at_ns: int = 0) -> tuple[Culprit, ...]:
-        ledger = self.ledger
-        return ledger.blame.of(slot, by_cause(ledger.row(slot)), at_ns=at_ns)
+        return self.ledger.blame.of(slot, self.row(slot), at_ns=at_ns)
 
 
 # --- the queue ------------------------------------------------------------------------------------
@@ -94,7 +121,7 @@ class Bench:
         ("slots", {"r1": 3000, "r2": 3000, "r3": 3000}),
         ("blocks", {"r1": 1000, "r2": 3000, "r3": 5000}),  # 1, 3 and 5 blocks of 16 tokens
         ("budget", {"r1": 900, "r2": 900, "r3": 7200}),
-        ("none", {"r1": 1000, "r2": 2000, "r3": 6000}),
+        ("none", {"r1": 900, "r2": 900, "r3": 7200}),
     ],
 )
 def test_what_was_scarce_says_who_is_to_blame(binding: str, expected: dict[str, int]) -> None:
@@ -109,9 +136,9 @@ def test_what_was_scarce_says_who_is_to_blame(binding: str, expected: dict[str, 
         binding=binding,
         tokens=[1, 1, 8],
         contexts=[15, 32, 72],
-        delay=additive([1000, 2000, 6000], [2], 9_000),
+        prefills=[2],
     )
-    bench.ledger.admitted(4, 10_000)
+    bench.admit(4, 10_000)
     assert of_cause(bench.of(4), "queue") == expected
 
 
@@ -121,23 +148,43 @@ def test_alone_in_the_queue_one_blames_just_those_who_held_the_slots_and_only_me
     bench.begin(2, 0, RUNNING)
     bench.step([1, 2], 0, 1_000, binding="slots")  # nobody waits yet
     bench.step([1, 2], 2_000, 6_000, binding="slots")
-    bench.ledger.close_steps(3_000)
     bench.begin(3, 3_000)  # in the middle of the step
-    bench.ledger.close_steps(6_000)
-    bench.ledger.finished(2, 6_500, emitted_ns=0)
-    bench.ledger.free(2)
+    bench.finish(2, 6_500)
     bench.step([1], 7_000, 9_000, binding="slots")
-    bench.ledger.close_steps(8_000)
-    bench.ledger.admitted(3, 8_000)  # while it is still being executed
-    assert by_cause(bench.ledger.row(3)) == {"queue": 4_000, "queue_idle": 1_000}
+    bench.admit(3, 8_000)  # while it is still being executed
+    assert bench.row(3) == {"queue": 4_000, "queue_idle": 1_000}
     assert bench.of(3) == (Culprit("queue", "r1", 2_500), Culprit("queue", "r2", 1_500))
+
+
+def test_all_holders_of_slots_are_blamed_though_some_are_in_no_step() -> None:
+    bench = Bench()
+    for slot in (1, 2, 3):
+        bench.begin(slot, 0, RUNNING)
+    bench.begin(4, 0)
+    bench.step([1, 2], 0, 3_000, binding="slots")
+    bench.finish(1, 3_000)
+    bench.admit(4, 3_000)
+    assert of_cause(bench.of(4), "queue") == {"r1": 1_000, "r2": 1_000, "r3": 1_000}
+
+
+def test_a_wait_that_is_reported_late_finds_its_culprits() -> None:
+    bench = Bench()
+    for slot in (1, 2):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2], 0, 10_000, binding="slots")
+    bench.step([1, 2], 10_000, 12_000, binding="slots")
+    bench.ledger.fold(11_000)
+    bench.begin(3, 12_000)  # it makes the fold wait through the steps before
+    bench.begin(4, 4_000)
+    bench.admit(4, 12_000)
+    assert of_cause(bench.of(4), "queue") == {"r1": 4_000, "r2": 4_000}
 
 
 def test_nobody_is_blamed_while_the_device_idles() -> None:
     bench = Bench()
     bench.begin(1, 0)
-    bench.ledger.admitted(1, 50_000)
-    assert by_cause(bench.ledger.row(1)) == {"queue_idle": 50_000}
+    bench.admit(1, 50_000)
+    assert bench.row(1) == {"queue_idle": 50_000}
     assert bench.of(1) == ()
 
 
@@ -146,12 +193,11 @@ def test_who_still_waits_can_be_told_whom_for() -> None:
     bench.begin(1, 0, RUNNING)
     bench.begin(2, 0)
     bench.step([1], 0, 4_000, binding="slots")
-    bench.ledger.close_steps(4_000)
-    waited_ns = bench.ledger.waited_ns(2)
-    assert waited_ns == 4_000
+    bench.ledger.fold(4_000)
+    row = by_cause(bench.ledger.until(2, 4_000, unfolded=None))
+    assert row == {"queue": 4_000}
     for _ in range(2):  # asking changes nothing
-        told = bench.ledger.blame.of(2, {"queue": waited_ns}, at_ns=0, waited_ns=waited_ns)
-        assert told == (Culprit("queue", "r1", 4_000),)
+        assert bench.ledger.blame.of(2, row, at_ns=4_000) == (Culprit("queue", "r1", 4_000),)
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,7 +217,6 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
         for slot in sorted(due, key=due.__getitem__):
             if due[slot] <= until:
                 at_ns = due.pop(slot)
-                bench.ledger.close_steps(at_ns)
                 bench.begin(slot, at_ns)
                 waiting[slot] = at_ns
 
@@ -180,7 +225,7 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
         while waiting and len(running) < 4:
             slot = min(waiting, key=waiting.__getitem__)
             del waiting[slot]
-            bench.ledger.admitted(slot, now)
+            bench.admit(slot, now)
             running.append(slot)
         if not running:
             now = min(due.values())
@@ -196,7 +241,6 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
             "budget": tokens,
         }[binding]
         come(end)
-        bench.ledger.close_steps(end)
         for slot, queued_ns in waiting.items():
             for holder, part in zip(running, parts, strict=True):
                 waited = end - max(start, queued_ns)
@@ -205,10 +249,10 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
             left[slot] -= 1
             if not left[slot]:
                 running.remove(slot)
-                bench.ledger.finished(slot, end, emitted_ns=0)
+                bench.finish(slot, end)
                 told = of_cause(bench.of(slot), "queue")
                 others = told.pop(None, 0)
-                assert sum(told.values()) + others == bench.ledger.row(slot)[CAUSES.index("queue")]
+                assert sum(told.values()) + others == bench.row(slot).get("queue", 0)
                 for name, ns in told.items():
                     assert ns == pytest.approx(expected[slot][name], abs=1.01)
                 least = min(told.values(), default=0)
@@ -222,69 +266,93 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
 # --- inside steps ---------------------------------------------------------------------------------
 
 
-def test_decodes_blame_the_prompts_beside_them_by_what_those_take() -> None:
-    bench = Bench()
+def test_decodes_blame_the_prompts_beside_them_by_what_each_adds() -> None:
+    bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3, 4):
         bench.begin(slot, 0, RUNNING)
-    bench.step([1, 2], 0, 1_500, delay=additive([1200, 1300], [], 1_500))
-    bench.step(
-        [1, 2, 3, 4], 2_000, 20_000, delay=additive([1200, 1300, 4000, 10_000], [2, 3], 18_000)
-    )
-    bench.ledger.close_steps(20_000)
+    bench.step([1, 2], 0, 1_200_000)
+    bench.step([1, 2, 3, 4], 2_000_000, 13_200_000, tokens=[1, 1, 20, 80], prefills=[2, 3])
     told = of_cause(bench.of(1), "decode_interference")
-    assert told == {"r3": 3_429, "r4": 8_571}  # of 12,000, by 4,000 and 10,000
-    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 600}
-    assert of_cause(bench.of(2), "decode_co_batched") == {"r1": 400}
-    assert of_cause(bench.of(3), "prefill_co_batched") == {"r4": 9_000}
-    assert of_cause(bench.of(3), "prefill_interference") == {"r1": 250, "r2": 250}
+    assert told == pytest.approx({"r3": 2_000_000, "r4": 8_000_000}, rel=1e-5)
+    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 200_000}
+    assert of_cause(bench.of(2), "decode_co_batched") == {"r1": 200_000}
+    assert of_cause(bench.of(3), "prefill_co_batched") == {"r4": 8_000_000}
+    assert of_cause(bench.of(3), "prefill_interference") == {"r1": 100_000, "r2": 100_000}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1000, 9000), min_size=2, max_size=NUM_NAMED + 1), st.integers(1, 9))
-def test_companions_answer_alike_for_just_what_one_waited(own: list[int], num: int) -> None:
-    bench = Bench()
-    slots = list(range(1, len(own) + 1))
+MS = 1_000_000
+
+
+def but_for_ns(model: StepModel, tokens: list[int], contexts: list[int], culprit: int) -> float:
+    """Return how much shorter a step would have been without one of its requests."""
+
+    def took(members: list[int]) -> float:
+        if not members:
+            return 0.0
+        batch = Batch(
+            Team(np.array([tokens[at] for at in members]), np.ones(len(members), dtype=np.int64)),
+            np.array([contexts[at] for at in members]),
+        )
+        return model.f(batch.team.num_tokens) + model.own(batch).total(batch)
+
+    everybody = list(range(len(tokens)))
+    return took(everybody) - took([at for at in everybody if at != culprit])
+
+
+@pytest.mark.parametrize("num_decodes", [64, 200])
+def test_a_long_chunk_beside_decodes_is_blamed_for_what_would_have_been_without_it(
+    num_decodes: int,
+) -> None:
+    model = model_of(fixed_ns=9.0 * MS, per_token_ns=0.08 * MS, context_ns=20.0)
+    bench = Bench(256, model)
+    slots = list(range(1, num_decodes + 2))
     for slot in slots:
         bench.begin(slot, 0, RUNNING)
-    for at in range(num):
-        delay = additive(own, [], 100_000)
-        bench.step(slots, at * 100_000, (at + 1) * 100_000, delay=delay)
-    bench.ledger.close_steps(num * 100_000)
+    bench.begin(250, 0)
+    tokens, contexts = [1] * num_decodes + [10_000], [500] * num_decodes + [0]
+    bench.step(slots, 0, 900 * MS, tokens=tokens, contexts=contexts, prefills=[num_decodes])
+    bench.admit(250, 900 * MS)
+    told = of_cause(bench.of(250), "queue")
+    chunk = told[f"r{slots[-1]}"] / sum(told.values())
+    saved_ns = but_for_ns(model, tokens, contexts, num_decodes)
+    whole_ns = but_for_ns(model, [num_decodes + 10_000], [0], 0)  # the decodes' attention is little
+    assert saved_ns / whole_ns > 0.95
+    assert chunk == pytest.approx(saved_ns / whole_ns, abs=0.05)
+    assert set(of_cause(bench.of(1), "decode_interference")) == {f"r{slots[-1]}"}
+
+
+def test_a_decode_with_a_long_context_is_blamed_for_what_would_have_been_without_it() -> None:
+    model = model_of(fixed_ns=9.0 * MS, per_token_ns=0.0, context_ns=400.0)
+    bench = Bench(64, model)
+    slots = list(range(1, 34))
     for slot in slots:
-        told = of_cause(bench.of(slot), "decode_co_batched")
-        assert set(told) <= {f"r{other}" for other in slots if other != slot}
-        waited_ns = bench.ledger.row(slot)[CAUSES.index("decode_co_batched")]
-        assert sum(told.values()) == waited_ns
-        for ns in told.values():
-            assert ns == pytest.approx(waited_ns / (len(slots) - 1), abs=1)
+        bench.begin(slot, 0, RUNNING)
+    tokens, contexts = [1] * 33, [50] * 32 + [100_000]
+    bench.step(slots, 0, 49 * MS, tokens=tokens, contexts=contexts)
+    told = of_cause(bench.of(1), "decode_co_batched")
+    assert told["r33"] / sum(told.values()) > 0.95
 
 
 def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:
-    bench = Bench()
+    bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3):
         bench.begin(slot, 0, RUNNING)
-    delay = additive([2000, 2000], [], 3_000)
-    bench.step([1, 2], 0, 3_000, delay=delay)
-    bench.ledger.close_steps(3_000)
-    bench.ledger.finished(2, 3_000, emitted_ns=0)
-    bench.ledger.free(2)
-    bench.step([1, 3], 3_000, 6_000, delay=additive([2000, 2000], [], 3_000))
-    bench.ledger.close_steps(6_000)
-    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 1_000, "r3": 1_000}
-    assert of_cause(bench.of(3), "decode_co_batched") == {"r1": 1_000}
+    bench.step([1, 2], 0, 1_200_000)
+    bench.finish(2, 1_200_000)
+    bench.step([1, 3], 1_200_000, 2_400_000)
+    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 100_000, "r3": 100_000}
+    assert of_cause(bench.of(3), "decode_co_batched") == {"r1": 100_000}
 
 
 def test_who_runs_on_another_rank_is_no_companion() -> None:
-    bench = Bench()
+    bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3, 4):
         bench.begin(slot, 0, RUNNING)
-    delay = additive([2000, 2000], [], 3_000)
     for at in range(3):
-        bench.step([1, 2], 6_000 * at, 6_000 * at + 3_000, delay=delay)
-        bench.step([3, 4], 6_000 * at + 3_000, 6_000 * at + 6_000, delay=delay, dp_rank=1)
-    bench.ledger.close_steps(18_000)
-    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 3_000}
-    assert of_cause(bench.of(4), "decode_co_batched") == {"r3": 3_000}
+        bench.step([1, 2], 6_000_000 * at, 6_000_000 * at + 1_200_000)
+        bench.step([3, 4], 6_000_000 * at + 300_000, 6_000_000 * at + 1_500_000, dp_rank=1)
+    assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 300_000}
+    assert of_cause(bench.of(4), "decode_co_batched") == {"r3": 300_000}
 
 
 def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
@@ -292,15 +360,13 @@ def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
     for slot in (1, 2, 3):
         bench.begin(slot, 0, RUNNING)
     bench.step([1, 2, 3], 0, 1_000, contexts=[15, 47, 100])
-    bench.ledger.close_steps(1_000)
-    bench.ledger.preempted(3, 1_000)
+    bench.ledger.note(3, PREEMPTED, 1_000)
     bench.step([1, 2], 1_000, 2_000)
-    bench.ledger.close_steps(2_000)
     assert bench.ledger.blame.of(3, {"preempted": 400}, at_ns=1_400) == (
         Culprit("preempted", "r2", 300),
         Culprit("preempted", "r1", 100),
     )
-    bench.ledger.admitted(3, 9_000)
+    bench.admit(3, 9_000)
     assert of_cause(bench.of(3), "preempted") == {"r1": 2_000, "r2": 6_000}
 
 
@@ -317,7 +383,6 @@ def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:
     now = 1_000
     for _ in range(120):
         now += draw.choice([0, 3, 40])
-        ledger.close_steps(now)
         slot = draw.randint(1, 8)
         at_ns = now - draw.choice([0, 0, 7])
         match draw.choice(["begin", "begin", "step", "step", "step", "move", "move", "free"]):
@@ -339,20 +404,25 @@ def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:
                 )  # fmt: skip
                 start = now - draw.choice([0, 0, 5])
                 bench.step(
-                    slots, start, start + took, delay=delay,
+                    slots, start, start + took, delay=delay, prefills=prefills,
                     binding=draw.choice(["slots", "blocks", "budget", "none", "new"]),
                 )  # fmt: skip
             case "move" if slot in alive:
                 match draw.choice(["queued", "admitted", "admitted", "preempted", "finished"]):
-                    case "finished":
-                        ledger.finished(slot, at_ns, emitted_ns=0)
-                    case move:
-                        getattr(ledger, move)(slot, at_ns)
+                    case "queued":
+                        ledger.note(slot, QUEUED, at_ns)
+                    case "admitted":
+                        bench.admit(slot, at_ns)
+                    case "preempted":
+                        ledger.note(slot, PREEMPTED, at_ns)
+                    case _:
+                        bench.finish(slot, at_ns)
             case "free" if slot in alive:
+                ledger.fold(None)
                 ledger.free(slot)
                 alive.remove(slot)
         for slot in draw.sample(sorted(alive), min(1, len(alive))):
-            row_ns = by_cause(ledger.row(slot))
+            row_ns = bench.row(slot)
             told = bench.of(slot, now)
             sums = Counter[str]()
             for cause, name, ns in told:
@@ -368,7 +438,7 @@ def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:
 
 def num_cells(blame: Blame) -> int:
     """Count the numbers that are kept of times gone by."""
-    return sum(sums.size for _, sums in blame._marks._kept)
+    return sum(sums.size for _, sums in blame._holds._marks._kept)
 
 
 def test_a_hundred_thousand_may_wait() -> None:
@@ -380,16 +450,15 @@ def test_a_hundred_thousand_may_wait() -> None:
         start = 10_000 * at
         bench.step([1, 2], start, start + 10_000, binding=["slots", "blocks"][at % 2])
         for slot in range(3 + at * num // 100, 3 + (at + 1) * num // 100):
-            bench.begin(slot, start)
-    bench.ledger.close_steps(1_000_000)
+            bench.begin(slot, start + (slot % 100) * 100)
     blame = bench.ledger.blame
     assert blame.num_waiting == num
-    assert num_cells(blame) <= roster.MOST_CELLS
-    assert len(blame._roster) == roster.FIRST_ROWS
+    assert num_cells(blame) <= holds.MOST_CELLS
+    assert blame._holds.num_rows == holds.FIRST_ROWS
     for slot in (3, num // 2, num):
-        bench.ledger.admitted(slot, 1_000_000)
+        bench.admit(slot, 1_000_000)
         told = of_cause(bench.of(slot), "queue")
-        ns = bench.ledger.row(slot)[CAUSES.index("queue")]
+        ns = bench.row(slot)["queue"]
         assert sum(told.values()) == ns
         assert told["r1"] == pytest.approx(told["r2"], abs=1)
         assert told.get(None, 0) <= ns / 50  # old marks are thinned out
@@ -399,20 +468,65 @@ def test_who_held_most_is_remembered_however_many_come_after() -> None:
     bench = Bench()
     bench.begin(1, 0, RUNNING)
     bench.begin(63, 0)
-    bench.step([1], 0, 10_000_000, binding="slots")
+    bench.begin(60, 0, RUNNING)
+    bench.step([1, 60], 0, 10_000_000, binding="slots")
     now = 10_000_000
     for at in range(2_000):
         slot = 1 + at % 50
-        bench.ledger.close_steps(now)
+        bench.finish(slot, now)
+        bench.ledger.fold(None)
         bench.ledger.free(slot)
         bench.begin(slot + 1, now, RUNNING)
-        bench.ledger.blame.begin(slot + 1, f"small-{at}")
-        bench.step([slot + 1], now, now + 1_000, binding="slots")
+        bench.ledger.blame._names[slot + 1] = f"small-{at}"
+        bench.step([slot + 1, 60], now, now + 1_000, binding="slots")
         now += 1_000
-    bench.ledger.close_steps(now)
     blame = bench.ledger.blame
-    assert len(blame._roster) == roster.FIRST_ROWS
-    bench.ledger.admitted(63, now)
+    assert blame._holds.num_rows == holds.FIRST_ROWS
+    bench.admit(63, now)
     told = of_cause(bench.of(63), "queue")
-    assert told["r1"] == 10_000_000
-    assert sum(told.values()) == bench.ledger.row(63)[CAUSES.index("queue")] == now
+    assert told["r1"] == 5_000_000
+    assert sum(told.values()) == bench.row(63)["queue"] == now
+
+
+def test_a_thousand_running_take_bounded_memory() -> None:
+    bench = Bench(1_100)
+    for slot in range(1, 1_025):
+        bench.begin(slot, 0, RUNNING)
+    for at in range(3):
+        bench.step(list(range(1, 1_025)), at * 200_000, at * 200_000 + 100_000)
+        bench.ledger.fold(None)
+    cells = sum(pairs.size for pairs in bench.ledger.blame._pairs if pairs is not None)
+    assert cells <= 4 * 2_048 * 2_048
+    assert of_cause(bench.of(1), "decode_co_batched")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from([1, 1, 1, 40]), st.integers(0, 900)), min_size=1, max_size=6
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([0.0, 3.0]),
+)
+def test_what_each_adds_is_what_the_model_says_the_others_take_less(
+    batches: list[list[tuple[int, int]]], padded_ns: float
+) -> None:
+    model = replace(model_of(per_token_ns=100.0, context_ns=2.0), padded_ns=padded_ns)
+    members = []
+    for rows in batches:
+        counts, before = (np.array(column) for column in zip(*rows, strict=True))
+        batch = Batch(Team(counts, np.ones(len(rows), dtype=np.int64)), before)
+        own = model.own(batch)
+        delay = Delay(np.zeros(len(rows), dtype=np.int64), None, [], 0, 0, 0, 0)
+        of = Components(model, batch, own, [], counts, None)
+        members.append((np.arange(len(rows)), delay, of))
+    found = added_ns(members, np.array([len(rows) for rows in batches])).tolist()
+    expected = [
+        but_for_ns(model, [n for n, _ in rows], [c for _, c in rows], at)
+        for rows in batches
+        for at in range(len(rows))
+    ]
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.ledger import ARRIVING, HELD, RUNNING, WAITING, Ledger
+from inferscope.attribution.ledger import (
+    ABORTED,
+    ADMITTED,
+    ANSWERED,
+    ARRIVING,
+    DELIVERED,
+    EDGE,
+    END,
+    HELD,
+    LOST,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    TRANSFERRED,
+    WAITING,
+    Ledger,
+    Step,
+    scaled,
+)
 from inferscope.records import CAUSES
 from tests.attribution import oracle
 
@@ -42,12 +59,15 @@ def make_delay(draw: random.Random, delay_ns: int, num: int) -> Delay:
     )
 
 
-def few_prefills(draw: random.Random, delay_ns: int, num: int) -> Delay:
-    """Return an explanation that the ledger keeps as sums."""
-    class_ns = delay_ns - draw.randint(0, 9)
-    own = np.array([draw.randint(0, class_ns // 2) for _ in range(num)])
-    prefills = sorted(draw.sample(range(num), draw.randint(0, 2)))
-    return Delay(own, None, prefills, class_ns // 2, class_ns, class_ns, delay_ns - class_ns)
+def rows_of(ledger: Ledger, slot: int, *, is_streamed: bool = True) -> Ints:
+    """Return a request's whole row."""
+    up_to_first, after = ledger.rows_of(slot, is_streamed=is_streamed)
+    return up_to_first + after
+
+
+def ledger_of(ledger: Ledger, slot: int) -> dict[str, int]:
+    row = rows_of(ledger, slot)
+    return {cause: int(ns) for cause, ns in zip(CAUSES, row, strict=True) if ns}
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -75,41 +95,40 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(dt_ns=st.integers(0, 40))
     def pass_time(self, dt_ns: int) -> None:
         self.now_ns += dt_ns
-        self.ledger.close_steps(self.now_ns)
 
-    @rule()
-    def tick(self) -> None:
-        self.ledger.close_steps(self.now_ns)
+    @rule(ago_ns=st.sampled_from([0, 0, 20]), is_end=st.booleans())
+    def fold(self, ago_ns: int, is_end: bool) -> None:
+        self.ledger.fold(None if is_end else self.now_ns - ago_ns)
         self.ledger.pass_idle(self.now_ns)
 
     @rule(
         slot=st.integers(1, 8),
-        kind=st.sampled_from(["queued", "admitted", "admitted", "preempted", "finished", "lost"]),
+        kind=st.sampled_from(
+            [QUEUED, ADMITTED, ADMITTED, PREEMPTED, ANSWERED, ABORTED, LOST, EDGE, TRANSFERRED]
+        ),
         ago_ns=st.sampled_from([0, 0, 0, 3, 50]),
-        was_emitted=st.booleans(),
+        since_ns=st.sampled_from([0, 0, 30]),
     )
-    def happen(self, slot: int, kind: str, ago_ns: int, was_emitted: bool) -> None:
-        if slot not in self.arrived:
-            return
-        at_ns = self.now_ns - ago_ns
-        if kind == "finished":
-            emitted_ns = int(self.ledger.mark_ns[slot]) if was_emitted else 0
-            self.ledger.finished(slot, at_ns, emitted_ns=emitted_ns)
-        else:
-            getattr(self.ledger, kind)(slot, at_ns)
+    def happen(self, slot: int, kind: int, ago_ns: int, since_ns: int) -> None:
+        if slot in self.arrived:
+            at_ns = self.now_ns - ago_ns
+            self.ledger.note(slot, kind, at_ns, since_ns=since_ns and at_ns - since_ns)
 
-    @rule(kind=st.sampled_from(["paused", "unpaused"]), ago_ns=st.sampled_from([0, 0, 7]))
-    def turn(self, kind: str, ago_ns: int) -> None:
-        getattr(self.ledger, kind)(self.now_ns - ago_ns)
+    @rule(is_paused=st.booleans(), ago_ns=st.sampled_from([0, 0, 7]))
+    def turn(self, is_paused: bool, ago_ns: int) -> None:
+        turn = self.ledger.pause if is_paused else self.ledger.unpause
+        turn(self.now_ns - ago_ns)
 
     @rule(slot=st.integers(1, 8), late_ns=st.integers(0, 20), is_delivered=st.booleans())
     def leave(self, slot: int, late_ns: int, is_delivered: bool) -> None:
         if slot not in self.arrived:
             return
         if is_delivered:
-            self.ledger.finished(slot, self.now_ns, emitted_ns=0)
-            self.ledger.delivered(slot, self.now_ns - late_ns, self.now_ns)
-            self.check_rows()
+            self.ledger.note(slot, ANSWERED, self.now_ns)
+            self.ledger.note(slot, DELIVERED, self.now_ns, since_ns=self.now_ns - late_ns)
+        self.ledger.note(slot, END, self.now_ns)
+        self.ledger.fold(None)
+        self.check_rows()
         self.ledger.free(slot)
         del self.arrived[slot]
 
@@ -140,13 +159,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.team = slots
         delay = make_delay(draw, length_ns, len(slots))
         start_ns += self.now_ns
-        self.ledger.open_step(
-            slots,
-            delay,
-            start_ns=start_ns,
-            end_ns=start_ns + length_ns,
-            is_cold=is_cold,
-        )
+        self.ledger.step(Step(slots, delay, start_ns, start_ns + length_ns, is_cold))
         self.now_ns = max(self.now_ns, start_ns)
 
     def some(self, draw: random.Random) -> Ints:
@@ -158,9 +171,9 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def check_rows(self) -> None:
         for slot, arrived_ns in self.arrived.items():
-            row = self.ledger.rows[slot]
-            assert int(row.sum()) == int(self.ledger.mark_ns[slot]) - arrived_ns
-            assert (row >= 0).all()
+            parts = self.ledger.rows_of(slot, is_streamed=True)
+            assert sum(int(part.sum()) for part in parts) == self.ledger.mark_ns[slot] - arrived_ns
+            assert min(part.min() for part in parts) >= 0
 
     @invariant()
     def check_device(self) -> None:
@@ -202,19 +215,19 @@ class Run:
         arrived_ns = self.now_ns
         self.pass_time()
         self.lives[slot] = oracle.Life(arrived_ns, self.now_ns)
-        self.ledger.queued(slot, self.now_ns)
+        self.ledger.note(slot, QUEUED, self.now_ns)
         self.waiting.append(slot)
 
     def admit(self, slots: list[int], most: int) -> None:
         for slot in slots[:most]:
             slots.remove(slot)
-            self.ledger.admitted(slot, self.now_ns)
+            self.ledger.note(slot, ADMITTED, self.now_ns)
             self.running.append(slot)
             self.lives[slot].stays.append((self.now_ns, -1))
 
     def preempt(self) -> None:
         slot = self.running.pop()
-        self.ledger.preempted(slot, self.now_ns)
+        self.ledger.note(slot, PREEMPTED, self.now_ns)
         self.lives[slot].stays[-1] = (self.lives[slot].stays[-1][0], self.now_ns)
         self.held.append(slot)
 
@@ -225,14 +238,7 @@ class Run:
         start_ns, self.now_ns = self.now_ns, self.now_ns + self.draw.randint(1, 200)
         delay = make_delay(self.draw, self.now_ns - start_ns, len(members))
         is_cold = self.draw.random() < 0.1
-        self.ledger.open_step(
-            self.team,
-            delay,
-            start_ns=start_ns,
-            end_ns=self.now_ns,
-            is_cold=is_cold,
-        )
-        self.ledger.close_steps(self.now_ns)
+        self.ledger.step(Step(self.team, delay, start_ns, self.now_ns, is_cold))
         parts = {}
         co_batched = delay.co_batched_ns()
         for at, slot in enumerate(members):
@@ -262,8 +268,8 @@ class Run:
         life.finished_ns = self.now_ns + self.draw.randint(0, 9)
         life.delivered_ns = life.finished_ns + self.draw.randint(0, 9)
         life.stays[-1] = (life.stays[-1][0], life.finished_ns)
-        self.ledger.finished(slot, life.finished_ns, emitted_ns=life.emitted_ns[-1])
-        self.ledger.delivered(slot, life.emitted_ns[-1], life.delivered_ns)
+        self.ledger.note(slot, ANSWERED, life.finished_ns)
+        self.ledger.note(slot, DELIVERED, life.delivered_ns, since_ns=life.emitted_ns[-1])
         self.running.remove(slot)
         self.now_ns = max(self.now_ns, life.finished_ns)
 
@@ -283,90 +289,21 @@ def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
         run.pass_time()
         if run.running:
             run.step()
+        if run.draw.random() < 0.3:
+            run.ledger.fold(run.now_ns)
+    run.ledger.fold(None)
     done = {slot: life for slot, life in run.lives.items() if life.delivered_ns}
     for slot, life in done.items():
-        row = run.ledger.rows[slot]
+        row = rows_of(run.ledger, slot)
         booked = {cause: int(ns) for cause, ns in zip(CAUSES, row, strict=True) if ns}
         assert booked == dict(oracle.ledger(slot, life, run.steps))
         assert sum(booked.values()) == life.delivered_ns - life.arrived_ns
 
 
-class Watched(Ledger):
-    """A ledger of which somebody reads everything after each call."""
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in WATCHED:
-            return found
-
-        def call(*arguments: Any, **named: Any) -> None:
-            found(*arguments, **named)
-            assert (self.rows[1:] >= 0).all()
-            self._scatter()  # and forgets who stands together
-
-        return call
-
-
-WATCHED = ("begin", "queued", "admitted", "preempted", "finished", "delivered", "emitted")
-WATCHED += ("open_step", "close_steps")
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32))
-def test_what_is_kept_as_sums_comes_to_what_is_booked_one_by_one(seed: int) -> None:
-    """Teams that change by a few, that emit in part, whose members end: read or not, the same."""
-    ledgers = Ledger(4), Watched(4)
-    for ledger in ledgers:
-        draw, now_ns, num = random.Random(seed), 0, 8
-        ledger.grow(100)
-        running = list(range(1, num + 1))
-        for slot in running:
-            ledger.begin(slot, 0, RUNNING)
-        team = np.array(running, dtype=np.int64)
-        for _ in range(30):
-            now_ns += draw.randint(0, 20)
-            while len(running) < 8 or draw.random() < 0.1:
-                num += 1
-                ledger.begin(num, now_ns - draw.randint(0, 9), draw.choice([WAITING, RUNNING]))
-                running.append(num)
-            if team.tolist() != running:
-                draw.shuffle(running)
-                team = np.array(running, dtype=np.int64)
-            delay = make_delay(draw, draw.randint(20, 90), len(team))
-            if draw.random() < 0.7:
-                delay = few_prefills(draw, draw.randint(20, 90), len(team))
-            whole_ns = delay.explained_ns + delay.excess_ns
-            ledger.open_step(
-                team, delay, start_ns=now_ns, end_ns=now_ns + whole_ns, is_cold=draw.random() < 0.2
-            )
-            if draw.random() < 0.1:
-                ledger.finished(running.pop(), now_ns + whole_ns // 2, emitted_ns=0)
-            now_ns += whole_ns + draw.randint(-5, 5)
-            ledger.close_steps(now_ns)
-            emitting = team if draw.random() < 0.5 else team[draw.randint(1, 3) :]
-            ledger.emitted(emitting, now_ns)
-            for slot in [slot for slot in running if draw.random() < 0.1]:
-                running.remove(slot)
-                ledger.finished(slot, now_ns, emitted_ns=now_ns if slot in emitting else 0)
-            if len(running) > 2 and draw.random() < 0.1:
-                ledger.preempted(running[0], now_ns)
-        ledger.close_steps(now_ns + 1_000)
-    assert (ledgers[0].rows[1:] == ledgers[1].rows[1:]).all()
-    assert (ledgers[0].mark_ns[1:] == ledgers[1].mark_ns[1:]).all()
-    assert ledgers[0].rows.sum()
-
-
-# --- overlap and other places where adding durations counts twice -----------------------------
-
-
 def plain(delay_ns: int, num: int) -> Delay:
+    """Explain a step of decodes: half of it each one's own."""
     own = np.full(num, delay_ns // 2)
     return Delay(own, None, [], delay_ns, delay_ns, delay_ns, 0)
-
-
-def ledger_of(ledger: Ledger, slot: int) -> dict[str, int]:
-    row = ledger.rows[slot]
-    return {cause: int(ns) for cause, ns in zip(CAUSES, row, strict=True) if ns}
 
 
 @pytest.fixture
@@ -378,50 +315,92 @@ def two_running() -> tuple[Ledger, Ints]:
     return ledger, np.array([1, 2])
 
 
-def test_a_token_that_leaves_inside_the_next_step_cuts_it_and_counts_nothing_twice(
+def test_a_first_token_that_is_delivered_inside_the_next_step_cuts_it(
     two_running: tuple[Ledger, Ints],
 ) -> None:
     ledger, team = two_running
     for start_ns in (0, 100):
-        ledger.open_step(
-            team, plain(100, 2), start_ns=start_ns, end_ns=start_ns + 100, is_cold=False
-        )
+        ledger.step(Step(team, plain(100, 2), start_ns, start_ns + 100))
     ledger.emitted(team, 140)
-    assert ledger_of(ledger, 1) == {"decode_own": 70, "decode_co_batched": 70}
-    assert ledger.mark_ns[1] == 140
-    ledger.close_steps(200)
+    ledger.note(1, EDGE, 140)
+    ledger.fold(200)
+    up_to_first, after = ledger.rows_of(1, is_streamed=True)
+    assert int(up_to_first.sum()) == 140
+    assert int(after.sum()) == 60
     assert ledger_of(ledger, 1) == {"decode_own": 100, "decode_co_batched": 100}
+
+
+def test_a_first_token_on_its_way_is_output_though_the_next_step_runs() -> None:
+    ledger = Ledger(4)
+    ledger.begin(1, 0, RUNNING)
+    prefill = Delay(np.array([100]), None, [0], 100, 100, 100, 0)
+    ledger.step(Step(np.array([1]), prefill, 0, 100))
+    ledger.step(Step(np.array([1]), plain(100, 1), 101, 201))
+    ledger.emitted(np.array([1]), 110)
+    ledger.note(1, EDGE, 150)
+    ledger.fold(300)
+    up_to_first, after = ledger.rows_of(1, is_streamed=True)
+    assert up_to_first[CAUSES.index("prefill_own")] == 100
+    assert up_to_first[CAUSES.index("output")] == 50
+    assert int(after.sum()) == 51
+    up_to_first, _ = ledger.rows_of(1, is_streamed=False)  # its body goes out as a whole
+    assert int(up_to_first.sum()) == 150
+    assert up_to_first[CAUSES.index("decode_own")] > 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("SE", {"output": 10, "cpu_gap": 20}),
+        ("S", {"cpu_gap": 30}),
+        ("UE", {"cpu_gap": 30}),  # the step in front of the token was not timed
+    ],
+)
+def test_from_a_steps_end_to_its_tokens_emission_is_output(
+    kinds: str, expected: dict[str, int]
+) -> None:
+    ledger, team = Ledger(4), np.array([1])
+    ledger.begin(1, 0, RUNNING)
+    ledger.step(Step(team, plain(100, 1), 0, 100))
+    if "U" in kinds:
+        ledger.emitted(team, 100)
+        ledger.untimed(team, 100)
+    if "E" in kinds:
+        ledger.emitted(team, 110)
+    ledger.step(Step(team, plain(100, 1), 130, 230))
+    ledger.fold(None)
+    booked = ledger_of(ledger, 1)
+    assert {cause: ns for cause, ns in booked.items() if "decode" not in cause} == expected
+
+
+def test_the_wait_for_the_slowest_rank_is_its_own_steps(two_running: tuple[Ledger, Ints]) -> None:
+    ledger, team = two_running
+    cold = Delay(np.array([50, 50]), None, [], 100, 100, 100, 300)
+    slow = Delay(np.array([50, 50]), None, [], 100, 100, 100, 250)
+    ledger.step(Step(team, cold, 0, 400, is_cold=True))
+    ledger.step(Step(team, slow, 400, 750, wait_ns=200))
+    ledger.fold(None)
+    booked = ledger_of(ledger, 1)
+    assert (booked["cold_start"], booked["rank_wait"], booked["slowdown"]) == (300, 200, 50)
 
 
 def test_of_two_steps_that_overlap_the_earlier_has_its_members_first(
     two_running: tuple[Ledger, Ints],
 ) -> None:
     ledger, team = two_running
-    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
-    ledger.open_step(team, plain(100, 2), start_ns=60, end_ns=160, is_cold=False)
-    ledger.close_steps(200)
+    ledger.step(Step(team, plain(100, 2), 0, 100))
+    ledger.step(Step(team, plain(100, 2), 60, 160))
+    ledger.fold(200)
     assert ledger.mark_ns[1] == 160
     assert sum(ledger_of(ledger, 1).values()) == ledger.device.busy_ns == 160
 
 
 def test_a_step_within_a_step_adds_nothing(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
-    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
-    ledger.open_step(team, plain(20, 2), start_ns=50, end_ns=70, is_cold=False)
-    ledger.close_steps(200)
+    ledger.step(Step(team, plain(100, 2), 0, 100))
+    ledger.step(Step(team, plain(20, 2), 50, 70))
+    ledger.fold(200)
     assert sum(ledger_of(ledger, 1).values()) == ledger.device.busy_ns == 100
-
-
-def test_a_slot_given_back_in_an_open_step_comes_back_clean(
-    two_running: tuple[Ledger, Ints],
-) -> None:
-    ledger, team = two_running
-    ledger.open_step(team, plain(100, 2), start_ns=0, end_ns=100, is_cold=False)
-    ledger.free(1)
-    ledger.begin(1, 30, WAITING)
-    ledger.close_steps(100)
-    ledger.finished(1, 120, emitted_ns=0)
-    assert ledger_of(ledger, 1) == {"queue": 70, "queue_idle": 20}
 
 
 def test_a_request_that_has_ended_gains_nothing_from_a_step_that_still_names_it(
@@ -429,20 +408,53 @@ def test_a_request_that_has_ended_gains_nothing_from_a_step_that_still_names_it(
 ) -> None:
     """And who runs beside the step's members was not scheduled, however many they are."""
     ledger, team = two_running
-    ledger.finished(1, 10, emitted_ns=0)
     ledger.begin(3, 0, RUNNING)
-    ledger.open_step(team, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
-    ledger.close_steps(150)
+    ledger.note(1, ABORTED, 10)
+    ledger.note(1, END, 10)
+    ledger.step(Step(team, plain(100, 2), 50, 150))
+    ledger.note(3, ABORTED, 150)
+    ledger.fold(150)
     assert ledger_of(ledger, 1) == {"cpu_gap": 10}
     assert ledger_of(ledger, 3) == {"cpu_gap": 50, "not_scheduled": 100}
+
+
+def test_a_request_cut_out_of_a_step_waits_for_no_more_of_it(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.step(Step(team, plain(100, 2), 0, 100))
+    ledger.fold(20)  # the step is not over: nothing of it is booked
+    assert not ledger_of(ledger, 1)
+    assert ledger.is_held(1)
+    ledger.note(1, ABORTED, 40)
+    ledger.fold(60)
+    assert sum(ledger_of(ledger, 1).values()) == 40
+    assert not ledger.is_held(1)
+    assert ledger.is_held(2)
 
 
 def test_a_wait_is_a_queue_only_while_the_device_works(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
     ledger.begin(3, 20, WAITING)
-    ledger.open_step(team, plain(100, 2), start_ns=50, end_ns=150, is_cold=False)
-    ledger.admitted(3, 90)
+    ledger.step(Step(team, plain(100, 2), 50, 150))
+    ledger.note(3, ADMITTED, 90)
+    ledger.fold(150)
     assert ledger_of(ledger, 3) == {"queue": 40, "queue_idle": 30}
+
+
+def test_so_far_the_same_rules_hold_with_now_as_the_last_boundary(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.begin(3, 20, WAITING)
+    ledger.step(Step(team, plain(100, 2), 50, 150))
+    ledger.fold(150)
+    row = ledger.until(3, 170, unfolded=None)
+    assert row[CAUSES.index("queue")] == 100
+    assert row[CAUSES.index("queue_idle")] == 50
+    row = ledger.until(3, 170, unfolded=(160, 170))  # a step runs again
+    assert row[CAUSES.index("queue")] == 110
+    assert int(ledger.until(1, 170, unfolded=(160, 170)).sum()) == 10
 
 
 def test_a_step_announced_late_takes_back_the_idle_time_it_was_not(
@@ -450,7 +462,19 @@ def test_a_step_announced_late_takes_back_the_idle_time_it_was_not(
 ) -> None:
     ledger, team = two_running
     ledger.pass_idle(500)
-    ledger.open_step(team, plain(100, 2), start_ns=450, end_ns=550, is_cold=False)
-    ledger.close_steps(550)
+    ledger.step(Step(team, plain(100, 2), 450, 550))
     device = ledger.device
     assert (device.busy_ns, device.idle_host_gap_ns, device.idle_no_work_ns) == (100, 450, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1), st.floats(0, 1))
+def test_scaled_rows_sum_to_their_totals_and_no_cell_grows(
+    cells: list[list[int]], share: float
+) -> None:
+    rows = np.array(cells)
+    totals = (rows.sum(axis=1) * share).astype(np.int64)
+    found = scaled(rows, totals)
+    assert found.sum(axis=1).tolist() == totals.tolist()
+    assert (found <= rows).all()
+    assert (found >= 0).all()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from inferscope.attribution.blame import BLAMED
 from inferscope.attribution.rules import RULES, shares_ns
+from inferscope.attribution.spent import METRICS, spent
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.joins import ARRIVALS_NS
@@ -327,6 +328,8 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
     for final in finals.requests:
         assert min([0, *final.ledger_ns.values()]) == 0
         assert min([0, *final.ttft_ledger_ns.values()]) == 0
+        for cause, ns in final.ttft_ledger_ns.items():
+            assert ns <= final.ledger_ns[cause]
         assert final.output_tokens == sum(final.tokens_per_event)
         assert len(final.tokens_per_event) == len(final.token_times_ns)
         assert len(final.preempted_ns) == final.num_preemptions
@@ -343,6 +346,11 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
         if final.first_token_ns is not None:
             ttft_ns = final.first_token_ns - final.arrived_ns
             assert sum(final.ttft_ledger_ns.values()) == ttft_ns, final
+        for metric in METRICS:
+            took = None if final.ledger_missing else spent(final, metric)
+            if took is not None:
+                assert min([0, *took.by_cause.values()]) == 0
+                assert sum(took.by_cause.values()) == took.whole_ns, (metric, final)
         assert_parts_close(final)
         if names.count((final.engine_id, final.request_id)) == 1:
             key = (final.engine_id, final.request_id)

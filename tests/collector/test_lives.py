@@ -288,7 +288,7 @@ def test_a_client_that_leaves_before_the_core_knows_it_is_final_and_its_echo_ign
     script.at(3)
     core.finished(mine, "client_cancel")
     core.health()
-    _, finals = script.play()
+    _, finals = script.play(until_ms=300)
     assert finals.only().finish == "client_cancel"
 
 
@@ -519,12 +519,12 @@ def test_memory_stays_bounded_over_twenty_thousand_requests() -> None:
         core.finished(core.queued(str(number)))
         if number % 50 == 49:
             core.health()
-    collector, _ = script.play()
+    collector, _ = script.play(until_ms=3_000)
     engine = collector.engines["engine"]
     table = engine.lives.table
     assert engine.lives.num_finished == 20_000
     assert len(table.alive()) == 1
-    assert len(table.by_slot) <= 512
+    assert len(table.by_slot) <= 4096  # those of one window
 
 
 def test_a_ring_that_numbers_requests_wildly_costs_no_memory() -> None:

@@ -211,9 +211,12 @@ def test_nobody_who_looks_changes_what_is_folded_and_nothing_of_the_dead_stays(
                     snapshot(seen, window_ns=10**10, mode="live", focus=request.request_id)
                     engine.lives.parts_of(request)
     assert unseen.digest() == seen.digest() == told.digest()
-    blame = unseen.engines["engine"].lives.table.ledger.blame
-    for kept in (blame._waiting, blame._staying, blame._stays, blame._held, blame._found):
+    ledger = unseen.engines["engine"].lives.table.ledger
+    blame, holds = ledger.blame, ledger.blame._holds
+    for kept in (ledger._blocks, blame._held, blame._found, holds._waiting, holds._running):
         assert not kept
+    assert not holds._marks._kept
+    assert not any(pairs is not None and pairs.any() for pairs in blame._pairs)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inferscope.attribution.together import outsiders
 from inferscope.collector.rows import KeptRows, Rows
 from inferscope.collector.slots import SlotMap
+from inferscope.collector.tokens import outsiders
 from inferscope.collector.work import COMPUTE_NS, Work
 from inferscope.cost.batch import PlainTeams, Team
 from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY, StepSlices

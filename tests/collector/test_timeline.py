@@ -7,22 +7,21 @@ from inferscope.collector.recent import Recent
 from inferscope.collector.timeline import Timeline
 
 
-@given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(0, 30))
-def test_actions_run_in_the_order_of_time_and_then_of_arrival(
-    parts: list[list[int]], before_ns: int
+@given(st.lists(st.integers(0, 30), max_size=40), st.integers(0, 30))
+def test_facts_are_taken_in_the_order_of_time_and_then_of_arrival(
+    times: list[int], before_ns: int
 ) -> None:
-    timeline, ran, arrived = Timeline(), [], []
-    pushed: list[tuple[int, int]] = []
-    for part in parts:
-        for at_ns in part:
-            pushed.append((at_ns, len(pushed)))
-            timeline.push(at_ns, lambda *entry: ran.append(entry), *pushed[-1])
-    timeline.sweep(before_ns, arrive=arrived.append)
-    due = sorted(entry for entry in pushed if entry[0] < before_ns)
-    assert ran == due
-    assert arrived == [at_ns for at_ns, _ in due]
-    timeline.sweep(31, arrive=arrived.append)
-    assert ran == due + sorted(entry for entry in pushed if entry[0] >= before_ns)
+    timeline = Timeline()
+    pushed = [(at_ns, number) for number, at_ns in enumerate(times)]
+    for at_ns, number in pushed:
+        timeline.push(at_ns, print, number)
+
+    def taken(until_ns: int) -> list[tuple[int, int]]:
+        return [(at_ns, number) for at_ns, _, (number,) in timeline.take(until_ns)]
+
+    assert taken(before_ns) == sorted(entry for entry in pushed if entry[0] < before_ns)
+    assert taken(31) == sorted(entry for entry in pushed if entry[0] >= before_ns)
+    assert not list(timeline.waiting())
 
 
 @given(st.lists(st.integers(0, 40), max_size=100))

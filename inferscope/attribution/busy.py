@@ -1,0 +1,142 @@
+"""When an engine's device was busy and when the engine was paused, as sums up to any time.
+
+    B(t)  how long the device had been busy by t: the union of all steps
+
+A look-up answers for any past time within the last `_MOST_STEPS` steps, so an event that is
+reported late still finds which part of its past was busy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_MOST_STEPS = 4096
+_MOST_PAUSES = 64
+NEVER_NS = 1 << 62
+
+
+class Busy:
+    """The time of one engine's device. All times are host nanoseconds.
+
+    Attributes:
+        mark_ns: explained up to here, None before the first call.
+        busy_ns: time in which a step was being executed.
+        idle_host_gap_ns: idle time while a request was waiting or running.
+        idle_no_work_ns: idle time while none was, or the engine was paused.
+        paused_ns: since when the engine is paused, None while it is not.
+    """
+
+    def __init__(self) -> None:
+        self.mark_ns: int | None = None
+        self.busy_ns = 0
+        self.idle_host_gap_ns = 0
+        self.idle_no_work_ns = 0
+        self.paused_ns: int | None = None
+        self._idle_from_ns = 0
+        """From where on it has been idle, if it is."""
+        self._pauses: list[tuple[int, int]] = []
+        """Those that are over."""
+        self._new: list[tuple[int, int, int]] = []
+        """Start, end and busy time before, of steps that are in no array yet."""
+        self._starts: Ints = np.zeros(1, dtype=np.int64)
+        self._ends: Ints = np.zeros(1, dtype=np.int64)
+        self._before: Ints = np.zeros(1, dtype=np.int64)
+
+    # --- in the order of time -----------------------------------------------------------------
+
+    def idle(self, until_ns: int, *, is_work_there: bool) -> None:
+        """Explain idle time up to here."""
+        if self.mark_ns is None:
+            self.mark_ns = self._idle_from_ns = until_ns
+        spent_ns = until_ns - self.mark_ns
+        if spent_ns <= 0:
+            return
+        if is_work_there and self.paused_ns is None:
+            self.idle_host_gap_ns += spent_ns
+        else:
+            self.idle_no_work_ns += spent_ns
+        self.mark_ns = until_ns
+
+    def step(self, start_ns: int, end_ns: int, *, is_work_there: bool) -> tuple[int, int]:
+        """Explain a step, and return from when to when the device was busy with it alone.
+
+        A step that is announced after its start takes back what was explained as idle.
+        """
+        if self.mark_ns is None or start_ns >= self.mark_ns:
+            self.idle(start_ns, is_work_there=is_work_there)
+        mark_ns = self.mark_ns or 0
+        from_ns = min(mark_ns, max(start_ns, self._idle_from_ns))
+        of_gap_ns = min(mark_ns - from_ns, self.idle_host_gap_ns)
+        self.idle_host_gap_ns -= of_gap_ns
+        self.idle_no_work_ns -= mark_ns - from_ns - of_gap_ns
+        self.mark_ns = until_ns = max(from_ns, end_ns)
+        if until_ns > from_ns:
+            self._new.append((from_ns, until_ns, self.busy_ns))
+            self.busy_ns += until_ns - from_ns
+        self._idle_from_ns = until_ns
+        return from_ns, until_ns
+
+    def pause(self, at_ns: int) -> None:
+        """Note that the engine is paused from here on."""
+        if self.paused_ns is None:
+            self.paused_ns = max(at_ns, self._pauses[-1][1] if self._pauses else at_ns)
+
+    def unpause(self, at_ns: int) -> None:
+        """Note that it is paused no more."""
+        if self.paused_ns is not None:
+            self._pauses.append((self.paused_ns, max(self.paused_ns, at_ns)))
+            del self._pauses[:-_MOST_PAUSES]
+        self.paused_ns = None
+
+    @property
+    def ended_ns(self) -> int:
+        """Return when the last step ended."""
+        return self._idle_from_ns if self.busy_ns else 0
+
+    # --- look-ups -----------------------------------------------------------------------------
+
+    def at(self, times_ns: Ints) -> Ints:
+        """Return how long the device had been busy by each time: [times]."""
+        if self._new:
+            starts, ends, before = np.array(self._new, dtype=np.int64).T
+            self._new.clear()
+            kept = slice(-_MOST_STEPS, None)
+            self._starts = np.concatenate([self._starts[kept], starts])
+            self._ends = np.concatenate([self._ends[kept], ends])
+            self._before = np.concatenate([self._before[kept], before])
+        k = np.maximum(self._starts.searchsorted(times_ns, "right") - 1, 0)
+        spent_ns = np.minimum(times_ns, self._ends[k]) - self._starts[k]
+        busy_ns: Ints = self._before[k] + np.maximum(spent_ns, 0)
+        return busy_ns
+
+    def within(
+        self, since_ns: Ints, until_ns: Ints, *, is_over: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
+        """Return of some spans of time how much the device was busy, and how much was paused.
+
+        What is paused is not busy.
+
+        Args:
+            since_ns: [spans], where they begin.
+            until_ns: [spans], where they end.
+            is_over: [spans], count a pause only if it had ended by the end of the span.
+        """
+        busy_ns = self.at(until_ns) - self.at(since_ns)
+        paused_ns = np.zeros_like(busy_ns)
+        for begun_ns, ended_ns in self._pauses_since(int(since_ns.min(initial=NEVER_NS))):
+            first_ns, last_ns = np.maximum(since_ns, begun_ns), np.minimum(until_ns, ended_ns)
+            is_in = (first_ns < last_ns) & (~is_over | (until_ns >= ended_ns))
+            if is_in.any():
+                first_ns, last_ns = first_ns[is_in], last_ns[is_in]
+                paused_ns[is_in] += last_ns - first_ns
+                busy_ns[is_in] -= self.at(last_ns) - self.at(first_ns)
+        return busy_ns, paused_ns
+
+    def _pauses_since(self, since_ns: int) -> list[tuple[int, int]]:
+        found = [pause for pause in self._pauses if pause[1] > since_ns]
+        if self.paused_ns is not None:
+            found.append((self.paused_ns, NEVER_NS))
+        return found

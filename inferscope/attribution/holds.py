@@ -1,0 +1,372 @@
+"""What keeps the head of the queue out, as sums by culprit that grow while requests wait.
+
+A row is one request that has run; its sum grows by its part of each step that was waited for. A
+request that comes to the queue marks the sums of then, and blames each row for what it has grown by
+when it goes.
+
+Memory is bounded, whatever is reported: of the requests that are over, those that mattered least
+are forgotten as more come; of the marks, those are dropped whose age is nearly another's. What is
+then missing counts as unknown, and no request is blamed for more than its part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution.rules import Components, marginal
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FIRST_ROWS = 256
+MOST_CELLS = 1 << 20
+"""Most cells of all marks: 8 MB, which is 4,096 marks of 256 rows."""
+_FEWEST_MARKS = 16
+NOBODY_ROW = 0
+_REMEMBERED_STEPS = 64
+"""Steps whose holders a request finds that was queued in the past and is reported now."""
+_MOST_BLOCK_TOKENS = 1 << 24
+"""A block of more, or of less than one, is damage."""
+
+
+class Grip(msgspec.Struct, frozen=True, gc=False):
+    """What the members of a step hold that keeps others out of it.
+
+    Attributes:
+        binding: what the scheduler says is scarce.
+        block_tokens: tokens in a KV block, 0 where the engine does not say.
+        tokens: [members], computed in the step.
+        contexts: [members], before it.
+        dp_rank: whose step it was.
+    """
+
+    binding: str
+    block_tokens: int
+    tokens: Ints
+    contexts: Ints
+    dp_rank: int = 0
+
+    def blocks(self) -> Floats:
+        """Return the KV blocks that each member holds, or its tokens in them: [members]."""
+        per_block = self.block_tokens if 0 < self.block_tokens <= _MOST_BLOCK_TOKENS else 1
+        blocks = -(-(self.contexts + self.tokens) // per_block)
+        return blocks.astype(np.float64)
+
+
+class _Span(msgspec.Struct, eq=False, gc=False):
+    """Time in which the device was busy with one step."""
+
+    from_ns: int
+    until_ns: int
+    rows: Ints
+    """Rows of the step's members, or of all that hold a slot where those are scarce."""
+    grip: Grip | None
+    components: Components | None
+    parts: Floats | None = None
+    """[rows], which sum to 1; None until a request waits for them."""
+
+    def shares(self) -> tuple[Ints, Floats]:
+        """Return the rows that are blamed for this time, and how much of it each is."""
+        if self.parts is None:
+            found = self._weights()
+            whole = 0.0 if found is None else float(found.sum())
+            if found is None:
+                self.rows, self.parts = np.zeros(1, dtype=np.int64), np.ones(1)
+            elif whole > 0:
+                self.parts = found / whole
+            else:
+                self.parts = np.full(len(found), 1.0 / len(found))
+        return self.rows, self.parts
+
+    def _weights(self) -> Floats | None:
+        grip, of = self.grip, self.components
+        if grip is None or not len(self.rows):
+            return None
+        match grip.binding:
+            case "slots":
+                return np.ones(len(self.rows))
+            case "blocks":
+                return grip.blocks()
+            case "budget":
+                return grip.tokens.astype(np.float64)
+            case _ if of is not None:
+                return np.maximum(marginal(of.model, of.batch, of.own).values(of.batch), 0.0)
+        return np.ones(len(self.rows))
+
+
+class _Wait(msgspec.Struct, gc=False):
+    """A request in the queue: the sum of all rows when it came, and its mark."""
+
+    total_ns: float
+    mark: int = 0
+
+
+class Holds:
+    """The requests that run, and what others wait for in the queue because of each.
+
+    Attributes:
+        names: [rows], of the requests; None where a row is free. The first row is of no request.
+        num_waiting: requests in the queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        weight_of: Callable[[list[int]], Floats],
+        forget: Callable[[list[int]], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            weight_of: returns what rows are blamed for elsewhere.
+            forget: hears of rows whose requests are forgotten.
+        """
+        self.names: list[str | None] = [None] * FIRST_ROWS
+        self._weight_of, self._forget = weight_of, forget
+        self._free = list(range(FIRST_ROWS - 1, NOBODY_ROW, -1))
+        self._over: list[int] = []
+        """Rows of requests that are over, in the order in which they ended."""
+        self._running: dict[int, None] = {}
+        self._runners: Ints | None = None
+        """The same as an array; None since it has changed."""
+        self._sums_ns: Floats = np.zeros(FIRST_ROWS)
+        self._total_ns = 0.0
+        self._since: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
+        """[rows], how many rows had been taken when this one was."""
+        self._num_taken = 0
+        self._spans: deque[_Span] = deque()
+        """Not waited through yet."""
+        self._past: deque[_Span] = deque(maxlen=_REMEMBERED_STEPS)
+        self._at_ns = 0
+        """Up to where spans are waited through."""
+        self._waiting: dict[int, _Wait] = {}
+        self._unmarked: dict[int, _Wait] = {}
+        """Those who came when the sums were as they are."""
+        self._marks = _Marks()
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many rows there are, free ones among them."""
+        return len(self.names)
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many requests are in the queue."""
+        return len(self._waiting)
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def take(self, name: str) -> int:
+        """Assign a request its row."""
+        if not self._free:
+            self._make_room()
+        row = self._free.pop()
+        self._num_taken += 1
+        self._since[row] = self._num_taken
+        self.names[row] = name
+        return row
+
+    def end(self, row: int) -> None:
+        """Note that a request is over; others may have to blame it yet."""
+        self._over.append(row)
+
+    def runs(self, row: int) -> None:
+        """Note that a request holds a slot."""
+        self._running[row] = None
+        self._runners = None
+
+    def left(self, row: int) -> None:
+        """Note that it holds none any more."""
+        self._running.pop(row, None)
+        self._runners = None
+
+    def is_running(self, row: int) -> bool:
+        """Return whether a request holds a slot."""
+        return row in self._running
+
+    def _make_room(self) -> None:
+        num, over = len(self.names), self._over
+        if len(over) < num // 2:
+            self._sums_ns = np.concatenate([self._sums_ns, np.zeros(num)])
+            self._since = np.concatenate([self._since, np.zeros(num, dtype=np.int64)])
+            self.names += [None] * num
+            self._free += range(2 * num - 1, num - 1, -1)
+            return
+        # Those that ended lately may be all that a request waited for: the older half is thinned.
+        older = over[: len(over) // 2]
+        order = (self._sums_ns[older] + self._weight_of(older)).argsort(kind="stable")
+        lesser = [older[at] for at in order[: max(1, len(older) // 2)].tolist()]
+        gone = set(lesser)
+        self._forget(lesser)
+        self._over = [row for row in over if row not in gone]
+        for span in (*self._spans, *self._past):
+            rows = span.rows
+            span.rows = np.where(np.isin(rows, lesser), NOBODY_ROW, rows)
+        for row in sorted(lesser, reverse=True):
+            self._free.append(row)
+            self.names[row] = None
+        self._sums_ns[lesser] = 0.0
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def step(
+        self,
+        rows: Ints,
+        grip: Grip | None,
+        components: Components | None,
+        from_ns: int,
+        until_ns: int,
+    ) -> None:
+        """Take a step.
+
+        Args:
+            rows: [members].
+            grip: what they hold; None where that is not known.
+            components: what the step was divided with; None likewise.
+            from_ns: when the device became busy with it alone.
+            until_ns: when that was over.
+        """
+        if until_ns <= from_ns:
+            return
+        if grip is not None and grip.binding == "slots":
+            if self._runners is None:
+                self._runners = np.fromiter(self._running, np.int64, len(self._running))
+            rows = self._runners  # not only those that this step computes
+        self._pass(from_ns)
+        self._spans.append(_Span(from_ns, until_ns, rows, grip, components))
+
+    def _pass(self, until_ns: int) -> None:
+        """Add to the sums what was waited through up to a time."""
+        spans = self._spans
+        while spans and spans[0].from_ns < until_ns:
+            span = spans[0]
+            spent_ns = min(span.until_ns, until_ns) - max(span.from_ns, self._at_ns)
+            if self._waiting and spent_ns > 0:
+                if self._unmarked:
+                    self._mark(until_ns)
+                rows, parts = span.shares()
+                np.add.at(self._sums_ns, rows, parts * spent_ns)
+                self._total_ns += spent_ns
+            if span.until_ns > until_ns:
+                break
+            self._past.append(spans.popleft())
+        self._at_ns = max(self._at_ns, until_ns)
+
+    # --- the queue ----------------------------------------------------------------------------
+
+    def queued(self, slot: int, at_ns: int) -> None:
+        """Start a request's wait."""
+        self._pass(at_ns)
+        wait = self._waiting[slot] = self._unmarked[slot] = _Wait(self._total_ns)
+        if at_ns >= self._at_ns:
+            return
+        # It is reported late: others have waited since, or none has.
+        sums_ns = self._sums_ns.copy()
+        for span in (*self._past, *list(self._spans)[:1]):
+            spent_ns = min(span.until_ns, self._at_ns) - max(span.from_ns, at_ns)
+            if spent_ns > 0:
+                rows, parts = span.shares()
+                np.subtract.at(sums_ns, rows, parts * spent_ns)
+                wait.total_ns -= spent_ns
+        if wait.total_ns < self._total_ns:
+            wait.mark = self._marks.set(at_ns, self._num_taken, sums_ns)
+            del self._unmarked[slot]
+
+    def _mark(self, at_ns: int) -> None:
+        """Keep the sums for those who came since they changed."""
+        mark = self._marks.set(at_ns, self._num_taken, self._sums_ns.copy())
+        for wait in self._unmarked.values():
+            wait.mark = mark
+        self._unmarked.clear()
+
+    def admitted(self, slot: int, at_ns: int) -> tuple[Floats, float]:
+        """End a request's wait; return what it blames each row for, and how long it was in all."""
+        self._pass(at_ns)
+        found = self.until(slot, at_ns)
+        del self._waiting[slot]
+        self._unmarked.pop(slot, None)
+        if self._marks:
+            marks = (wait.mark for wait in self._waiting.values() if wait.mark)
+            self._marks.drop_before(next(marks, None))
+        return found
+
+    def until(self, slot: int, at_ns: int) -> tuple[Floats, float]:
+        """Return the same of a request that may be in the queue yet, up to what is known."""
+        wait = self._waiting.get(slot)
+        if wait is None or (slot in self._unmarked and not self._spans):
+            return np.zeros(0), 0.0
+        grown: Floats = self._sums_ns.copy()
+        total_ns = self._total_ns - wait.total_ns
+        if slot in self._unmarked:
+            grown[:] = 0.0
+        else:
+            taken, sums_ns = self._marks.get(wait.mark)
+            num = len(sums_ns)
+            grown[:num] -= sums_ns * (self._since[:num] <= taken)
+        for span in self._spans:  # not waited through: a reader changes nothing
+            spent_ns = min(span.until_ns, at_ns) - max(span.from_ns, self._at_ns)
+            if spent_ns > 0:
+                rows, parts = span.shares()
+                np.add.at(grown, rows, parts * spent_ns)
+                total_ns += spent_ns
+        return np.maximum(grown, 0.0), total_ns
+
+
+class _Marks:
+    """Sums at times to which a waiting request will look back."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._at_ns: list[int] = []
+        self._kept: list[tuple[int, Floats]] = []
+        """For each, how many rows had been taken, and the sums."""
+        self._num_set = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def drop_before(self, mark: int | None) -> None:
+        """Drop the marks that no request looks back to any more; None for all."""
+        num = len(self._ids) if mark is None else bisect_left(self._ids, mark)
+        for kept in (self._ids, self._at_ns, self._kept):
+            del kept[:num]
+
+    def set(self, at_ns: int, num_taken: int, sums_ns: Floats) -> int:
+        """Keep sums, and return the mark's number.
+
+        Args:
+            at_ns: when they were so.
+            num_taken: rows, by then.
+            sums_ns: [rows].
+        """
+        self._num_set += 1
+        self._ids.append(self._num_set)
+        self._at_ns.append(at_ns)
+        self._kept.append((num_taken, sums_ns))
+        if len(self._ids) > max(_FEWEST_MARKS, MOST_CELLS // len(sums_ns)):
+            self._thin_out()
+        return self._num_set
+
+    def get(self, mark: int) -> tuple[int, Floats]:
+        """Return a mark; where it was dropped, the next one: a little is missing then."""
+        return self._kept[bisect_left(self._ids, mark)]
+
+    def _thin_out(self) -> None:
+        """Drop a quarter of the marks: those whose age is nearly that of the next one.
+
+        What a look-up can miss is a small part of what it looks back to, whatever its age.
+        """
+        at_ns = np.maximum.accumulate(np.array(self._at_ns, dtype=np.float64))
+        gap_ns = at_ns[2:] - at_ns[:-2]  # around every mark but the first and the last
+        part = (gap_ns / (at_ns[-1] - at_ns[:-2] + 1))[::2]  # no two neighbours go
+        lost = {2 * at + 1 for at in part.argsort(kind="stable")[: len(part) // 2].tolist()}
+        kept = [at for at in range(len(at_ns)) if at not in lost]
+        self._ids = [self._ids[at] for at in kept]
+        self._at_ns = [self._at_ns[at] for at in kept]
+        self._kept = [self._kept[at] for at in kept]
