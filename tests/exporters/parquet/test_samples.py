@@ -215,7 +215,7 @@ def test_files_of_a_release_before_are_asked_together_with_those_of_this_one(
 def test_the_older_files_lack_what_came_since() -> None:
     for name, lacks in (
         ("requests", ("adapter", "transfers", "ledger_missing", "partial")),
-        ("steps", ()),
+        ("steps", ("provisional", "bounded_ns")),
         ("slices", ("synthetic",)),
     ):
         (file,) = (OLDER / name).rglob("*.parquet")
