@@ -35,7 +35,9 @@ def test_each_tells_its_part_and_the_ledgers_close(apart: Server) -> None:
     for final in finals.values():
         assert (final.arrived_at, final.delivered_at) == ("http", "http")
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
-        assert final.ledger_ns["decode_own"] > 0
+        # Not `decode_own`: on a busy machine all tokens may wait for the front end at once.
+        assert final.ledger_ns["prefill_own"] > 0
+        assert final.decode_ns > 0
         assert final.output_tokens == 12
         assert not final.joined_late
     assert of(StepPlan, ring(apart, "core"))
