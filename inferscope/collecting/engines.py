@@ -395,8 +395,16 @@ class _Followed:
 
     @property
     def _is_there(self) -> bool:
-        """Tell whether a process of it is there; what is not folded yet may tell that it left."""
-        return self._source.is_manned or self._source.has_more
+        """Tell whether a process of it is there; what is not folded yet may tell that it left.
+
+        The time of its devices is counted until then, and no longer.
+        """
+        source = self._source
+        return (
+            source.is_manned
+            or source.has_more
+            or any(engine.has_unfolded for engine in source.collector.engines.values())
+        )
 
     @property
     def through_ns(self) -> int:

@@ -218,6 +218,11 @@ class EngineFold:
         )
 
     @property
+    def has_unfolded(self) -> bool:
+        """Return whether facts wait for a step to end, or for requests that arrived during it."""
+        return bool(self._timeline.waiting())
+
+    @property
     def unfolded(self) -> tuple[int, int] | None:
         """Return from when to when steps run that are not folded; None where there are none."""
         since_ns = self.joins.oldest_ns(self.now_ns)
