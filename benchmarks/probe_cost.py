@@ -6,6 +6,10 @@ the same calls cost several times as much (probe_overhead.py measures that). Pri
 for a shared machine is slower for seconds at a time, and the median of the rounds beside it.
 
     python benchmarks/probe_cost.py --out probe_cost.json
+
+With --beside N the steps are those of an engine whose device computes for 10 ms, while N threads of
+the process compute in Python; printed are the mean and the largest cost of a step. --folder says
+where the ring is: on a disk or in memory.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import platform
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,17 +95,56 @@ def measure(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, 
     return {name: round(value, 2) for name, value in best.items()}
 
 
+def measure_beside(probe: Probe, num_threads: int, *, steps: int) -> tuple[float, float]:
+    """Return mean and maximum of a step's cost in µs, at batch 64 and beside computing threads."""
+    parts = calls(probe, 64)
+    is_over = False
+
+    def compute() -> None:
+        while not is_over:
+            pass
+
+    threads = [threading.Thread(target=compute) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    costs_us = []
+    now_ns = time.perf_counter_ns
+    for _ in range(steps):
+        began_ns = now_ns()
+        parts["plan"]()
+        parts["start"]()
+        launched_ns = now_ns()
+        time.sleep(0.01)
+        ended_ns = now_ns()
+        parts["stop"]()
+        parts["slices"]()
+        parts["emitted"]()
+        costs_us.append((now_ns() - ended_ns + launched_ns - began_ns) / 1e3)
+    is_over = True
+    for thread in threads:
+        thread.join()
+    return statistics.mean(costs_us), max(costs_us)
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument("--folder", type=Path, help="make the ring in this folder")
+    parser.add_argument("--beside", type=int, metavar="N", help="beside N computing threads")
     options = parser.parse_args()
     os.environ["INFERSCOPE_BUDGET"] = "2"  # nothing but the probe runs here
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         os.environ["INFERSCOPE_DIR"] = folder
+        if options.beside is not None:
+            probe = Probe.open(EngineInfo(0, "bench"))
+            mean_us, most_us = measure_beside(probe, options.beside, steps=options.steps)
+            probe.close()
+            print(f"beside {options.beside}: mean {mean_us:.1f} µs per step, most {most_us:.0f}")
+            return
         for state in ("on", "off"):
             for batch in BATCHES:
                 probe = Probe.open(EngineInfo(0, "bench")) if state == "on" else Probe.disabled()

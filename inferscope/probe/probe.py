@@ -18,9 +18,9 @@ its own write where the ring's file system blocks; in memory (tmpfs) none does:
 Exceptions that are not `Exception`, such as KeyboardInterrupt, and those of the host's signal
 handlers pass through. A call without a required argument is a TypeError, as everywhere in Python.
 Switched off, a call is one attribute test: 1 µs per step for all calls together. Switched on they
-take 28 µs at batch 64, of which five system calls are half (benchmarks/probe_cost.py; the aim is
-15); within a running engine, whose weights have pushed our code out of the cache, several times
-that (benchmarks/probe_overhead.py).
+take 28 µs at batch 64, of which five system calls are half, and 31 µs with the ring on a disk
+(benchmarks/probe_cost.py; the aim is 15); within a running engine, whose weights have pushed our
+code out of the cache, several times that (benchmarks/probe_overhead.py).
 
 A probe belongs to one process and one writing thread. Beneath it:
 

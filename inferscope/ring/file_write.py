@@ -1,19 +1,19 @@
-"""One positional write: with the interpreter's lock held where it cannot block, else without.
+"""One positional write: with the interpreter's lock held where it does not block, else without.
 
 `os.pwrite` releases the lock around the system call. Beside a thread that computes in Python the
-caller then waits for the switch interval, 5 ms, to have it back: measured here, 0.1 to 1.5 ms per
-record on average, against 10 µs. So on a file system in memory the C function is called with the
-lock held, as a store into mapped memory would be.
+caller then waits for the switch interval, 5 ms, to have it back, for every record: five times a
+step. So the C function is called with the lock held, as a store into mapped memory would be.
 
-Any other write may block for seconds or for ever: a disk that fails, `fsfreeze` for a snapshot of a
-virtual machine, a network. With the lock held that would stop every thread of the process, so there
-the lock is released, and only the thread that writes waits. Without another computing thread the
-release costs nothing: 1.1 µs per record, 1.6 µs with the lock held through ctypes.
+A write that blocks with the lock held stops every thread of the process. In memory none blocks. On
+a local disk one does while the disk fails or is frozen (`fsfreeze`, for a snapshot of a virtual
+machine): after the first slow one the lock is released for all that follow. On a network, FUSE or
+unknown file system, and on the probe's own thread, it is always released.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from inferscope.host_signals import pass_on
@@ -22,6 +22,15 @@ PWrite = Callable[[int, bytes, int, int], int]
 IN_MEMORY = {
     0x01021994,  # tmpfs
     0x858458F6,  # ramfs
+}
+LOCAL = {
+    0xEF53,  # ext2, ext3, ext4
+    0x58465342,  # XFS
+    0x9123683E,  # btrfs
+    0xCA451A4E,  # bcachefs
+    0xF2F52010,  # F2FS
+    0x2FC12FC1,  # ZFS
+    0x794C7630,  # overlayfs, a container's root
 }
 REMOTE = {
     0x6969,  # NFS
@@ -41,6 +50,8 @@ REMOTE = {
     0x73757245,  # Coda
 }
 """Values of `f_type`, as statfs(2) lists them and the file systems' own sources."""
+SLOW_NS = 50_000_000
+"""A write that takes longer has blocked: the page cache takes one in microseconds."""
 
 
 def releasing_pwrite(handle: int, content: bytes, num_bytes: int, offset: int) -> int:
@@ -77,6 +88,21 @@ pwrite = _c_function()
 
 At the end of the stack ctypes raises an ArgumentError that names the RecursionError.
 """
+
+
+def until_slow() -> PWrite:
+    """Return a write that holds the interpreter's lock until one was slow, then never again."""
+    write, now_ns = pwrite, time.monotonic_ns
+
+    def timed(handle: int, content: bytes, num_bytes: int, offset: int) -> int:
+        nonlocal write
+        began_ns = now_ns()
+        num_written = write(handle, content, num_bytes, offset)
+        if now_ns() - began_ns > SLOW_NS:
+            write = releasing_pwrite
+        return num_written
+
+    return timed
 
 
 def file_system(handle: int) -> int:

@@ -23,7 +23,15 @@ from pathlib import Path
 from inferscope.errors import RingUnavailable
 from inferscope.host_signals import pass_on, suppressed
 from inferscope.ring import layout
-from inferscope.ring.file_write import IN_MEMORY, REMOTE, file_system, pwrite, releasing_pwrite
+from inferscope.ring.file_write import (
+    IN_MEMORY,
+    LOCAL,
+    REMOTE,
+    file_system,
+    pwrite,
+    releasing_pwrite,
+    until_slow,
+)
 from inferscope.ring.layout import Identity
 
 _crc32 = zlib.crc32
@@ -123,7 +131,11 @@ class RingWriter:
             raise
         kind = file_system(handle)
         self.is_remote = kind in REMOTE
-        self._pwrite = pwrite if kind in IN_MEMORY else releasing_pwrite
+        self._pwrite = releasing_pwrite
+        if kind in IN_MEMORY:
+            self._pwrite = pwrite
+        elif kind in LOCAL:
+            self._pwrite = until_slow()
         self._is_closing = False
         self._in_use = threading.RLock()
         """Held by all uses of the descriptor but `write`, which the probe's lock guards.
@@ -201,7 +213,7 @@ class RingWriter:
                 words = self._beating_words()
                 if words == written:
                     break
-                self._pwrite(handle, _NO_CLAIM.pack(*words), _NO_CLAIM.size, layout.HEAD)
+                releasing_pwrite(handle, _NO_CLAIM.pack(*words), _NO_CLAIM.size, layout.HEAD)
                 written = words
         finally:
             self._leave()

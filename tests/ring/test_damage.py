@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from inferscope.errors import RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import Keyframe, ProbeHealth, decode
-from inferscope.ring import layout
-from inferscope.ring.file_write import pwrite
+from inferscope.ring import layout, writer
+from inferscope.ring.file_write import releasing_pwrite
 from inferscope.ring.layout import MIN_CAPACITY, PAGE, Identity
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter, with_high_number
@@ -296,15 +295,15 @@ def test_closing_a_ring_closes_no_other_file_that_has_its_number(tmp_path: Path)
     os.close(number)
 
 
-def within_the_next_write(ring: RingWriter, call: Callable[[], object]) -> None:
-    """Call something between the look at what is to be written and the write itself."""
+def within_the_next_write(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call something between a heartbeat's look at what is to be written and its write."""
 
-    def interrupted(*arguments: Any) -> int:
-        ring._pwrite = pwrite
+    def interrupted(handle: int, content: bytes, num_bytes: int, offset: int) -> int:
+        monkeypatch.setattr(writer, "releasing_pwrite", releasing_pwrite)
         call()
-        return pwrite(*arguments)
+        return releasing_pwrite(handle, content, num_bytes, offset)
 
-    ring._pwrite = interrupted
+    monkeypatch.setattr(writer, "releasing_pwrite", interrupted)
 
 
 def test_a_finaliser_that_closes_the_ring_within_a_heartbeat_ends_both(
@@ -318,7 +317,7 @@ def test_a_finaliser_that_closes_the_ring_within_a_heartbeat_ends_both(
         ring.close()
         os.fstat(number)  # the heartbeat is about to use it
 
-    within_the_next_write(ring, finaliser)
+    within_the_next_write(monkeypatch, finaliser)
     ring.beat(77)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
@@ -336,7 +335,7 @@ def test_a_heartbeat_overwrites_no_newer_words(
         ring.set_pending(5)
         keyframe(ring)
 
-    within_the_next_write(ring, step)
+    within_the_next_write(monkeypatch, step)
     ring.beat(77)
     reader = RingReader(ring.path)
     _, head, sequence, heartbeat_ns, pending_ns, _ = reader.words()
