@@ -2,7 +2,8 @@
 
 A handler runs between two instructions of whatever the main thread executes, so its exception (a
 TimeoutError of an alarm, say) appears in the middle of the probe's code, where every `except`
-clause that fits would take it for a fault of the probe, of a file or of an argument.
+clause that fits would take it for a fault of the probe, of a file or of an argument. What a probe
+does as it opens is done on a thread of its own, where no handler runs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from inferscope.host_signals import pass_on
 from inferscope.probe.columns import text
 from inferscope.probe.voice import warn
 from inferscope.records import EngineInfo, decode, encode
@@ -29,8 +28,7 @@ def fit_info(info: EngineInfo) -> EngineInfo:
         for make in (_as_it_is, operator.index, float.__int__, _text):
             try:
                 tried = replace(fitted, **{field: make(value)})
-            except Exception as error:
-                pass_on(error)
+            except Exception:
                 continue
             if _is_whole(tried):
                 fitted = tried
@@ -45,8 +43,7 @@ def fit_info(info: EngineInfo) -> EngineInfo:
 def _is_whole(info: EngineInfo) -> bool:
     try:
         decode(EngineInfo.CODE, encode(info))
-    except Exception as error:
-        pass_on(error)
+    except Exception:
         return False
     return True
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from inferscope.errors import InferScopeError, RingUnavailable
-from inferscope.host_signals import pass_on
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
@@ -26,6 +29,8 @@ _MOST_RING_MB = 64 * 1024
 _SMALLEST_BYTES = 256 * 1024
 _MOST_NAMES = 1000
 _MOST_REMOVED = 3
+
+_Made = TypeVar("_Made")
 
 
 def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = None) -> RingWriter:
@@ -52,7 +57,6 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
         for each in reading_from(folder):
             remove_old_rings(each)
     except OSError as error:
-        pass_on(error)
         note("old rings are left where they are: %s", error)
     me = identity(role, rank, engine=engine_id, clock=clock)
     home = folder / file_name(me.engine_id)
@@ -103,16 +107,56 @@ def open_switch(ring: RingWriter) -> ControlByte | None:
     try:
         return open_control(ring.path)
     except OSError as error:
-        pass_on(error)
         warn("%s cannot be switched: %s", ring.path, error)
         return None
 
 
-def discard(ring: RingWriter) -> None:
-    """Take back a ring that will not be written."""
-    ring.close()
-    for path in (ring.path, control_path(ring.path)):
-        path.unlink(missing_ok=True)
+def discard(path: Path) -> None:
+    """Delete a ring that was closed and will not be read, and its control byte."""
+    for each in (path, control_path(path)):
+        each.unlink(missing_ok=True)
+
+
+def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) -> _Made:
+    """Return what `make` returns, called on a thread of its own.
+
+    Signal handlers run on the main thread only. What one raises while the caller waits passes
+    through here and reaches no `except` clause of `make`, which would take it for the fault of a
+    file. What `make` returns after that is undone.
+
+    Args:
+        make: must not raise.
+        undo: takes back what `make` has returned.
+
+    Raises:
+        RuntimeError: the system gives no more threads.
+    """
+    made: list[_Made] = []
+    is_given_up = False
+    is_done = _thread.allocate_lock()
+
+    def run() -> None:
+        try:
+            made.append(make())
+        finally:
+            is_done.release()
+        if is_given_up:
+            take_back()
+
+    def take_back() -> None:
+        with suppress(IndexError):  # the other thread does it: `pop` gives it to one alone
+            undo(made.pop())
+
+    is_done.acquire()
+    try:
+        # No `threading.Thread`: its `start` raises a KeyError where a handler interrupts it.
+        _thread.start_new_thread(run, ())
+        is_done.acquire()
+        return made[0]
+    except BaseException:
+        is_given_up = True
+        take_back()
+        raise
 
 
 def _make_private(folder: Path, group_id: int | None) -> None:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,7 +60,7 @@ from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
-from inferscope.probe.opening import discard, make_ring, open_switch
+from inferscope.probe.opening import away_from_signals, discard, make_ring, open_switch
 from inferscope.probe.parts import Parts
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import HostTimer, StepTimer
@@ -142,7 +143,7 @@ class Probe:
         clock: TimeSource | None = None,
         engine_id: str | None = None,
     ) -> Probe:
-        """Make this process's ring and start observing. Never raises.
+        """Make this process's ring and start observing. Raises what a signal handler raises only.
 
         Where no ring can be made (no space, no permission, `INFERSCOPE=0`) the probe comes back
         switched off, after one line in the log. `engine_id` is for one of several engines in this
@@ -150,6 +151,31 @@ class Probe:
         """
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
+        try:
+            return away_from_signals(
+                lambda: cls._made(
+                    info, role=role, rank=rank, timer=timer, clock=clock, engine_id=engine_id
+                ),
+                cls._discard,
+            )
+        except RuntimeError as error:  # the system gives no more threads
+            pass_on(error)
+            with suppressed(Exception):
+                warn("not recording: %s", error)
+            return cls.disabled()
+
+    @classmethod
+    def _made(
+        cls,
+        info: EngineInfo,
+        *,
+        role: str,
+        rank: int,
+        timer: StepTimer | None,
+        clock: TimeSource | None,
+        engine_id: str | None,
+    ) -> Probe:
+        """Return a probe that records, or a disabled one; not on the main thread."""
         ring = switch = None
         try:
             rank = int(operator.index(rank))
@@ -160,21 +186,22 @@ class Probe:
             probe = cls(ring, switch, info, timer=timer, clock=clock, tables=tables)
             probe._keeper.begin(f"inferscope-{role}-{rank}")
         except BaseException as error:
-            if switch is not None:
-                with suppressed(Exception):
+            with suppress(Exception):
+                if switch is not None:
                     switch.close()
-            if ring is not None:
-                with suppressed(Exception):
-                    discard(ring)
-            if not isinstance(error, Exception):
-                raise  # of a signal handler
-            pass_on(error)
-            if isinstance(error.__cause__, Exception):  # of "cannot make the ring", say
-                pass_on(error.__cause__)
-            with suppressed(Exception):
+                if ring is not None:
+                    ring.close()
+                    discard(ring.path)
+            with suppress(Exception):
                 warn("not recording: %s: %s", type(error).__name__, error)
             return cls.disabled()
         return probe
+
+    def _discard(self) -> None:
+        """Stop for good and leave no file."""
+        self.close()
+        if self._log.path is not None:
+            discard(self._log.path)
 
     @classmethod
     def disabled(cls) -> Probe:

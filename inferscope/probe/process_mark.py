@@ -11,8 +11,6 @@ import mmap
 import os
 from typing import Protocol
 
-from inferscope.host_signals import pass_on
-
 _WIPE_ON_FORK = 18
 """MADV_WIPEONFORK; Python does not name it."""
 
@@ -38,8 +36,7 @@ def process_mark() -> ProcessMark:
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         page.madvise(_WIPE_ON_FORK)
-    except (OSError, ValueError) as error:
-        pass_on(error)
+    except (OSError, ValueError):
         return PidMark()
     page[0] = 1
     return page

@@ -8,9 +8,10 @@ shortens the file first, and a mapped byte beyond the end of its file kills the 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from inferscope.host_signals import pass_on, suppressed
+from inferscope.host_signals import pass_on
 from inferscope.ring.writer import with_high_number
 
 SWITCHED_ON = 1
@@ -61,7 +62,7 @@ def open_control(ring_path: Path) -> ControlByte:
     path = control_path(ring_path)
     path.unlink(missing_ok=True)  # of an earlier process with this pid, or not ours at all
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppressed(OSError):  # no space for a byte: the ring matters more, and none means on
+    with suppress(OSError):  # no space for a byte: the ring matters more, and none means on
         os.pwrite(handle, bytes([SWITCHED_ON]), 0)
     return ControlByte(handle)
 

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from inferscope.errors import RingUnavailable
@@ -27,6 +28,7 @@ from inferscope.ring.file_write import (
     IN_MEMORY,
     LOCAL,
     REMOTE,
+    PWrite,
     file_system,
     pwrite,
     releasing_pwrite,
@@ -115,7 +117,7 @@ class RingWriter:
         try:
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            with suppressed(OSError):  # a file system without locks: the heartbeat has to do
+            with suppress(OSError):  # a file system without locks: the heartbeat has to do
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if group_id is not None:
                 os.fchown(handle, -1, group_id)
@@ -123,7 +125,7 @@ class RingWriter:
             _allocate(handle, layout.PAGE + capacity)
             os.pwrite(handle, header, 0)
             os.rename(partial, path)
-        except BaseException as error:  # of a signal handler as well
+        except BaseException as error:
             partial.unlink(missing_ok=True)
             os.close(handle)
             if isinstance(error, OSError) and not isinstance(error, FileExistsError):
@@ -131,7 +133,7 @@ class RingWriter:
             raise
         kind = file_system(handle)
         self.is_remote = kind in REMOTE
-        self._pwrite = releasing_pwrite
+        self._pwrite: PWrite = releasing_pwrite
         if kind in IN_MEMORY:
             self._pwrite = pwrite
         elif kind in LOCAL:
@@ -438,7 +440,7 @@ class RingWriter:
 def with_high_number(handle: int) -> int:
     """Return the same open file under a high number, at least under the highest free one."""
     for lowest in range(_HIGH_HANDLE, handle, -1):  # fewer than that where the process may have few
-        with suppressed(OSError):
+        with suppress(OSError):
             high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, lowest)
             os.close(handle)
             return high

@@ -13,14 +13,17 @@ import threading
 import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from dis import opname
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType
 from typing import Any, cast
 
 import pytest
 
 from inferscope.probe import NO_REQUEST, EngineInfo, HostTimer, Probe, opening
 from inferscope.probe.life import _MOST_QUEUED
+from inferscope.probe.opening import discard
 from inferscope.records import (
     CLOSED,
     FAILED,
@@ -190,9 +193,17 @@ def signals(handler: Callable[..., object]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@cache
+def returns(code: CodeType, at: int) -> bool:
+    """Return whether an instruction ends its function."""
+    return opname[code.co_code[at]].startswith("RETURN_")
+
+
 @contextmanager
 def signal_at_instruction(number: int, *functions: str) -> Iterator[list[int]]:
     """Send this process SIGALRM before the n-th bytecode instruction that runs within functions.
+
+    Not before a return: Python runs handlers after calls, at jumps back and as functions begin.
 
     Yields a list that is empty until the signal was sent.
     """
@@ -207,7 +218,7 @@ def signal_at_instruction(number: int, *functions: str) -> Iterator[list[int]]:
         if caller is None:
             return trace
         frame.f_trace_opcodes = True
-        if event == "opcode" and not sent:
+        if event == "opcode" and not sent and not returns(frame.f_code, frame.f_lasti):
             num_seen += 1
             if num_seen == number:
                 sent.append(number)
@@ -290,26 +301,73 @@ def test_an_exception_of_a_handler_within_any_instruction_is_the_hosts(
     assert number > 100
 
 
-def test_an_exception_of_a_handler_while_the_probe_opens_is_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
-    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+def left_behind(folder: Path) -> list[str]:
+    """Return what an open that was given up has left: files, descriptors, threads."""
+    files = [str(path) for path in folder.rglob("*") if path.is_file()]
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor by which they are listed
+            files.append(os.readlink(f"/proc/self/fd/{number}"))
+    threads = [thread.name for thread in threading.enumerate()]
+    return [name for name in files + threads if str(folder) in name or "inferscope" in name]
 
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "opened"))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+    return tmp_path / "opened"
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("raised", [TimeoutError, RuntimeError, KeyboardInterrupt])
+def test_an_exception_of_a_handler_within_any_instruction_of_open_is_the_hosts(
+    folder: Path, raised: type[BaseException]
+) -> None:
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        raise raised("of the host")
+
+    number, is_inside = 0, True
+    while is_inside:
+        number += 1
+        probe = None
+        with signals(handler), signal_at_instruction(number, "open") as sent:
+            try:
+                probe = Probe.open(EngineInfo(0, "test"))
+            except raised:
+                assert sent
+        is_inside = bool(sent)
+        assert (probe is None) == is_inside
+        assert number < 1000
+    assert probe is not None
+    assert probe.on
+    probe.close()
+    discard(probe.path)
+    until(lambda: not left_behind(folder))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(os, "scandir"), (os.path, "lexists"), (writer, "_allocate"), (opening, "open_control")],
+)
+def test_an_exception_of_a_handler_while_the_ring_is_made_is_the_hosts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
     def handler(*_: object) -> None:
         raise TimeoutError("the model takes too long to load")
 
-    def interrupted(real: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        signal.raise_signal(signal.SIGALRM)
+    real = getattr(module, name)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGALRM)
         return real(*given, **named)
 
-    places = ((opening, "remove_old_rings"), (writer, "_allocate"), (opening, "open_control"))
-    for module, name in places:
-        with monkeypatch.context() as patch, signals(handler):
-            patch.setattr(module, name, partial(interrupted, getattr(module, name)))
-            with pytest.raises(TimeoutError, match="too long"):
-                Probe.open(EngineInfo(0, "test"))
-        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    monkeypatch.setattr(module, name, interrupted)
+    with signals(handler):
+        with pytest.raises(TimeoutError, match="too long"):
+            Probe.open(EngineInfo(0, "test"))
+        monkeypatch.undo()
+        until(lambda: not left_behind(folder))
 
 
 def test_an_odd_argument_costs_little_more_than_another(tmp_path: Path) -> None:
