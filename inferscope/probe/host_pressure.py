@@ -15,15 +15,16 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from heapq import nlargest
 from pathlib import Path
 
 PERIOD_NS = 1_000_000_000
 MOST_THREADS = 32
-"""Threads whose wait is read, the oldest of the process: the step loop and the math library's."""
+"""Threads whose wait is read: those that computed most between the last two scans."""
 _BUSY = 0.1
-"""Least share of the process's computing in a window that makes a thread a busy one."""
+"""Least CPU time of a busy thread in a window, as a share of the busiest thread's."""
 _RESCAN = 10
-"""Readings between looks for new threads."""
+"""Readings between two scans of all threads."""
 _STAT_BYTES, _LINE_BYTES = 512, 256
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -39,6 +40,8 @@ class HostPressure:
         self._threads: list[str] = []
         self._threads_ns: dict[str, tuple[int, int]] = {}
         """Time on a CPU and waiting for one, by thread, at the last reading."""
+        self._scanned_ns: dict[str, int] = {}
+        """Time on a CPU, of every thread of the process at the last scan."""
         self._num_read = 0
         self._read_ns = 0
         self._before: dict[str, int] = {}
@@ -106,31 +109,51 @@ class HostPressure:
         A thread that hardly computes delays no step, however long it waits for its turn.
         """
         if self._num_read % _RESCAN == 0:
-            self._threads = _oldest_threads()
+            self._scan()
         now: dict[str, tuple[int, int]] = {}
         grown: list[tuple[int, int]] = []
         for thread in self._threads:
-            path = f"/proc/self/task/{thread}/schedstat"
-            try:
-                ran_ns, waited_ns, *_ = map(int, _text(path, _LINE_BYTES).split())
-            except (OSError, ValueError):
-                continue  # the thread has ended
-            now[thread] = ran_ns, waited_ns
+            times_ns = _thread_times_ns(thread)
+            if times_ns is None:
+                continue
+            now[thread] = times_ns
             before = self._threads_ns.get(thread)
             if before is not None:
-                grown.append((ran_ns - before[0], waited_ns - before[1]))
+                grown.append((times_ns[0] - before[0], times_ns[1] - before[1]))
         self._threads_ns = now
         if not now:
             return None
-        least_ns = _BUSY * sum(ran_ns for ran_ns, _ in grown)
+        least_ns = _BUSY * max((ran_ns for ran_ns, _ in grown), default=0)
         return sum(waited_ns for ran_ns, waited_ns in grown if ran_ns >= least_ns)
 
+    def _scan(self) -> None:
+        """Choose the threads to read."""
+        ran_ns = {
+            thread: times_ns[0]
+            for thread in _thread_ids()
+            if (times_ns := _thread_times_ns(thread)) is not None
+        }
+        before = self._scanned_ns
+        self._threads = nlargest(
+            MOST_THREADS, ran_ns, key=lambda thread: ran_ns[thread] - before.get(thread, 0)
+        )
+        self._scanned_ns = ran_ns
 
-def _oldest_threads() -> list[str]:
+
+def _thread_ids() -> list[str]:
     try:
-        return sorted(os.listdir("/proc/self/task"), key=int)[:MOST_THREADS]
-    except (OSError, ValueError):
+        return os.listdir("/proc/self/task")
+    except OSError:
         return []
+
+
+def _thread_times_ns(thread: str) -> tuple[int, int] | None:
+    """Return how long a thread was on a CPU, and waited for one; None where it has ended."""
+    try:
+        times = _text(f"/proc/self/task/{thread}/schedstat", _LINE_BYTES).split()
+        return int(times[0]), int(times[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _quota_files() -> list[str]:

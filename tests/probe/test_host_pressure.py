@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.probe.host_pressure import PERIOD_NS, HostPressure
+from inferscope.probe import host_pressure
+from inferscope.probe.host_pressure import MOST_THREADS, PERIOD_NS, HostPressure
 from inferscope.records import AMOUNTS, COUNTERS, CounterSample, ProbeHealth
 from tests.children import child
 from tests.probe.fakes import FakeClock, do_step, make_probe, records
@@ -55,6 +57,55 @@ def test_a_process_that_shares_its_cpu_waits_in_the_run_queue() -> None:
         assert values["cpu_ns"] <= (1 - share) * values["window_ns"] * 1.02
         assert values["host_busy_ns"] >= 0.5 * values["window_ns"]
         assert values["pid"] == reader.pid
+
+
+@pytest.mark.skipif(not has("/proc/self/schedstat"), reason="this kernel does not count waits")
+def test_the_threads_that_compute_are_read_however_many_older_ones_are_idle() -> None:
+    is_over = threading.Event()
+    idle = [threading.Thread(target=is_over.wait) for _ in range(MOST_THREADS + 8)]
+    for thread in idle:
+        thread.start()
+    computing_ids: list[str] = []
+
+    def compute() -> None:
+        computing_ids.append(str(threading.get_native_id()))
+        while not is_over.is_set():
+            hashlib.sha256(bytes(1 << 20)).digest()
+
+    threads = [threading.Thread(target=compute) for _ in range(2)]
+    host = HostPressure()
+    host.read(1)
+    try:
+        for thread in threads:
+            thread.start()
+        number = 1
+        while len(computing_ids) < 2 or not set(host._threads).issuperset(computing_ids):
+            number += 1
+            assert number < 3000
+            is_over.wait(0.01)
+            host.read(number)
+        assert len(host._threads) <= MOST_THREADS
+    finally:
+        is_over.set()
+        for thread in (*idle, *threads):
+            thread.join()
+
+
+@pytest.mark.skipif(not has("/proc/self/schedstat"), reason="this kernel does not count waits")
+def test_threads_that_share_the_computing_alike_are_all_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, num_threads, lap = HostPressure(), 20, 0
+    monkeypatch.setattr(host_pressure, "_thread_ids", lambda: [*map(str, range(num_threads + 1))])
+
+    def read(path: str, num_bytes: int) -> bytes:
+        number = int(path.split("/")[4])
+        return b"%d %d 1" % (lap * (1_000 if number else 1), lap * 500)
+
+    monkeypatch.setattr(host_pressure, "_text", read)
+    assert host._waits_ns() == 0
+    lap = 1
+    assert host._waits_ns() == num_threads * 500
 
 
 def test_what_is_counted_are_amounts_of_known_counters() -> None:
