@@ -20,8 +20,9 @@ def warn(message: str, *values: object) -> None:
 
 
 def would_block() -> bool:
-    """Return whether a handler of the host's log writes to a pipe or a terminal that is full.
+    """Return whether a handler of the host's log may write to a pipe or a terminal that is full.
 
+    A handler without a stream of its own (loguru's, rich's) may write to standard output or error.
     A thread that waits for one holds the handler's lock, which `logging.shutdown` takes at exit.
     """
     import logging
@@ -34,7 +35,9 @@ def would_block() -> bool:
         logger = logger.parent if logger.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers.append(logging.lastResort)
-    poll, descriptors = select.poll(), set()
+    poll, descriptors = select.poll(), {1, 2}
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLOUT)
     for handler in handlers:
         try:
             descriptor = handler.stream.fileno()  # type: ignore[attr-defined]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+
+from inferscope.probe.voice import would_block
 
 PROGRAM = """
 import logging
@@ -37,3 +42,37 @@ def test_a_roots_level_that_was_meant_for_others_silences_nobody(
         check=True,
     )
     assert told.stderr.count("inferscope: something is wrong") == num_heard
+
+
+class Redirecting(logging.Handler):
+    """A handler without a stream of its own, as those of loguru and rich are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os.write(2, record.getMessage().encode())
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_a_full_pipe_behind_a_handler_without_a_stream_blocks(
+    descriptor: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger, handler = logging.getLogger("inferscope"), Redirecting()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    saved = os.dup(descriptor)
+    logger.addHandler(handler)
+    os.dup2(writing, descriptor)
+    try:
+        found = [would_block()]
+        for num_bytes in (4096, 1):
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(writing, b"x" * num_bytes)
+        found.append(would_block())
+        os.close(reading)  # a write fails at once
+        found.append(would_block())
+    finally:
+        os.dup2(saved, descriptor)
+        logger.removeHandler(handler)
+        for each in (saved, writing):
+            os.close(each)
+    assert found == [False, True, False]
