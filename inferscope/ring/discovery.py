@@ -350,20 +350,30 @@ def find_engines(*folders: Path) -> list[EngineRings]:
 def remove_old_rings(folder: Path, now_ns: int | None = None) -> int:
     """Delete rings of dead processes beyond a day or a gibibyte; return how many.
 
+    Of the engine that died last the newest ring of each rank is kept for the day in any case.
     Only plain files of this user are touched, and none that a living process writes. Another
     boot need not be over: its machine may share this folder. Its rings are kept for a day after
     their last heartbeat.
     """
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
-    dead: list[tuple[int, bool, int, Path]] = []
+    dead: list[tuple[int, bool, int, Path, tuple[str, int]]] = []
     for ring in find_rings(folder):
         status = _own_file(ring.path)
         if status is not None and not ring.is_alive(now_ns):
             may_live = ring.heartbeat_ns > 0 and ring.identity.boot_id != boot_id()
-            dead.append((_age_ns(ring, status, now_ns), may_live, ring.num_bytes, ring.path))
+            rank = ring.identity.role, ring.identity.rank
+            age_ns = _age_ns(ring, status, now_ns)
+            dead.append((age_ns, may_live, ring.num_bytes, ring.path, rank))
     kept_bytes = removed = 0
-    for age_ns, may_live, num_bytes, path in sorted(dead):
-        is_room = may_live or kept_bytes + num_bytes <= KEEP_DEAD_BYTES
+    last_home: Path | None = None
+    last_ranks: set[tuple[str, int]] = set()
+    for age_ns, may_live, num_bytes, path, rank in sorted(dead):
+        if last_home is None and not may_live and rank[0] != SAMPLER_ROLE:
+            last_home = path.parent
+        is_of_last = path.parent == last_home and rank not in last_ranks
+        if is_of_last:
+            last_ranks.add(rank)
+        is_room = may_live or is_of_last or kept_bytes + num_bytes <= KEEP_DEAD_BYTES
         if is_room and age_ns <= KEEP_DEAD_NS:
             kept_bytes += num_bytes
         else:

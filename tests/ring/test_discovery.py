@@ -12,6 +12,7 @@ from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collecting.lock import only_collector
 from inferscope.errors import InferScopeError, NotFound, RingUnavailable
 from inferscope.probe import EngineInfo, Probe
+from inferscope.records import SAMPLER_ROLE
 from inferscope.ring import discovery
 from inferscope.ring.access import closed_under
 from inferscope.ring.control import control_path, open_control
@@ -145,6 +146,25 @@ def test_beyond_the_bytes_the_oldest_dead_rings_go_first(
         age(ring.path, number * 10**9)
     assert remove_old_rings(tmp_path, NOW) == 2
     assert sorted(path.name for path in tmp_path.glob("*.ring")) == ["ring-0.ring", "ring-1.ring"]
+
+
+def test_of_the_engine_that_died_last_a_ring_of_each_rank_is_kept_beyond_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "KEEP_DEAD_BYTES", 0)
+    # The devices' sampler, three lives of one engine from the last on, an engine that died before.
+    lives = ((SAMPLER_ROLE, 4), ("a", 3), ("a", 2), ("a", 1), ("b", 1))
+    for number, (home, pid) in enumerate(lives):
+        (tmp_path / home).mkdir(exist_ok=True)
+        for rank in range(3):
+            role = SAMPLER_ROLE if home == SAMPLER_ROLE else "rank"
+            me = Identity(home, role, rank, pid, "host", boot_id(), 1, 2)
+            path = tmp_path / home / f"rank-{rank}-{pid}.ring"
+            RingWriter(path, me, capacity=MIN_CAPACITY).close()
+            age(path, (number + 1) * 10**9)
+    assert remove_old_rings(tmp_path, NOW) == 12
+    kept = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.ring")]
+    assert sorted(kept) == [f"a/rank-{rank}-3.ring" for rank in range(3)]
 
 
 def test_links_and_what_is_no_ring_are_left_alone(tmp_path: Path) -> None:
