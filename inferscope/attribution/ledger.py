@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.blame import Blame
 from inferscope.attribution.blocked import BlockedTime
-from inferscope.attribution.busy import Busy
+from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.rules import Components
@@ -110,7 +110,7 @@ _FROM = {
 _BEHIND = np.full(14, _OUTPUT, dtype=np.int64)
 """Cause of what lies behind the boundary's `since`, by kind."""
 _BEHIND[TRANSFERRED], _BEHIND[DELIVERED] = _C["kv_transfer"], _C["delivery"]
-_ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST))
+_ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST, END))
 """[kinds], a step of the request that still runs is over for it."""
 _IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
 """[kinds], a front end has written up to there."""
@@ -141,7 +141,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     components: Components | None = None
     """What the step was divided with; None likewise."""
     is_open: bool = False
-    """It stands for the part so far of a step that is not over."""
+    """It stands for one of which the end is not known; see `hold`."""
 
 
 class _Block(msgspec.Struct, eq=False, gc=False):
@@ -198,6 +198,8 @@ class Ledger:
         """Members of the last step, all of which ran, and the number of changes then."""
         self._held: set[int] = set()
         """Slots of requests with boundaries that are held back."""
+        self._hung: set[int] = set()
+        """Those of them in a step whose end is not known."""
         self._num_in_flight = 0
 
     def grow(self, num_slots: int) -> None:
@@ -223,6 +225,7 @@ class Ledger:
         """Give the slot back."""
         self._change(slot, 0, FREE)
         self._held.discard(slot)
+        self._hung.discard(slot)
         self.blame.end(slot)
 
     def note(self, slot: int, kind: int, at_ns: int, *, since_ns: int = 0) -> None:
@@ -248,22 +251,47 @@ class Ledger:
         self._admit(slots, start_ns)
         span = self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
         if len(slots):
+            is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
             self._add(_Block(start_ns, step.end_ns, STEP, slots, 0, step))
             self._recent.append(step)
+            if is_late:
+                for edge in [block for block in self._blocks if block.kind == EDGE]:
+                    self._resume_step(step, edge.slots.item(0), edge.at_ns)
         self.blame.step(slots, step.delay, step.grip, step.components, *span)
+
+    def hold(self, slots: Ints, since_ns: int) -> Step:
+        """Hold back the boundaries of running requests, in a step whose end is not known.
+
+        They are booked after `release`. A request that ends before that was slowed down.
+
+        Args:
+            slots: the requests'.
+            since_ns: start of the step, or of their part of it.
+        """
+        none = np.zeros(len(slots), dtype=np.int64)
+        delay = Delay(none, None, [], 0, 0, 0, excess_ns=NEVER_NS - since_ns)
+        step = Step(slots, delay, since_ns, NEVER_NS, is_open=True)
+        self._add(_Block(since_ns, NEVER_NS, STEP, slots, 0, step))
+        self._recent.append(step)
+        return step
+
+    def hang(self, slots: Ints, start_ns: int, end_ns: int) -> None:
+        """Note that the device was busy with running requests, in a part of such a step."""
+        none = np.zeros(len(slots), dtype=np.int64)
+        span = self.device.step(start_ns, end_ns, is_work_there=True)
+        self.blame.step(slots, Delay(none, None, [], 0, 0, 0, 0), None, None, *span)
+
+    def release(self, held: list[Step]) -> None:
+        """Hold requests back no longer: the step is about to be noted, or was none."""
+        steps = {id(step) for step in held}
+        self._blocks = [block for block in self._blocks if id(block.step) not in steps]
+        kept = [step for step in self._recent if id(step) not in steps]
+        self._recent = deque(kept, maxlen=_MOST_RECENT)
 
     def untimed(self, slots: Ints, at_ns: int) -> None:
         """Note a step of which no rank reported the execution."""
         self._admit(slots, at_ns)
         self._add(_Block(at_ns, at_ns, UNTIMED, slots))
-
-    def take_back(self, slot: int, since_ns: int) -> None:
-        """Undo what a running request was booked since a time, if all of it was slowdown."""
-        spent_ns, part = self.mark_ns.item(slot) - since_ns, self._part.item(slot)
-        slowdown_ns = self._rows.item(slot, part, _SLOWDOWN)
-        if self.state.item(slot) == RUNNING and 0 < spent_ns <= slowdown_ns:
-            self._rows[slot, part, _SLOWDOWN] -= spent_ns
-            self.mark_ns[slot] = since_ns
 
     def pause(self, at_ns: int) -> None:
         """Note that the engine is paused: whoever waits from here on waits for that."""
@@ -288,18 +316,28 @@ class Ledger:
         is_running = self.state[slots] == RUNNING
         if not is_running.all():
             for slot in slots[~is_running].tolist():
-                if slot != NOBODY:
+                if slot != NOBODY and not self._is_preempted_after(slot, at_ns):
                     self.note(slot, ADMITTED, at_ns)
         self._admitted = slots, self._num_changes
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:
         """Continue the steps that the edge of a request's first token cuts, behind it."""
         for step in self._recent:
-            if step.start_ns < at_ns < step.end_ns:
-                members = (step.slots == slot).nonzero()[0]
-                if len(members):
-                    rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
-                    self._add(rest)
+            self._resume_step(step, slot, at_ns)
+
+    def _resume_step(self, step: Step, slot: int, at_ns: int) -> None:
+        if step.start_ns < at_ns < step.end_ns:
+            members = (step.slots == slot).nonzero()[0]
+            if len(members):
+                rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
+                self._add(rest)
+
+    def _is_preempted_after(self, slot: int, at_ns: int) -> bool:
+        """Return whether a request that a late step names was preempted during that step."""
+        return self.state.item(slot) == HELD and any(
+            block.kind == PREEMPTED and block.at_ns > at_ns and slot in block.slots
+            for block in self._blocks
+        )
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)
@@ -331,7 +369,7 @@ class Ledger:
         self.blame.fold()
         blocks = sorted(self._blocks, key=_AT_NS)
         self._blocks = []
-        self._held = set()
+        self._held, self._hung = set(), set()
         if until_ns is not None:
             blocks = self._hold_back(blocks, until_ns)
         if blocks:
@@ -341,22 +379,35 @@ class Ledger:
         """Return whether boundaries of a request are held back."""
         return slot in self._held
 
+    def is_hung(self, slot: int) -> bool:
+        """Return whether that is by a step whose end is not known."""
+        return slot in self._hung
+
     def _hold_back(self, blocks: list[_Block], until_ns: int) -> list[_Block]:
         """Keep, from a step on that is not over, the boundaries of those who are in it.
 
-        A step is over for a request at a boundary that ends it (`_ENDS_STEP`).
+        A step is over for a request at a boundary that ends it (`_ENDS_STEP`); one whose end is not
+        known, with the request.
         """
         if all(block.end_ns <= until_ns for block in blocks):
             return blocks
         since = np.full(len(self.state), len(blocks))
         """[slots], positions in the blocks."""
+        is_open = np.zeros(len(self.state), dtype=np.bool_)
         for at, block in enumerate(blocks):
             if block.end_ns > until_ns:
                 since[block.slots] = np.minimum(since[block.slots], at)
-            elif _ENDS_STEP[block.kind]:
+                if block.step is not None and block.step.is_open:
+                    is_open[block.slots] = True
+            elif block.kind == END:
                 since[block.slots] = len(blocks)
+            elif _ENDS_STEP[block.kind]:
+                over = block.slots[~is_open[block.slots]]
+                since[over] = len(blocks)
         since[NOBODY] = len(blocks)
-        self._held = set((since < len(blocks)).nonzero()[0].tolist())
+        is_held = since < len(blocks)
+        self._held = set(is_held.nonzero()[0].tolist())
+        self._hung = set((is_held & is_open).nonzero()[0].tolist())
         found: list[_Block] = []
         first = int(since.min())
         for at, block in enumerate(blocks[first:], first):
@@ -554,6 +605,9 @@ class Ledger:
         if state == RUNNING and unfolded is not None:
             until_ns = min(until_ns, unfolded[0])
         if until_ns <= mark_ns:
+            return row
+        if state == RUNNING and slot in self._hung:
+            row[_SLOWDOWN] = until_ns - mark_ns
             return row
         cause = int(_GAP[state, STEP])
         since, until = np.array([mark_ns]), np.array([until_ns])

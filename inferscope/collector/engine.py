@@ -178,7 +178,11 @@ class EngineFold:
         self.lives.is_compute_observed = is_compute_observed(newest.values())
         self._fold_window()
         through_ns = min(now_ns, self._through())
-        self.lives.hand_over(min(through_ns, now_ns - _SETTLE_NS), now_ns)
+        hung_ns = self.joins.hung_since_ns()
+        known_ns = min(through_ns, now_ns - _SETTLE_NS)
+        if hung_ns is not None:
+            known_ns = min(known_ns, max(hung_ns, now_ns - _LONGEST_STEP_NS))
+        self.lives.hand_over(known_ns, now_ns)
         self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
 
@@ -266,7 +270,10 @@ class EngineFold:
         told = [(self.rings[ring], time) for ring, time in sorted(self._bookings.ranks.items())]
         lines = successions(told) or [(None, RankTime(first_ns))]
         until_ns = max(rank.until_ns for _, rank in lines)
-        wall_ns = max(until_ns, device.mark_ns or 0) - first_ns
+        through_ns, hung_ns = device.mark_ns or 0, self.joins.hung_since_ns()
+        if hung_ns is not None:
+            through_ns = min(through_ns, hung_ns)
+        wall_ns = max(until_ns, through_ns) - first_ns
         infos = [self.info if ring is None else ring.info for ring, _ in lines]
         names = [
             (driver_uuid(info.device_uuid) or info.device if info else "") or "unknown"
@@ -611,6 +618,8 @@ def _calculable(info: EngineInfo) -> tuple[object, ...]:
 
 _SETTLE_NS = 100_000_000
 """After which a step that nobody announced is told of: an idle engine reaps after half of it."""
+_LONGEST_STEP_NS = 60_000_000_000
+"""Samples of devices wait this long for the end of a step."""
 _MOST_STEPS = 256
 """Most steps in a window."""
 _FEW_STEPS = 8

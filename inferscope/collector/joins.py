@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.ledger import RUNNING, Step
+from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
@@ -33,7 +32,7 @@ ARRIVALS_NS = 100_000_000
 """An engine whose loop has planned no further step for this long has written every arrival during
 the last one."""
 OVERDUE_NS = 10_000_000_000
-"""Longest part of a step that may hold back the requests of other replicas."""
+"""Longest part of a step that may hold back the requests that are not in it."""
 _STILL_TO_COME_NS = 1_000_000_000
 """Records of a step that has ended are in by then: the follower waits half of it at most."""
 
@@ -139,10 +138,10 @@ class Joins:
         self._pass_overdue(now_ns)
 
     def _pass_overdue(self, now_ns: int) -> None:
-        """Release the requests of other replicas from steps that have delayed them for too long.
+        """Hold back no others for steps that have lasted too long.
 
-        One replica may hang while its probe reports on. Its running requests are booked as slowed
-        down for as long as that takes. When the step ends, that is taken back and the step booked.
+        An engine may hang while its probe reports on. The ledgers of the requests that run on that
+        replica wait until the step ends, or they do.
         """
         oldest: dict[int, PendingStep] = {}
         for pending in self._pending.values():
@@ -152,49 +151,40 @@ class Joins:
         until_ns = now_ns - _STILL_TO_COME_NS
         for pending in self._pending.values():
             start_ns = pending.open_ns
-            if now_ns - start_ns > OVERDUE_NS and self._holds_others_back(pending):
+            if now_ns - start_ns > OVERDUE_NS:
                 pending.booked_ns = until_ns
                 if pending is oldest[pending.dp_rank]:
-                    self._timeline.push(start_ns, self._hold, pending, start_ns, until_ns)
+                    # Those who run at its start, and those who are admitted to it later.
+                    for at_ns in (start_ns, until_ns - 1):
+                        self._timeline.push(at_ns, self._hold, pending, start_ns, until_ns)
 
-    def _holds_others_back(self, pending: PendingStep) -> bool:
-        """Return whether another replica has ended a step since the part that is still open."""
-        return any(
-            end_ns > pending.open_ns
-            for dp_rank, (_, _, end_ns) in self._newest.items()
-            if dp_rank != pending.dp_rank
-        )
-
-    def _hold(self, pending: PendingStep, start_ns: int, end_ns: int) -> None:
-        """Book a part of a step that has not ended to all that run on its replica."""
-        table = self._lives.table
-        ledger, held = table.ledger, pending.held
+    def _hold(self, pending: PendingStep, start_ns: int, until_ns: int) -> None:
+        """Hold back the ledgers of all that run on the replica of a step that has not ended."""
+        table, ledger = self._lives.table, self._lives.table.ledger
         slots = {
             ring.slots.get(index)
             for ring in self._rings.values()
             if ring.is_core and ring.dp_rank == pending.dp_rank
             for index in ring.slots.known()
         }
-        members = [slot for slot in sorted(slots) if ledger.state.item(slot) == RUNNING]
-        if not members:
-            return
-        self._lives.book_rows()
-        for slot in members:
+        running = [slot for slot in sorted(slots) if ledger.state.item(slot) == RUNNING]
+        held = {slot for step in pending.held for slot in step.slots.tolist()}
+        since: dict[int, list[int]] = {}
+        for slot in running:
             request = table.by_slot[slot]
             if request is not None and slot not in held:
-                held[slot] = request, max(start_ns, ledger.mark_ns.item(slot))
-        none = np.zeros(len(members), dtype=np.int64)
-        delay = Delay(none, None, [], 0, 0, 0, excess_ns=end_ns - start_ns)
-        running = np.array(members, dtype=np.int64)
-        ledger.step(Step(running, delay, start_ns, end_ns, is_open=True))
+                at_ns = max(pending.start_ns, request.runs_since_ns or 0)
+                since.setdefault(at_ns, []).append(slot)
+        pending.hung_ns = pending.hung_ns or (start_ns if since else 0)
+        for at_ns, members in sorted(since.items()):
+            pending.held.append(ledger.hold(np.array(members, dtype=np.int64), at_ns))
+        if running and ledger.device.ended_ns < until_ns:
+            ledger.hang(np.array(running, dtype=np.int64), start_ns, until_ns)
 
-    def _take_back(self, pending: PendingStep) -> None:
-        """Undo what was booked of a step before its end was known."""
-        table = self._lives.table
-        self._lives.book_rows()
-        for slot, (request, since_ns) in pending.held.items():
-            if table.by_slot[slot] is request:
-                table.ledger.take_back(slot, since_ns)
+    def _release(self, pending: PendingStep) -> None:
+        if pending.held:
+            ledger = self._lives.table.ledger
+            self._timeline.push(pending.start_ns, ledger.release, pending.held)
 
     def pending(self) -> Iterable[PendingStep]:
         """Return the steps of which something is still to come."""
@@ -213,6 +203,30 @@ class Joins:
             if newest.get(dp_rank, step) <= step and now_ns < end_ns + ARRIVALS_NS:
                 starts_ns.append(start_ns)
         return min(starts_ns, default=None)
+
+    def hung_since_ns(self) -> int | None:
+        """Return the start of the oldest step that holds up all: what devices do is not known.
+
+        None where there is none, or none that a request waits for: it was broken off, perhaps.
+        """
+        is_hung = self._lives.table.ledger.is_hung
+        return min(
+            (
+                pending.hung_ns
+                for pending in self._pending.values()
+                if any(is_hung(slot) for step in pending.held for slot in step.slots.tolist())
+                and not self._is_alone(pending)
+            ),
+            default=None,
+        )
+
+    def _is_alone(self, pending: PendingStep) -> bool:
+        """Return whether another replica has ended a step since this one began."""
+        return any(
+            end_ns > pending.start_ns
+            for dp_rank, (_, _, end_ns) in self._newest.items()
+            if dp_rank != pending.dp_rank
+        )
 
     def busy_until_ns(self, now_ns: int) -> int:
         """Return when the newest step ended: now where one is not over."""
@@ -273,6 +287,7 @@ class Joins:
         spans, slices, rings = pending.spans, pending.slices, self._rings
         key = (pending.dp_rank, pending.step)
         del self._pending[key]
+        self._release(pending)
         if not spans:
             self._note_bare(pending)
             return
@@ -284,8 +299,6 @@ class Joins:
             self.num_partial += any(
                 rings[number].has_spans and number not in spans for number in pending.past
             )
-        if pending.held:
-            self._timeline.push(run.start_ns, self._take_back, pending)
         self._lives.clock = run.ranks[0].clock
         if slices is None and not run.is_dummy and self._has_no_core(pending.dp_rank):
             self._book_unnamed(pending, run)
@@ -321,6 +334,7 @@ class Joins:
             self._join(pending)
             return
         del self._pending[pending.dp_rank, pending.step]
+        self._release(pending)
         if pending.spans:
             self.num_unjoined += 1
         else:

@@ -90,6 +90,11 @@ class Request(msgspec.Struct, eq=False):
         return any(slots.teller == teller for slots, _ in self.bindings)
 
     @property
+    def runs_since_ns(self) -> int | None:
+        """Return when it was admitted last, if that was reported."""
+        return self.preempted_ns[-1][1] if self.preempted_ns else self.admitted_ns
+
+    @property
     def is_in_engine(self) -> bool:
         """Tell whether a core knows it."""
         return any(not slots.is_front_end for slots, _ in self.bindings)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.holds import Grip
+from inferscope.attribution.ledger import Step
 from inferscope.attribution.rules import Components, scaled_ns
 from inferscope.attribution.split import fair
 from inferscope.collector.clocks import DeviceClock
-from inferscope.collector.requests import Request
 from inferscope.collector.rows import Rows
 from inferscope.cost.batch import Line
 from inferscope.cost.book import CostBook
@@ -40,9 +40,11 @@ class PendingStep(msgspec.Struct):
     seen_ns: int
     """When it was last spoken of."""
     booked_ns: int = 0
-    """The ledgers count it as under way up to here; 0 before it is overdue."""
-    held: dict[int, tuple[Request, int]] = {}
-    """Requests that wait for it since it is overdue, by slot, and from when on."""
+    """Other requests wait for it no longer up to here; 0 before it is overdue."""
+    hung_ns: int = 0
+    """From when on requests are held back for it; 0 where none is."""
+    held: list[Step] = []
+    """What stands for it in the ledgers that wait for it since it is overdue."""
     slices: StepSlices | None = None
     ring: int = -1
     """The ring the slices came from."""
