@@ -91,6 +91,9 @@ class RingFollower:
         self._most_bytes = most_bytes
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
+        self._closed: dict[Path, tuple[int, RingReader]] = {}
+        """Rings that could not be read, or whose processes seemed dead: they may go on."""
+        self._noted: set[str] = set()
         self._num_rings = 0
         self._known = KnownRings()
         self._samplers: list[RingReader] = []
@@ -175,14 +178,18 @@ class RingFollower:
         is_open = {reader.path for reader in (*self._readers.values(), *self._samplers)}
         now_ns = self._clock.monotonic_ns()
         files = self._known.unread(self._paths(), now_ns, is_in_use=lambda path, _: path in is_open)
-        self._known.forget(now_ns)
+        for path in self._known.forget(now_ns):
+            self._closed.pop(path, None)
         for file in files:
             try:
                 reader = RingReader(file[0])
             except UnreadableFile as error:
-                self.notes.append(str(error))
+                self._note(str(error))
                 continue
-            if self._known.is_new(file, reader.identity):
+            is_new = self._known.is_new(file, reader.identity)
+            if self._goes_on(reader):
+                continue
+            if is_new:
                 found.append(reader)
             else:
                 reader.close()
@@ -206,6 +213,15 @@ class RingFollower:
                     f"{reader.format_version}); what this one does not know is skipped"
                 )
             out.append(_opened(number, reader))
+
+    def _goes_on(self, opened: RingReader) -> bool:
+        """Return whether a ring was followed before; it is from where that ended."""
+        number, reader = self._closed.pop(opened.path, (0, opened))
+        if not number or reader.identity != opened.identity:
+            return False
+        reader.reopen(opened)
+        self._readers[number] = reader
+        return True
 
     def _set_skews(self, found: list[RingReader]) -> None:
         """Find out which rings were written by another monotonic clock than ours."""
@@ -254,8 +270,7 @@ class RingFollower:
         """Close the rings of processes that are dead and read to their end."""
         for number, reader in list(self._readers.items()):
             if now_ns - self._beats(number)[0] - reader.skew_ns > RETIRE_NS and not is_held(reader):
-                reader.close()
-                self._readers.pop(number, None)
+                self._close(number)
 
     def _beats(self, number: int) -> tuple[int, int]:
         """Return a ring's heartbeat and pending words; drop the ring where they cannot be read."""
@@ -266,10 +281,23 @@ class RingFollower:
             return 0, 0
 
     def _drop(self, number: int, error: OSError) -> None:
-        """Close a ring that cannot be read any more: a network disk, or a damaged one."""
-        reader = self._readers.pop(number)
-        reader.close()
-        self.notes.append(f"{reader.path} cannot be read any more: {error.strerror}")
+        """Close a ring that cannot be read now: a network disk, or a damaged one."""
+        path = self._readers[number].path
+        self._close(number)
+        self._known.fail(path)
+        self._note(f"{path} cannot be read: {error.strerror}")
+
+    def _close(self, number: int) -> None:
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            reader.close()
+            self._closed[reader.path] = number, reader
+
+    def _note(self, line: str) -> None:
+        """Add a line to the notes, if it is new."""
+        if line not in self._noted:
+            self._noted.add(line)
+            self.notes.append(line)
 
     def _restate(self, out: list[Item]) -> None:
         """Say again which rings there are."""

@@ -25,7 +25,7 @@ class _Known(msgspec.Struct):
     seen_ns: int
     changed_ns: int
     identity: Identity | None = None
-    """None where it could not be read."""
+    """None where it could not be read, or not any more."""
 
 
 class KnownRings:
@@ -37,7 +37,7 @@ class KnownRings:
     def unread(
         self, paths: Iterable[Path], now_ns: int, *, is_in_use: Callable[[Path, Identity], bool]
     ) -> list[File]:
-        """Return the files that are new, and those that may have been replaced.
+        """Return the files that are new, that may have been replaced, or could not be read.
 
         Args:
             paths: all that there are now.
@@ -57,7 +57,9 @@ class KnownRings:
                 found.append(file)
                 continue
             identity = known.identity
-            if identity is not None and known.changed_ns != changed_ns:
+            if identity is None:
+                found.append(file)
+            elif known.changed_ns != changed_ns:
                 known.changed_ns = changed_ns
                 if not is_in_use(path, identity):
                     found.append(file)
@@ -69,6 +71,12 @@ class KnownRings:
         known = self._by_file[file]
         before, known.identity = known.identity, identity
         return identity != before
+
+    def fail(self, path: Path) -> None:
+        """Note that a file can be read no more: it is tried again."""
+        for file, known in self._by_file.items():
+            if file[0] == path:
+                known.identity = None
 
     def forget(self, now_ns: int) -> set[Path]:
         """Forget the files that have been missing for an hour; return their paths."""

@@ -207,6 +207,11 @@ class RingReader:
         if handle >= 0:
             os.close(handle)
 
+    def reopen(self, other: RingReader) -> None:
+        """Go on where this reader was closed, with the file that another has opened."""
+        self.close()
+        self._file, other._file = other._file, -1
+
     def _bounds(self) -> tuple[int, int, int]:
         """Return claim, head and sequence, made to agree: a damaged word may say anything."""
         claim, head, sequence, *_ = self.words()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from inferscope.collecting.engines import Engines
 from inferscope.collector.fold import READER
 from inferscope.collector.follow import RingFollower
 from inferscope.collector.known_rings import MISSING_NS
-from inferscope.records import FINISHED, QUEUED, RequestEvent, RingOpened
+from inferscope.collector.merge import Item
+from inferscope.records import FINISHED, QUEUED, ProbeHealth, RequestEvent, RingOpened
 from tests.collecting.rings import SECOND_NS, Ring, Time
 from tests.collector.scripts import Finals
 
@@ -139,6 +142,8 @@ def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -
     assert [str(bad.path) in note for note in follower.notes] == [True]
     assert len(told - {number, READER}) == 1
     make_unreadable(follower, good.path)
+    for ring in (good, bad):
+        ring.path.unlink()
     time.now_ns += SECOND_NS
     follower.poll()
     assert len(follower.notes) == 2
@@ -146,6 +151,71 @@ def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -
     follower.close()
     good.close()
     bad.close()
+
+
+def health_of(items: list[Item]) -> list[tuple[int, int]]:
+    return [(item.ring, item.t_ns) for item in items if isinstance(item.record, ProbeHealth)]
+
+
+def test_a_ring_that_can_be_read_again_goes_on_where_it_ended(tmp_path: Path) -> None:
+    time = Time()
+    ring, began_ns = Ring(tmp_path, time), time.now_ns
+    follower = RingFollower(lambda: [ring.path], time, stays=True)
+    items: list[Item] = []
+    for at in range(12):
+        ring.tell()
+        time.now_ns += SECOND_NS // 2
+        if at in (3, 8):
+            make_unreadable(follower, ring.path)
+        items += follower.poll()
+    told_ns = [began_ns + at * SECOND_NS // 2 for at in range(12)]
+    assert health_of(items) == [(1, at_ns) for at_ns in told_ns]
+    assert [item.record.ring for item in items if isinstance(item.record, RingOpened)] == [1]
+    assert len(follower.notes) == 1
+    follower.close()
+    ring.close()
+
+
+def test_a_ring_that_cannot_be_opened_at_first_is_tried_again(tmp_path: Path) -> None:
+    time = Time()
+    ring = Ring(tmp_path, time)
+    follower = RingFollower(lambda: [ring.path], time, stays=True)
+    hidden = ring.path.with_suffix(".hidden")
+    ring.path.rename(hidden)
+    ring.path.touch()
+    for _ in range(3):
+        time.now_ns += SECOND_NS
+        follower.poll()
+    assert len(follower.notes) == 1
+    ring.path.write_bytes(hidden.read_bytes())
+    ring.close()
+    time.now_ns += SECOND_NS
+    assert any(isinstance(item.record, RingOpened) for item in follower.poll())
+    assert len(follower.notes) == 1
+    follower.close()
+
+
+def test_a_process_that_seemed_dead_and_goes_on_is_followed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    time = Time()
+    ring = Ring(tmp_path, time)
+    follower = RingFollower(lambda: [ring.path], time, stays=True)
+    items: list[Item] = []
+    for pause_s in (1, 1, 70, 1, 1, 1, 1):
+        ring.tell()
+        for _ in range(2):
+            time.now_ns += pause_s * SECOND_NS // 2
+            items += follower.poll()
+    told = health_of(items)
+    assert [number for number, _ in told] == [1] * 7
+    assert len(set(told)) == 7
+    follower.close()
+    ring.close()
 
 
 def test_the_path_of_a_deleted_ring_is_forgotten_in_an_hour(host: Host) -> None:
