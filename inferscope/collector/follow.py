@@ -370,8 +370,12 @@ class RingFollower:
                 self.num_unknown += 1
                 continue
             if skew_ns:
-                record = shifted(record, skew_ns)
-                payload = encode_record(record)
+                try:
+                    record = shifted(record, skew_ns)
+                    payload = encode_record(record)
+                except OverflowError:  # a time next to the end of time
+                    self.num_unknown += 1
+                    continue
             t_ns = record.t_ns
             if not 0 <= t_ns < future_ns:
                 self.num_unknown += 1

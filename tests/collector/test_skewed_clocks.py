@@ -14,11 +14,14 @@ from inferscope_jsonl import JsonlExporter
 
 from inferscope.cli.doctor import examine
 from inferscope.collecting.engines import Engines
+from inferscope.collector import follow
+from inferscope.collector.follow import RingFollower
 from inferscope.collector.shifting import shifted
 from inferscope.collector.source import RecordingSource, RingSource, open_source
 from inferscope.collector.view import snapshot
 from inferscope.probe import EngineInfo, Probe, SystemClock
 from inferscope.records import Clock, ProbeHealth, RequestEvent
+from inferscope.ring.discovery import ring_paths
 from inferscope.ring.recording import RecordingWriter
 from tests.children import child
 from tests.collector.scripts import MS, Finals, Script
@@ -310,3 +313,24 @@ def test_records_hold_no_time_of_the_other_clock(folder: Path) -> None:
             assert abs(record.at_ns - now_ns) < 60 * S
         if isinstance(record, ProbeHealth):
             assert abs(record.complete_through_ns - now_ns) < 60 * S
+
+
+def test_a_time_that_cannot_be_moved_costs_only_its_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "running_skew_ns", lambda reader, here: -3600 * S)
+    core = Probe.open(EngineInfo(0, "made-up"), clock=OtherClock(3600 * S))
+    core.queued("of no time", prompt_tokens=8, at_ns=-(1 << 63))
+    core.queued("good", prompt_tokens=8)
+    follower = RingFollower(lambda: ring_paths(folder), SystemClock(), stays=True)
+    told: list[str] = []
+    deadline_s = time.monotonic() + 30
+    while "good" not in told:
+        assert time.monotonic() < deadline_s, "it is never told"
+        items = follower.poll()
+        told += [item.record.request_id for item in items if isinstance(item.record, RequestEvent)]
+        time.sleep(0.005)
+    assert told == ["good"]
+    assert follower.num_unknown == 1
+    follower.close()
+    core.close()
