@@ -112,6 +112,11 @@ class Bucket:
 
     def of(self, word: str) -> float:
         """Return an amount, 0 where nothing was counted."""
+        if word == "quota":  # each process of a container counts what all of it was held back
+            of_processes = [ns for key, ns in self.amounts.items() if key.startswith("quota_")]
+            return max(of_processes, default=0.0)
+        if word == "wait":  # some kernels count what a quota holds back as a wait, others do not
+            return max(0.0, self.amounts.get("run_wait", 0.0) - self.of("quota"))
         return self.amounts.get(word, 0.0)
 
     @property
@@ -130,8 +135,10 @@ class Slowness:
 
     Amounts of a bucket, all in nanoseconds:
         told            time that samples of the host cover
-        wait            engine's threads ready to run without a CPU, summed over threads
-        quota           held back by the CPU quota
+        run_wait        engine's threads ready to run without a CPU, summed over threads
+        quota_RING      held back by the CPU quota of the container of a ring's process
+        quota           largest of these
+        wait            run_wait without quota
         steal           the engine's part of CPU time that the hypervisor gave away
         cpu             processor time of the engine's observed processes
         host            CPU time in use on the host, by anybody
@@ -208,9 +215,8 @@ class Slowness:
             return
         amounts = {"cpu": values.get("cpu_ns", 0.0)}
         if runs_steps:
-            amounts["quota"] = values.get("quota_ns", 0.0)
-            # Some kernels count time held back by the quota as a wait for a CPU, others do not.
-            amounts["wait"] = max(0.0, values.get("run_wait_ns", 0.0) - amounts["quota"])
+            amounts[f"quota_{ring}"] = values.get("quota_ns", 0.0)
+            amounts["run_wait"] = values.get("run_wait_ns", 0.0)
         # One process's samples stand for the host, that nothing is counted twice.
         is_free = self._host_ring < 0 or sample.end_ns - self._host_ns > _RING_SILENT_NS
         if is_free and runs_steps:

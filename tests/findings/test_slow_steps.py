@@ -210,6 +210,22 @@ def test_waits_of_a_front_end_are_not_those_of_steps() -> None:
     assert found.why == "unexplained"
 
 
+@pytest.mark.parametrize("num", [1, 4])
+def test_time_held_back_by_the_quota_of_a_container_counts_once(num: int) -> None:
+    slowness = Slowness()
+    wait_ns, quota_ns = 0.3 * SECOND, 0.2 * SECOND
+    values = {"cpu_ns": 0.5 * SECOND, "quota_ns": quota_ns, "run_wait_ns": wait_ns}
+    for end_ns in range(SECOND, 6 * SECOND, SECOND):
+        for ring in range(num):
+            sample = CounterSample(end_ns, "", end_ns - SECOND, end_ns, HOST, values)
+            slowness.host_sample(ring, sample, runs_steps=True)
+    told_ns = sum(bucket.of("told") for bucket in slowness.buckets)
+    assert told_ns == 5 * SECOND
+    assert sum(bucket.of("quota") for bucket in slowness.buckets) == pytest.approx(5 * quota_ns)
+    waits_ns = sum(bucket.of("wait") for bucket in slowness.buckets)
+    assert waits_ns == pytest.approx(5 * (num * wait_ns - quota_ns))
+
+
 def test_where_nothing_is_slow_there_is_no_reason() -> None:
     assert reason(watched([Second(wait_ms=500, others=3.0)] * 3)) is None
     assert reason(Slowness()) is None
