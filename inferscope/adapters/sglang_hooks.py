@@ -199,7 +199,6 @@ class SchedulerHooks:
             graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
             adapter_of=adapter_names(scheduler),
             end_left="error" if _ENDS in self.lacking else "client_cancel",
-            unsupported=patches.unsupported,
         )
 
     def _hook_drafting(self, scheduler: Any) -> None:

@@ -56,7 +56,6 @@ class SchedulerWatch:
         graph_sizes: Sequence[int] = (),
         adapter_of: Callable[[str], str] = str,
         end_left: str = "client_cancel",
-        unsupported: Callable[[str], None] = lambda what: None,
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -71,7 +70,6 @@ class SchedulerWatch:
             graph_sizes: batch sizes that were captured as graphs.
             adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
             end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
-            unsupported: reports what cannot be observed, once.
             clock: tells the time.
         """
         self.probe = probe
@@ -82,7 +80,6 @@ class SchedulerWatch:
         self._max_running = max_running
         self._graph_sizes = sorted(graph_sizes)
         self._adapter_of = adapter_of
-        self._unsupported = unsupported
         self._now = (clock or SystemClock()).monotonic_ns
         self._end = end_left
         self._scheduled_ns = (0, 0)
@@ -175,20 +172,14 @@ class SchedulerWatch:
         if self._is_core:
             self._tell_plan(scheduler, batch, step)  # here a probe follows its switch
         tail = getattr(batch, "beam_tail", None)
-        if tail is not None:  # rows of beams, for which there are no requests
-            self._unsupported("slices of steps with beam search")
-            self._break_up_team()
-            self._parts(batch)
-            num_rows = tail.num_base_rows + tail.entries[-1].end
-            self._forward = Forward(step, mode, num_rows, is_dummy=False)
-            return
+        num_rows = len(batch.reqs) + (0 if tail is None else tail.entries[-1].end)
         is_speculative = self._is_speculative(batch)
-        if mode == "DECODE" and not is_speculative:
+        if mode == "DECODE" and not is_speculative and tail is None:
             if self.probe.on:
                 self._rows = self._decoding_rows(batch)
             # Switched off, the next step may be recorded all the same: its span is asked for.
             is_dummy = self._rows is not None and not self._rows.requests
-            self._forward = Forward(step, mode, len(batch.reqs), is_dummy)
+            self._forward = Forward(step, mode, num_rows, is_dummy)
             return
         self._break_up_team()
         parts = self._parts(batch)
@@ -198,7 +189,7 @@ class SchedulerWatch:
                 del self._verified[next(iter(self._verified))]
         else:
             self._rows = rows_of(mode, parts)
-        self._forward = Forward(step, mode, len(batch.reqs), not parts)
+        self._forward = Forward(step, mode, num_rows, not parts)
 
     def launched(self) -> None:
         """Tell a batch's rows, once it was launched and its span is over or queued."""
@@ -239,7 +230,10 @@ class SchedulerWatch:
             starts = batch.extend_logprob_start_lens if batch.return_logprob else None
         else:
             lengths = None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
-            tokens, starts = [1] * len(requests), None
+            tokens, starts = [1] * len(requests), [0] * len(requests)
+            tail = getattr(batch, "beam_tail", None)
+            for entry in () if tail is None else tail.entries:  # beams beside their request's row
+                tokens[entry.leader_idx] += entry.end - entry.start
             contexts = [
                 request.seqlen - 1 if lengths is None else length - 1
                 for request, length in zip(requests, lengths or tokens, strict=False)

@@ -22,6 +22,7 @@ from inferscope.adapters.sglang_scheduler import SchedulerWatch
 from inferscope.probe import Probe
 from inferscope.records import (
     COLUMNS,
+    DECODE,
     EVENTS,
     FAILED,
     RECOMPUTED,
@@ -78,7 +79,6 @@ def watched(
         max_running=8,
         adapter_of={"1f": "sql"}.__getitem__,
         end_left=end_left,
-        unsupported=patches.unsupported,
     )
     placed = dict(hooks.by_target())
     for feature, wanted in hooks.by_feature().items():
@@ -131,8 +131,9 @@ def kinds_of(path: Path, index: int) -> list[str]:
     return [EVENTS[event.kind] for event in of(RequestEvent, path) if event.index == index]
 
 
-def test_steps_of_beam_search_have_a_span_and_no_rows_and_the_ring_reports_it(
-    tmp_path: Path, patches: Patches, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rows_of_beams_are_those_of_the_request_that_they_search_for(
+    overlap: bool, tmp_path: Path, patches: Patches
 ) -> None:
     kind, probe = watched(tmp_path, patches)
     steps_of_beams = []
@@ -140,23 +141,27 @@ def test_steps_of_beam_search_have_a_span_and_no_rows_and_the_ring_reports_it(
     class Beams(kind):  # type: ignore[misc, valid-type]
         def _decoding(self, reqs: list[Req]) -> Batch:
             batch = super()._decoding(reqs)
-            if "r0" in [req.rid for req in reqs]:
+            at = next((at for at, req in enumerate(reqs) if req.rid == "r1"), None)
+            if at is not None:
                 lengths = batch.seq_lens_cpu
-                batch.seq_lens_cpu = Tensor([*lengths, *lengths[:1] * 7])
-                entry = SimpleNamespace(leader_idx=0, start=0, end=7)
+                batch.seq_lens_cpu = Tensor([*lengths, *lengths[at : at + 1] * 7])
+                entry = SimpleNamespace(leader_idx=at, start=0, end=7)
                 batch.beam_tail = SimpleNamespace(num_base_rows=len(reqs), entries=[entry])
                 steps_of_beams.append(self.forward_ct + 1)
             return batch
 
-    sizes = [(5, 4), (5, 12)]
-    assert run(Beams(), requests_of(sizes)) == run(Scheduler(), requests_of(sizes))
+    sizes = [(5, 12), (6, 4), (7, 12)]
+    plain = run(Scheduler(overlap=overlap), requests_of(sizes))
+    assert run(Beams(overlap=overlap), requests_of(sizes)) == plain
     path = path_of(probe)
-    spans = [span.step for span in of(StepSpan, path)]
-    assert steps_of_beams
-    assert {slices.step for slices in of(StepSlices, path)} == set(spans) - set(steps_of_beams)
-    assert kinds_of(path, 0)[-1] == kinds_of(path, 1)[-1] == "finished"
-    assert of(ProbeHealth, path)[-1].unsupported == ("slices of steps with beam search",)
-    assert caplog.text.count("beam search") == 1
+    rows = rows_of(path)
+    assert {row["step"] for row in rows} == {span.step for span in of(StepSpan, path)}
+    assert {row["step"] for row in rows if row["tokens"] == 8} == set(steps_of_beams) != set()
+    shared = [row for row in rows if row["step"] in steps_of_beams]
+    assert {(row["requests"], row["tokens"]) for row in shared} == {(0, 1), (1, 8), (2, 1)}
+    decodes = [row for row in rows if row["requests"] == 1 and row["phases"] == DECODE]
+    assert [row["contexts"] for row in decodes] == list(range(6, 6 + len(decodes)))
+    assert of(ProbeHealth, path)[-1].unsupported == ()
 
 
 def test_a_request_is_of_the_adapter_that_it_asks_for(tmp_path: Path, patches: Patches) -> None:
