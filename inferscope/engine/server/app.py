@@ -6,8 +6,10 @@ import asyncio
 import os
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,6 +38,7 @@ MOST_BODY_BYTES = 8 << 20
 _MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
 _NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
 """What may stand in a header of the answer."""
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,14 @@ class Service:
     template: Template
     served_name: str
     created: int
+    _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+
+    async def read(self, read: Callable[[bytes], _Read], body: bytes) -> _Read:
+        """Read a body, a large one in a thread; two at a time, for each takes memory."""
+        if len(body) < LONG_PROMPT_CHARS:
+            return read(body)
+        async with self._reading:
+            return await asyncio.to_thread(read, body)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model; one that names none gets this one."""
@@ -78,8 +89,8 @@ def build_app(service: Service) -> ASGIApp:
             Route("/health", plain.health),
             Route("/version", plain.version),
             Route("/metrics", plain.metrics),
-            Route("/tokenize", plain.tokenize, methods=["POST"]),
-            Route("/detokenize", plain.detokenize, methods=["POST"]),
+            Route("/tokenize", partial(plain.read, plain.tokenize), methods=["POST"]),
+            Route("/detokenize", partial(plain.read, plain.detokenize), methods=["POST"]),
         ],
         exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _fail},
     )
@@ -115,6 +126,7 @@ class _Generation:
         line: Connection = scope["state"]["connection"]
         given, told = _given_name(scope), _header(scope, HEADER)
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
+        allowed = self._allowed.read(scope["headers"])
         origin = Origin(
             arrived_ns=scope["arrived_ns"],
             external_id=None if given is None else _text(given),
@@ -122,17 +134,11 @@ class _Generation:
             endpoint=scope["path"],
             line=line,
             parts=() if told is None else self._labels.read(told),
-            attributes={
-                "response_id": answer.id,
-                **server_place(scope),
-                **self._allowed.read(scope["headers"]),
-            },
+            attributes={"response_id": answer.id, **server_place(scope), **allowed},
         )
         ask, error = None, None
         try:
-            body = await read_body(scope, receive)
-            is_large = len(body) >= LONG_PROMPT_CHARS
-            ask = await asyncio.to_thread(self._read, body) if is_large else self._read(body)
+            ask = await service.read(self._read, await read_body(scope, receive))
         except ApiError as refused:
             error = refused
         except Left:
@@ -209,15 +215,15 @@ class _Plain:
         try:
             stats = await self._service.front.link.stats()
         except TimeoutError:
-            raise ApiError(
-                503, "the engine's process does not answer.", code="engine_silent"
-            ) from None
+            raise ApiError(503, "the engine's process is silent.", code="engine_silent") from None
         content = page(stats, model_name=self._service.served_name)
         return Response(content, headers={"content-type": CONTENT_TYPE})
 
-    async def tokenize(self, request: Request) -> Response:
+    async def read(self, read: Callable[[bytes], Response], request: Request) -> Response:
+        return await self._service.read(read, await read_body(request.scope, request.receive))
+
+    def tokenize(self, body: bytes) -> Response:
         service = self._service
-        body = await read_body(request.scope, request.receive)
         asked = protocol.parse(body, protocol.TokenizeRequest)
         service.check_model(asked.model)
         if asked.messages is not None:
@@ -226,24 +232,16 @@ class _Plain:
             text = asked.prompt
         else:
             raise bad_field("prompt", "there is neither prompt nor messages. Give one of them.")
-        tokens = await asyncio.to_thread(service.front.tokenizer.encode, text)
-        return _json(
-            {
-                "count": len(tokens),
-                "max_model_len": service.front.max_model_tokens,
-                "tokens": tokens,
-            }
-        )
+        tokens, longest = service.front.tokenizer.encode(text), service.front.max_model_tokens
+        return _json({"count": len(tokens), "max_model_len": longest, "tokens": tokens})
 
-    async def detokenize(self, request: Request) -> Response:
+    def detokenize(self, body: bytes) -> Response:
         service = self._service
-        body = await read_body(request.scope, request.receive)
         asked = protocol.parse(body, protocol.DetokenizeRequest)
         service.check_model(asked.model)
         if min(asked.tokens, default=0) < 0:
             raise bad_field("tokens", "tokens holds a negative id. Give ids from 0 on.")
-        text = await asyncio.to_thread(service.front.tokenizer.decode, asked.tokens)
-        return _json({"prompt": text})
+        return _json({"prompt": service.front.tokenizer.decode(asked.tokens)})
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

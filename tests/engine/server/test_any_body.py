@@ -7,8 +7,10 @@ server, without the HTTP between a client and the application.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,16 +19,24 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from starlette.types import ASGIApp
 
 from inferscope.engine import EngineOptions, load_engine, load_tokenizer
 from inferscope.engine.load import describe
+from inferscope.engine.server import protocol
 from inferscope.engine.server.app import Service, build_app
-from inferscope.engine.server.chat import load_template
+from inferscope.engine.server.chat import Template, load_template
 from inferscope.engine.server.core import Core
 from inferscope.engine.server.exchange import Front
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.parent import STOP
-from inferscope.engine.server.protocol import _NEUTRAL, ChatRequest, CompletionRequest
+from inferscope.engine.server.protocol import (
+    _NEUTRAL,
+    MOST_CONTAINERS,
+    ChatRequest,
+    CompletionRequest,
+    parse,
+)
 from inferscope.engine.server.written import Written
 from inferscope.probe import Probe
 
@@ -74,14 +84,29 @@ class Api:
             self.tokenizer, self._link, probe, Written(probe), set(),
             max_model_tokens=welcome.max_model_tokens, vocab=welcome.vocab,
         )  # fmt: skip
-        self._app = build_app(Service(front, load_template(MODEL), "tiny", 0))
+        self.service = Service(front, load_template(MODEL), "tiny", 0)
+        self._app = build_app(self.service)
         self._receiving = asyncio.create_task(self._link.receive())
 
     def post(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         """Return the status and the whole body of the answer."""
         return self._loop.run_until_complete(asyncio.wait_for(self._ask(method, path, body), 30))
 
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def post_all(
+        self, path: str, body: bytes, *, num: int, template: Template
+    ) -> list[tuple[int, bytes]]:
+        """Return the answers to one body sent several times at once, with another template."""
+        app = build_app(dataclasses.replace(self.service, template=template))
+
+        async def ask() -> list[tuple[int, bytes]]:
+            asked = (self._ask("POST", path, body, app) for _ in range(num))
+            return await asyncio.wait_for(asyncio.gather(*asked), 30)
+
+        return self._loop.run_until_complete(ask())
+
+    async def _ask(
+        self, method: str, path: str, body: bytes, app: ASGIApp | None = None
+    ) -> tuple[int, bytes]:
         coming: list[dict[str, Any]] = [{"type": "http.request", "body": body}]
         sent: list[dict[str, Any]] = []
 
@@ -97,7 +122,7 @@ class Api:
             "type": "http", "method": method, "path": path, "headers": [], "query_string": b"",
             "http_version": "1.1", "state": {"connection": Line()},
         }  # fmt: skip
-        await self._app(scope, receive, send)
+        await (app or self._app)(scope, receive, send)
         return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
     def close(self) -> None:
@@ -231,6 +256,55 @@ def test_any_bytes_are_answered_or_refused(
 def test_deep_nesting_is_refused(api: Api, name: bytes, opening: bytes) -> None:
     check(api, COMPLETION, b'{"prompt": "x", "' + name + b'": ' + opening * 50_000)
     check(api, CHAT, b'{"messages": [], "' + name + b'": ' + opening * 50_000)
+
+
+@pytest.mark.parametrize("opening", [b"[1],", b"{},", b'{"a": {}},'])
+@pytest.mark.parametrize("path", [COMPLETION, CHAT, "/tokenize", "/detokenize"])
+def test_a_body_of_very_many_lists_or_objects_is_refused_unread(
+    api: Api, path: str, opening: bytes
+) -> None:
+    num = MOST_CONTAINERS // (opening.count(b"[") + opening.count(b"{"))
+    body = b'{"prompt": [' + opening * num + b"1]}"
+    status, answer = api.post(path, body)
+    assert (status, b"body_too_large" in answer) == (413, True)
+
+
+@pytest.mark.parametrize("text", ["[{" * MOST_CONTAINERS, '\\"[\\' * (MOST_CONTAINERS + 1)])
+def test_brackets_in_a_text_are_no_lists(text: str) -> None:
+    body = json.dumps({"prompt": [text, "]"], "stop": ["\\"]}).encode()
+    assert parse(body, CompletionRequest).prompt == [text, "]"]
+
+
+@given(value=VALUES, text=st.text(st.sampled_from('[{\\"a')))
+def test_lists_and_objects_are_counted_outside_of_texts(value: Any, text: str) -> None:
+    def num_containers(value: Any) -> int:
+        if not isinstance(value, (list, dict)):
+            return 0
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + sum(map(num_containers, inner))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "MOST_CONTAINERS", 0)
+        body = json.dumps([text, value, {text: text}]).encode()
+        assert protocol._num_containers(body) == num_containers(value) + 2
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_large_chats_are_rendered_beside_the_loop_and_two_at_a_time(api: Api, path: str) -> None:
+    loop_thread, inside, most_inside = threading.get_ident(), [0], [0]
+
+    def slow(*args: Any, **given: Any) -> str:
+        assert threading.get_ident() != loop_thread
+        inside[0] += 1
+        most_inside[0] = max(most_inside[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return "x" * 30_000
+
+    body = json.dumps({"messages": [{"role": "user", "content": "a" * 30_000}]}).encode()
+    answers = api.post_all(path, body, num=6, template=slow)
+    assert {status for status, _ in answers} == ({400} if path == CHAT else {200})
+    assert most_inside == [2]
 
 
 def test_text_that_cannot_be_written_costs_its_own_request(

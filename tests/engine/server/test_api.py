@@ -184,7 +184,7 @@ def test_models_health_and_version(server: Server) -> None:
 
 
 TOO_LONG = [1] * 5000
-DEEP = b'{"prompt": "x", "made_up": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"prompt": "x", "made_up": ' + b"[" * 90_000 + b"]" * 90_000 + b"}"
 CHAT = [{"role": "user", "content": "x"}]
 DEEP_CHAT = (
     b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": '
