@@ -43,7 +43,7 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
         write: the template, without the beginning of an answer.
     """
     names = _names(messages)
-    changes = {at for at in range(1, len(messages)) if names[at - 1][-1] != names[at][0]}
+    changes = {at for at, own in enumerate(names) if at and own != names[at - 1][-1:]}
     begins = _searched(messages, prompt)
     if sum(changes) * (len(prompt) // len(messages) + _PER_MESSAGE) <= _MOST_CHARS:
         for at in changes:
@@ -53,7 +53,7 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
         begin = begins[at] if at in changes else told[-1][1] if told else 0
         if begin is None or (told and begin < told[-1][1]):
             told[-1] = (OTHER_PART, told[-1][1])
-        elif not told or at in changes or len(of_message) > 1:
+        elif not told or at in changes:
             told += _within(messages[at], of_message, prompt, begin)
     ends = [begin for _, begin in told[1:]] + [len(prompt)]
     return tuple((name, end - begin) for (name, begin), end in zip(told, ends, strict=True))

@@ -110,13 +110,23 @@ def test_a_long_chat_of_an_agent_is_cut_turn_by_turn_and_a_huge_one_by_its_texts
     }
 
 
-def test_cutting_a_chat_takes_time_in_proportion_to_its_messages() -> None:
+@pytest.mark.parametrize("labels", [("xy", "xy"), ("xy", "yx")])
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_cutting_a_chat_takes_time_in_proportion_to_its_messages(
+    labels: tuple[str, str], is_dropped: bool
+) -> None:
     def cutting_s(num_messages: int) -> float:
-        content = [Part("text", "a", "x"), Part("text", "b", "y")]
-        messages = [Message("user", content)] * num_messages
+        pair = [
+            Message("user", [Part("text", "a", first), Part("text", "b", second)])
+            for first, second in labels
+        ]
+        messages = pair * (num_messages // 2)
         prompt = plain(messages, {})
+        if is_dropped:
+            prompt = prompt.replace("a", "?")
         began_s = time.thread_time()
-        assert len(sections_of(messages, prompt, _never_written)) == 2 * num_messages
+        num = len(sections_of(messages, prompt, _never_written))
+        assert num == (1 if is_dropped else 2 * num_messages)
         return time.thread_time() - began_s
 
     few_s = max(cutting_s(1000) for _ in range(2))
