@@ -67,6 +67,10 @@ class Loop:
         self._step = -1
         self._is_open = False
 
+    def is_overridden(self, model: Any) -> bool:
+        """Return whether a loop of a model that begins within this one is what it overrides."""
+        return self.model is model and not self.is_assisted
+
     def forward_begins(self, ids: Any, inputs: Any) -> None:
         """The model's inputs are ready."""
         raise NotImplementedError

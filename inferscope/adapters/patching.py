@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import operator
 from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from inferscope.errors import InferScopeError
@@ -26,6 +29,25 @@ _MARK = "_inferscope_patches"
 
 `functools.wraps` copies it to wrappers of others around that, through which calls reach ours."""
 _ABSENT = object()
+
+
+class _Replacement:
+    """A replacement of a method whose class pickles by value; the pickle holds the original."""
+
+    __slots__ = ("__dict__", "_original", "_replacement")
+
+    def __init__(self, replacement: FunctionType, original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._replacement, self._original = replacement, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._replacement(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, ((self._original,), 0)  # what is read needs no module of ours
 
 
 class Around(NamedTuple):
@@ -178,6 +200,9 @@ class Patches:
         if patches is self or (patches is not None and not patches.is_off):
             return True
         replacement = make(original)
+        if _is_pickled_by_value(owner) and isinstance(replacement, FunctionType):
+            is_coroutine = inspect.iscoroutinefunction(replacement)
+            replacement = replacement if is_coroutine else _Replacement(replacement, original)
         setattr(replacement, _MARK, self)
         own = vars(owner).get(attribute, _ABSENT)
         setattr(owner, attribute, replacement)
@@ -248,6 +273,13 @@ class Patches:
                 delattr(owner, attribute)
             else:
                 setattr(owner, attribute, own)
+
+
+def _is_pickled_by_value(owner: Any) -> bool:
+    """Return whether cloudpickle stores a class itself, for no import would find it."""
+    return isinstance(owner, type) and (
+        owner.__module__ == "__main__" or "<locals>" in owner.__qualname__
+    )
 
 
 def _name(owner: Any) -> str:

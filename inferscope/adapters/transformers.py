@@ -123,11 +123,17 @@ class Session:
         self.batching.install()
 
     def patch_model(self, cls: type) -> None:
-        """Wrap the loop's functions of a class of models."""
+        """Wrap the loop's functions of a class of models where they are defined."""
         on, patches = self._on, self.patches
+
+        def owner(name: str) -> type:
+            return next((base for base in cls.__mro__ if name in vars(base)), cls)
+
         for name, is_assisted in (("_sample", False), ("_assisted_decoding", True)):
-            patches.replace(cls, name, functools.partial(self._loop, is_assisted=is_assisted))
-        patches.replace(cls, "prepare_inputs_for_generation", self._prepare)
+            wrap = functools.partial(self._loop, is_assisted=is_assisted)
+            patches.replace(owner(name), name, wrap)
+        name = "prepare_inputs_for_generation"
+        patches.replace(owner(name), name, self._prepare)
 
         def ends(model: Any, *_args: Any, **_kwargs: Any) -> None:
             if on.loop is not None and on.loop.model is model:
@@ -141,9 +147,12 @@ class Session:
             if on.loop is not None and on.loop.model is model:
                 on.loop.is_compiled = True
 
-        patches.around(cls, "_update_model_kwargs_for_generation", before=ends)
-        patches.around(cls, "_has_unfinished_sequences", before=turns)
-        patches.around(cls, "get_compiled_call", before=compiles)
+        for name, before in (
+            ("_update_model_kwargs_for_generation", ends),
+            ("_has_unfinished_sequences", turns),
+            ("get_compiled_call", compiles),
+        ):
+            patches.around(owner(name), name, before=before)
 
     # --- the call of generate -----------------------------------------------------------------
 
@@ -184,7 +193,9 @@ class Session:
         @functools.wraps(original)
         def loop(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
             outer = on.loop
-            if patches.is_off or (outer is None and not self.watches(model)):
+            if patches.is_off or not (
+                self.watches(model) if outer is None else not outer.is_overridden(model)
+            ):
                 return original(model, input_ids, *args, **kwargs)
             begun: Loop | None = None
             try:

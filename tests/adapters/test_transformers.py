@@ -523,14 +523,74 @@ def rebuilt(code: bytes, module: str, values: tuple[Any, ...], own: Any) -> Func
     return function
 
 
+def own_sample(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(type(model), model)._sample(*args, **kwargs)
+
+
+def own_turn(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return super(type(model), model)._has_unfinished_sequences(*args, **kwargs)
+
+
+OVERRIDES = {"_sample": own_sample, "_has_unfinished_sequences": own_turn}
+
+
+def through_a_pickle(functions: dict[str, Any]) -> dict[str, FunctionType]:
+    """Return functions of `__main__` as cloudpickle does, where InferScope is not installed."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, given: Any) -> Any:
+            if not isinstance(given, FunctionType) or given is remade:
+                return NotImplemented
+            names = {
+                name: given.__globals__[name]
+                for name in given.__code__.co_names
+                if name in given.__globals__
+            }
+            values = tuple(cell.cell_contents for cell in given.__closure__ or ())
+            return remade, (marshal.dumps(given.__code__), names, values, vars(given))
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            assert not module.startswith("inferscope")
+            return super().find_class(module, name)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(functions)
+        file.seek(0)
+        return Unpickler(file).load()
+
+
+def remade(code: bytes, names: dict[str, Any], values: tuple[Any, ...], own: Any) -> FunctionType:
+    function = FunctionType(marshal.loads(code), names, None, None, tuple(map(CellType, values)))
+    vars(function).update(own)
+    return function
+
+
+def test_a_class_of_the_program_is_pickled_without_hooks_and_observed_after_it_is_read() -> None:
+    plain, other = llama(), llama()
+    expected = one(plain)
+    mine = type("Mine", (type(plain),), {"__module__": "__main__", **OVERRIDES})
+    unchanged = {name: value for name, value in vars(mine).items() if name not in OVERRIDES}
+    plain.__class__ = mine
+    with inferscope.observe(other), inferscope.observe(plain) as seen:
+        for num_calls in range(1, 4):
+            assert one(plain) == expected
+            assert len(of(StepSlices, seen.path)) == num_calls * NEW_TOKENS
+            functions = {name: vars(mine)[name] for name in OVERRIDES}
+            for name, function in through_a_pickle(functions).items():
+                assert function.__code__ == OVERRIDES[name].__code__
+                setattr(mine, name, function)  # as cloudpickle does to a class that it knows
+    assert {name: value for name, value in vars(mine).items() if name not in OVERRIDES} == unchanged
+    assert one(plain) == expected
+
+
 def test_an_observed_class_that_is_pickled_by_value_generates_as_before(tmp_path: Path) -> None:
     plain = llama()
     expected = one(plain)
-    mine, again = (type(name, (type(plain),), {}) for name in ("Mine", "Again"))
+    mine, again = (type(name, (type(plain),), OVERRIDES) for name in ("Mine", "Again"))
     plain.__class__ = mine
     with inferscope.observe(plain) as seen:
-        functions = {name: it for name, it in vars(mine).items() if isinstance(it, FunctionType)}
-        assert functions
+        functions = {name: vars(mine)[name] for name in OVERRIDES}
         for name, function in by_value(functions).items():
             setattr(again, name, function)
         twin = copy.deepcopy(plain)
