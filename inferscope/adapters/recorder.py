@@ -86,12 +86,17 @@ _engines = Engines()
 
 
 class Recorder:
-    """Records one thread's steps of one model into a ring of its own."""
+    """Records one thread's steps of one model into a ring of its own.
+
+    Attributes:
+        thread: identity of the thread that uses it until `give_back_own`, or 0.
+    """
 
     def __init__(self, probe: Probe, model: _Model, rank: int) -> None:
         self.probe = probe
         self.model = model
         self.rank = rank
+        self.thread = 0
         self._next_step = 0
         self._seen: set[tuple[str, int]] = set()
 
@@ -144,17 +149,21 @@ class Recorders:
         # A program that just ends, as most do, has not lost its engine.
         atexit.register(self.close)
 
-    def take(self, model: Any, describe: Describe, *, place: str = "") -> Recorder | None:
+    def take(
+        self, model: Any, describe: Describe, *, place: str = "", thread: int = 0
+    ) -> Recorder | None:
         """Return a recorder of a model that is not in use; None, once said, if there are too many.
 
         Args:
             model: what generates.
             describe: called for a new recorder; its rank is set here.
             place: the model's device.
+            thread: identity of the thread that takes it, for `give_back_own`.
         """
         with self._lock:
             known = self._known(model, place)
             if known is not None and known.free:
+                known.free[-1].thread = thread
                 return known.free.pop()
             if len(self._open) == MAX_RECORDERS:
                 self._patches.unsupported(
@@ -173,18 +182,33 @@ class Recorders:
             )
             self._patches.attach(probe)
             recorder = Recorder(probe, known, rank)
+            recorder.thread = thread
             self._open.append(recorder)
             return recorder
 
     def give_back(self, recorder: Recorder) -> None:
-        """Return a recorder to the free ones; the one with the lowest rank is taken first."""
+        """Return a recorder to the free ones; the one with the lowest rank is taken first.
+
+        Requests that an interrupt has left in it end as `client_cancel`.
+        """
         with self._lock:
+            for index in recorder.probe.live_requests:
+                recorder.probe.finished(index, "client_cancel")
             known = recorder.model
             if known.is_retired:
                 self._close(recorder)
                 return
-            known.free.append(recorder)
-            known.free.sort(key=lambda each: -each.rank)
+            if recorder not in known.free:
+                known.free.append(recorder)
+                known.free.sort(key=lambda each: -each.rank)
+            recorder.thread = 0
+
+    def give_back_own(self) -> None:
+        """Return the recorders that this thread still uses after an interrupt."""
+        own = threading.get_ident()
+        with self._lock:
+            for recorder in [each for each in self._open if each.thread == own]:
+                self.give_back(recorder)
 
     def open_first(self, model: Any, describe: Describe, *, place: str = "") -> None:
         """Make a model's first one, to attach to before the first step; see `take`."""

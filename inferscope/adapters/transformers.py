@@ -169,7 +169,8 @@ class Session:
                 patches.run(self._enter, model, args, kwargs)
                 result = original(model, *args, **kwargs)
             finally:
-                on.arrived_ns = 0
+                on.arrived_ns, on.loop = 0, None
+                patches.run(self.recorders.give_back_own)
             if not on.num_loops and not patches.is_off:
                 patches.unsupported("beam search and custom decoding loops are not recorded")
             return result
@@ -198,17 +199,18 @@ class Session:
             ):
                 return original(model, input_ids, *args, **kwargs)
             begun: Loop | None = None
+            error: BaseException | None = None
             try:
                 on.num_loops += 1
                 begun = on.loop = patches.run(self._begin, model, input_ids, kwargs, is_assisted)
-                result = original(model, input_ids, *args, **kwargs)
-            except BaseException as error:
+                return original(model, input_ids, *args, **kwargs)
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
                 on.loop = outer
                 patches.run(self._leave, begun, error)
-                raise
-            on.loop = outer
-            patches.run(self._leave, begun, None)
-            return result
+                del error  # its traceback holds this frame
 
         return loop
 
@@ -231,7 +233,10 @@ class Session:
         if criteria is not None:
             self.patches.around(type(criteria), "__call__", after=self._judged)
         recorder = self.recorders.take(
-            model, functools.partial(describe, model), place=str(model.device)
+            model,
+            functools.partial(describe, model),
+            place=str(model.device),
+            thread=threading.get_ident(),
         )
         if recorder is None:
             return None

@@ -132,6 +132,16 @@ class Probe:
         self._life.is_ours()
         return self._log.path
 
+    @property
+    def live_requests(self) -> list[RequestIndex]:
+        """Return the requests that were queued or received and have not finished; none when off."""
+        life = self._life
+        try:
+            return self._log.requests.indices if life.on else []
+        except Exception as error:
+            life.caught(error)
+            return []
+
     @classmethod
     def open(
         cls,

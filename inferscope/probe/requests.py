@@ -41,6 +41,11 @@ class RequestTable:
         return len(self._waiting) + len(self._admitted)
 
     @property
+    def indices(self) -> list[RequestIndex]:
+        """Return the indices of the requests that have entered and not left."""
+        return [RequestIndex(index) for index in (*self._waiting, *self._admitted)]
+
+    @property
     def is_listed(self) -> bool:
         """Return whether everything in flight since `begin_list` has been listed."""
         return self._room_rows <= 0 or (not self._to_list and self._has_named_waiting)

@@ -10,12 +10,13 @@ import io
 import logging
 import marshal
 import pickle
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CellType, FunctionType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -447,6 +448,53 @@ def test_an_interrupt_while_a_call_begins_costs_that_call_alone(
     (ring,) = tmp_path.glob("here/*.ring")
     (begun,) = (event for event in of(RequestEvent, ring) if event.request_id)
     assert begun.at_ns >= before_ns
+
+
+def test_interrupts_at_all_lines_of_a_call_cost_no_later_call(model: Any) -> None:
+    modules = {transformers.__file__, hf_generate.__file__, recorder.__file__}
+    begins_and_ends = {
+        *("generate", "loop", "_begin", "_leave", "__init__", "leave", "_finish"),
+        *("take", "give_back", "give_back_own"),
+    }
+    places: dict[tuple[str, int], None] = {}
+
+    def lines(frame: FrameType, event: str, _: Any) -> Any:
+        """Raise at the next line where it has not been raised before."""
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and place not in places:
+            places[place] = None
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return lines
+
+    def calls(frame: FrameType, *_: Any) -> Any:
+        code = frame.f_code
+        return lines if code.co_name in begins_and_ends and code.co_filename in modules else None
+
+    def go() -> None:
+        greedy(model, input_ids=tokens(4, batch=2), max_new_tokens=1)
+
+    def is_interrupted() -> bool:
+        sys.settrace(calls)
+        try:
+            go()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    with inferscope.observe(model):
+        recorders = transformers._session.recorders
+        (only,) = recorders._open
+        while sum(is_interrupted() for _ in range(4)):
+            before = only.next_step()
+            go()
+            last = list(places)[-4:]
+            assert only.next_step() - before == 2, last
+            assert only.probe.live_requests == [], last
+            assert only.model.free == recorders._open == [only], last
+    assert len(places) > 80
 
 
 def test_the_engine_says_what_it_is(model: Any) -> None:

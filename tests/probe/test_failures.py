@@ -45,14 +45,21 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "unsupported": lambda probe, index: probe.unsupported("pauses: gone"),
     "on": lambda probe, index: probe.on,
     "path": lambda probe, index: probe.path,
+    "live_requests": lambda probe, index: probe.live_requests,
     "close": lambda probe, index: probe.close(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
 MADE_OTHERWISE = {"open", "disabled", "clock", "fail", "warn"}
 _OF_THE_TIMER_ALONE = {"device_start", "device_end"}
 SURELY_TOUCHES = {
-    *(("clock", call) for call in CALLS.keys() - {"on", "path"} - _OF_THE_TIMER_ALONE),
-    *(("ring", call) for call in CALLS.keys() - {"on", "path", "stop"} - _OF_THE_TIMER_ALONE),
+    *(
+        ("clock", call)
+        for call in CALLS.keys() - {"on", "path", "live_requests"} - _OF_THE_TIMER_ALONE
+    ),
+    *(
+        ("ring", call)
+        for call in CALLS.keys() - {"on", "path", "live_requests", "stop"} - _OF_THE_TIMER_ALONE
+    ),
     *(
         ("timer", call)
         for call in ("start", "stop", "slices", "sign", "close", "the thread beside")
