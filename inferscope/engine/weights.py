@@ -81,7 +81,7 @@ def load_weights(
 
         def source(name: str) -> Tensor:
             loaded = checkpoint.tensor(name)
-            if not loaded.sum(dtype=torch.float32).isfinite():
+            if not torch.stack(loaded.aminmax()).isfinite().all():
                 raise BadInput(f"{folder}: {name} holds values that are no numbers. Repair it.")
             return loaded.to(device=device, dtype=dtype)
 

@@ -115,6 +115,13 @@ def test_weights_that_are_no_numbers_are_refused(
         load_weights(folder, config, dtype=torch.bfloat16, device=CPU)
 
 
+def test_large_weights_are_numbers(llama: Checkpoint, tmp_path: Path) -> None:
+    folder = copied(llama, tmp_path, lambda tensors: tensors[DOWN].fill_(1e38))
+    config = read_checkpoint_config(folder)
+    loaded = load_weights(folder, config, dtype=torch.float32, device=CPU)
+    assert any(layer.down.eq(1e38).all() for layer in loaded.layers)
+
+
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_another_number_of_layers_is_refused(
     llama: Checkpoint, tmp_path: Path, num_layers: int
