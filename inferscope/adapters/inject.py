@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from inferscope.probe.voice import warn
 
@@ -69,30 +70,34 @@ class _Waiting(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    _tell_when_executed(spec, self._executed)
+                    _tell_when_executed(spec.loader, self._executed)
                 return spec
         return None
 
-    def _executed(self, module: ModuleType) -> None:
-        """Observe a module, once: it may have been looked up, or failed to execute, before."""
+    def _executed(self, module: ModuleType) -> bool:
+        """Observe a module, once, and return whether it was waited for.
+
+        It may have been looked up, or failed to execute, before.
+        """
         observer = self._observers.pop(module.__name__, None)
         if observer is not None:
             _observe(module, observer)
+        return observer is not None
 
 
-def _tell_when_executed(spec: ModuleSpec, tell: Callable[[ModuleType], None]) -> None:
-    """Have the spec's own loader tell; a loader of another class would be seen by those who ask."""
-    loader = spec.loader
-    assert loader is not None
+def _tell_when_executed(loader: Any, tell: Callable[[ModuleType], bool]) -> None:
+    """Call `tell` after each module that a loader executes; its class stays as it was."""
     execute = loader.exec_module
+    if getattr(execute, "tell", None) == tell:  # it serves several modules, or is asked again
+        return
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        if module.__name__ == spec.name:  # a loader may serve several modules
+        if tell(module):
             vars(loader).pop("exec_module", None)
-            tell(module)
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+    exec_module.tell = tell  # type: ignore[attr-defined]
+    loader.exec_module = exec_module
 
 
 def _observe(module: ModuleType, observer: str) -> None:

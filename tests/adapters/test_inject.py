@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def run_program(
         text=True,
         timeout=60,
         check=False,
+        cwd=program,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "INFERSCOPE": "1", **environment},
     )
 
@@ -95,6 +97,28 @@ def test_an_engine_is_observed_after_it_was_looked_up_and_after_a_failed_import(
         *("toy_engine", "not yet", "engine runs", "observed toy_engine ready", "False"),
         *("engine runs", ""),
     ]
+
+
+def test_modules_of_one_loader_are_observed_each_and_however_often_they_are_looked_up(
+    program: Path,
+) -> None:
+    with zipfile.ZipFile(program / "engines.zip", "w") as file:
+        for name in ("one", "two"):
+            file.writestr(f"{name}.py", ENGINE)
+    text = """
+import sys
+sys.path.insert(0, "engines.zip")
+from importlib.util import find_spec
+from inferscope.adapters import inject
+inject.when_imported({"one": "toy_observer:observe", "two": "toy_observer:observe"})
+for _ in range(2000):
+    find_spec("one"), find_spec("two")
+import one, two
+"""
+    told = run_program(program, text)
+    assert not told.stderr
+    lines = ["engine runs", "observed one ready", "engine runs", "observed two ready", ""]
+    assert told.stdout.split("\n") == lines
 
 
 def test_a_program_without_the_engine_imports_nothing_of_it(program: Path) -> None:
