@@ -153,10 +153,12 @@ class WorkerHooks:
 
     def starting(self, worker: Any, scheduler_output: Any) -> None:
         """Begin timing a step, unless it has no tokens: then nothing is executed."""
+        tag = Tag.of(scheduler_output)
+        if tag is not None:  # a scheduler has planned it: a warm-up that raised is over
+            self._is_warming_up = False
         is_observed = self._is_observed(worker) and not self._is_warming_up
         if not is_observed or not scheduler_output.total_num_scheduled_tokens:
             return
-        tag = Tag.of(scheduler_output)
         step = self._next_step if tag is None else tag.step
         mode, padded = self._modes.of(scheduler_output.num_scheduled_tokens.values())
         # The first one pays for what every process does once.

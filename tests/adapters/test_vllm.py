@@ -179,6 +179,23 @@ def test_steps_of_a_workers_warm_up_are_not_recorded(rings: Path, patches: Patch
     hold_to_the_laws(rings, scheduler, requests)
 
 
+def test_steps_after_a_warm_up_that_failed_are_recorded(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm_up = toy_vllm.Worker.compile_or_warm_up_model
+
+    def fails(worker: toy_vllm.Worker) -> None:
+        warm_up(worker)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(toy_vllm.Worker, "compile_or_warm_up_model", fails)
+    hold_to_the_laws(rings, *serve(Options(lives=[(8, 4)] * 2)))
+    (worker,) = rings.glob("worker-*.ring")
+    (core,) = rings.glob("core-*.ring")
+    spans = [span.step for span in of(StepSpan, worker)]
+    assert spans == [slices.step for slices in of(StepSlices, core)] != []
+
+
 def test_preemption_and_drafts_are_really_there(rings: Path, patches: Patches) -> None:
     crowd = Options(num_blocks=12, num_drafts=2, is_async=True, lives=[(12, 12)] * 6)
     scheduler, requests = serve(crowd)

@@ -11,6 +11,7 @@ import enum
 import pickle
 import random
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -417,7 +418,8 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
     wrapper = WorkerWrapperBase(setting)
     wrapper.init_device()
     wrapper.worker.initialize_from_config(None)
-    wrapper.worker.compile_or_warm_up_model()
+    with suppress(RuntimeError):  # an engine may go on without
+        wrapper.worker.compile_or_warm_up_model()
     scheduler = Scheduler(setting)
     requests = [
         Request(f"{options.name}{i}", *life, lora_request=lora)
