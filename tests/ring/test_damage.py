@@ -456,7 +456,7 @@ def test_a_ring_of_zeros_is_passed_at_the_speed_of_memory(tmp_path: Path) -> Non
     ring.close()
     assert isinstance(found[0], Loss)
     assert sum(each.num_frames if isinstance(each, Loss) else 1 for each in found) >= 12, found
-    assert took_s < 0.3, took_s  # a look at every word takes 1 s
+    assert took_s < 0.7, took_s  # a look at every word takes 1 s on an idle machine
 
 
 def test_a_process_with_few_descriptors_has_the_highest_free_one_for_its_ring(
