@@ -164,8 +164,12 @@ def test_an_interrupt_while_a_probe_opens_leaves_nothing_behind(
 
     monkeypatch.setattr("inferscope.probe.probe._cost_tables", interrupted)
     num_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(KeyboardInterrupt):
-        Probe.open(INFO)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Probe.open(INFO)
+    finally:
+        signal.signal(signal.SIGINT, before)
     until(lambda: not list((tmp_path / "rings").rglob("*.*")))
     until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
 

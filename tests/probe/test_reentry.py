@@ -307,14 +307,21 @@ def left_behind(folder: Path) -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor by which they are listed
             files.append(os.readlink(f"/proc/self/fd/{number}"))
-    threads = [thread.name for thread in threading.enumerate()]
-    return [name for name in files + threads if str(folder) in name or "inferscope" in name]
+    threads = [thread.name for thread in threading.enumerate() if thread not in _threads_before]
+    return [name for name in files if str(folder) in name] + [
+        name for name in threads if "inferscope" in name
+    ]
+
+
+_threads_before: list[threading.Thread] = []
+"""Threads of probes that other tests have left open."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "opened"))
     monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
+    _threads_before[:] = threading.enumerate()
     return tmp_path / "opened"
 
 

@@ -315,6 +315,10 @@ def test_a_header_that_cannot_be_read_is_said_once_and_changes_nothing(server: S
     for number in range(3):
         chat(server, f"bad-{number}", TALK, **{"X-InferScope-Parts": "canary-77b1 is my secret"})
     assert told_of(server, "bad-2")[1] == told_of(server, "bad-0")[1] != ()
+    # The probe's housekeeping thread logs it.
+    end_s = time.monotonic() + 30
+    while "X-InferScope-Parts" not in server.said() and time.monotonic() < end_s:
+        time.sleep(0.02)
     assert server.said().count("X-InferScope-Parts") == 1
 
 
