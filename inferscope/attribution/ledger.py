@@ -187,6 +187,8 @@ class Ledger:
         self._substate = np.zeros(num_slots, dtype=np.int8)
         self._part = np.zeros(num_slots, dtype=np.int8)
         self._has_prefilled = np.zeros(num_slots, dtype=np.bool_)
+        self._is_over = np.zeros(num_slots, dtype=np.bool_)
+        """[slots], END is booked, and what is noted of the request after it belongs to nobody."""
         self.device = Busy()
         self.blame = Blame(num_slots)
         self._blocks: list[_Block] = []
@@ -204,7 +206,8 @@ class Ledger:
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        for name in ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled"):
+        per_slot = ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled")
+        for name in (*per_slot, "_is_over"):
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
@@ -219,6 +222,7 @@ class Ledger:
         self.state[slot] = FREE
         self._state[slot], self._substate[slot] = state, RUNNING
         self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
+        self._is_over[slot] = False
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
@@ -424,6 +428,10 @@ class Ledger:
         blocks, emitted_ns = _with_emissions(blocks)
         sizes = np.array([len(block.slots) for block in blocks])
         slot = np.concatenate([block.slots for block in blocks])
+        slot[self._is_over[slot]] = NOBODY
+        for block in blocks:
+            if block.kind == END:
+                self._is_over[block.slots] = True
         live = np.bincount(slot, minlength=len(self.state)).nonzero()[0]
         live = live[live != NOBODY]
         if not len(live):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
@@ -90,6 +90,9 @@ def stream(rng: random.Random) -> Script:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
+@example(
+    245226
+)  # cancelled between the plan and the launch of a step, behind one that is held back
 def test_where_windows_are_cut_does_not_show(seed: int) -> None:
     rng = random.Random(seed)
     script = stream(rng)
