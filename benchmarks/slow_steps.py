@@ -17,7 +17,7 @@ thing is wrong:
 The child's own stopwatch says how much of its steps it had no core: a clean run in which others
 took more than 15 % of the steps' time counts as `robbed`, for there a co-tenant is true.
 A finding of `unexplained` is undecided where others use a tenth of the host's CPUs: a model that
-does not fit is told from their use of caches and memory on an idle host only.
+does not fit can be distinguished from their use of caches and memory on an idle host only.
 Rules were tuned with seeds below 100; what is reported has seeds from 100 on.
 """
 

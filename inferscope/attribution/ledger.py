@@ -188,7 +188,7 @@ class Ledger:
         self._part = np.zeros(num_slots, dtype=np.int8)
         self._has_prefilled = np.zeros(num_slots, dtype=np.bool_)
         self._is_over = np.zeros(num_slots, dtype=np.bool_)
-        """[slots], END is booked, and what is noted of the request after it belongs to nobody."""
+        """[slots], END is booked: later boundaries of the request are left out."""
         self.device = Busy()
         self.blame = Blame(num_slots)
         self._blocks: list[_Block] = []

@@ -395,7 +395,7 @@ class _Followed:
 
     @property
     def _is_there(self) -> bool:
-        """Tell whether a process of it is there; what is not folded yet may tell that it left.
+        """Return whether a process of it runs, or has left records that are not folded yet.
 
         The time of its devices is counted until then, and no longer.
         """

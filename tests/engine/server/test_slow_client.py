@@ -13,7 +13,8 @@ from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import lives
 
 _USAGE = {"include_usage": True, "continuous_usage_stats": True}
-"""An event of 250 bytes per token: a short answer is larger than the buffers on its way."""
+"""An event of 250 bytes per token: the answer is several times as large as the buffers on its way,
+also where a busy front end sends several tokens in one event."""
 _LEAST_UNREAD_S = 0.3
 
 
@@ -42,7 +43,7 @@ def finished_ns(server: Server, name: str) -> int:
 def test_a_client_that_does_not_read_waits_for_itself(patient: Server, num_texts: int) -> None:
     server = patient
     slow, quick = f"slow-{num_texts}", f"quick-{num_texts}"
-    ask = {"prompt": "def f", "max_tokens": 200, "ignore_eos": True, "n": num_texts}
+    ask = {"prompt": "def f", "max_tokens": 1000, "ignore_eos": True, "n": num_texts}
     with Stream(
         server.port,
         "/v1/completions",
