@@ -54,7 +54,8 @@ def test_a_process_that_shares_its_cpu_waits_in_the_run_queue() -> None:
             if share > 0.25:
                 break
         assert share <= 1
-        assert values["cpu_ns"] <= (1 - share) * values["window_ns"] * 1.02
+        # The counters of the process and of its thread are not read at the same instant.
+        assert values["cpu_ns"] <= (1 - share + 0.1) * values["window_ns"]
         assert values["host_busy_ns"] >= 0.5 * values["window_ns"]
         assert values["pid"] == reader.pid
 

@@ -83,12 +83,14 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     }  # more than a socket holds
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 90
-    while pair.said().count("\n") < 3 and time.monotonic() < deadline_s:
+    while "was killed by signal 9" not in pair.said() and time.monotonic() < deadline_s:
         time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert "was killed by signal 9; its requests are cancelled" in pair.said()
-    assert pair.said().count("\n") == 3
+    # On a busy machine a stream that is not read meanwhile may be ended, which is a line as well.
+    said = [line for line in pair.said().splitlines() if "reading; ending it" not in line]
+    assert len(said) == 3, said
     assert pair.children()[0] == core
     for stream in streams.values():
         stream.close()
