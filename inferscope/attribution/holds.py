@@ -205,9 +205,10 @@ class Holds:
         gone = set(lesser)
         self._forget(lesser)
         self._over = [row for row in over if row not in gone]
+        kept = np.arange(num)
+        kept[lesser] = NOBODY_ROW
         for span in (*self._spans, *self._past):
-            rows = span.rows
-            span.rows = np.where(np.isin(rows, lesser), NOBODY_ROW, rows)
+            span.rows = kept[span.rows]
         for row in sorted(lesser, reverse=True):
             self._free.append(row)
             self.names[row] = None
