@@ -12,8 +12,9 @@ The question is: without which of them would the request not have waited?
     prefill_co_batched     the other prefills beside it, likewise
     preempted              who held blocks when one lost one's own
 
-The time that a request adds to a step is T(S) - T(S without it), `rules.marginal`. Each cause's
-culprits are scaled to the ledger's row: the ledger says how long, this says because of which.
+The time that a request adds to a step is T(S) - T(S without it), `table_blame.marginal_ns`. Each
+cause's culprits are scaled to the ledger's row: the ledger says how long, this says because of
+which.
 
 `queue_idle` has no culprits, for the device did nothing. The queue is kept as one vector of sums by
 culprit, which grows while requests wait: a request that comes remembers it, and blames each culprit
@@ -31,7 +32,6 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
 from inferscope.attribution.holds import Grip, Holds
-from inferscope.attribution.rules import Components, marginal
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,8 +53,8 @@ _SPENT_NS = 1 << 6
 """Waits within steps are whole multiples of this."""
 _FIRST_SEATS = 64
 NOBODY_SEAT = 0
-_Members = tuple[Ints, Delay, Components]
-"""Slots of a step's members, its delay, and what it was divided with."""
+_Members = tuple[Ints, Delay, Floats]
+"""Slots of a step's members, its delay, and the time that the step would save without each."""
 
 
 class _Held(msgspec.Struct):
@@ -170,7 +170,7 @@ class Blame:
         slots: Ints,
         delay: Delay,
         grip: Grip | None,
-        components: Components | None,
+        adds_ns: Floats | None,
         from_ns: int,
         until_ns: int,
     ) -> None:
@@ -180,17 +180,17 @@ class Blame:
             slots: [members].
             delay: theirs.
             grip: what they hold; None where that is not known.
-            components: what the step was divided with; None likewise.
+            adds_ns: [members], time that the step would save without each; None likewise.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
-        self._holds.step(self._last_rows, grip, components, from_ns, until_ns)
+        self._holds.step(self._last_rows, grip, adds_ns, from_ns, until_ns)
         if grip is not None:
             self._last[grip.dp_rank] = slots, grip
-        if components is not None and len(slots) > 1:
-            self._steps.append((slots, delay, components))
+        if adds_ns is not None and len(slots) > 1:
+            self._steps.append((slots, delay, adds_ns))
 
     def fold(self) -> None:
         """Add the steps since the last time to the matrices."""
@@ -217,7 +217,7 @@ class Blame:
             at = [s + p for s, d in zip(starts, delays, strict=True) for p in d.prefills]
             is_prefill[at] = True
             of += is_prefill
-        adds_ns = _added_ns(steps, sizes)
+        adds_ns = np.concatenate([adds_ns for _, _, adds_ns in steps])
         whole_ns = np.bincount(of, adds_ns, 2 * num)
         counts = np.bincount(of, minlength=2 * num)
         if ((whole_ns <= 0) & (counts > 0)).any():  # the model knows no difference: all alike
@@ -338,79 +338,3 @@ def _note_held(found: dict[str, Found], held: _Held, until_ns: int) -> None:
     if spent_ns > 0:
         parts = {name: spent_ns * part / whole for name, part in held.parts.items()}
         found.setdefault("preempted", Found()).add(parts, total_ns=spent_ns)
-
-
-def _added_ns(steps: list[_Members], sizes: Ints) -> Floats:
-    """Return the time that each member adds to its step: [members of all steps]."""
-    lines: dict[tuple[int, int], tuple[float, float, list[float]]] = {}
-    leaders: dict[int, tuple[int, int]] = {}
-    slopes, levels = [], []
-    others: list[tuple[int, float]] = []
-    whole: list[tuple[int, Floats]] = []
-    start = 0
-    for _, _, of in steps:
-        model, batch, own = of.model, of.batch, of.own
-        team = batch.team
-        if team.rows is not None:
-            whole.append((start, marginal(model, batch, own).values(batch)))
-            slopes.append(0.0)
-            levels.append(0.0)
-        else:
-            # With the batch as it is, only contexts tell one step from the next.
-            line = lines.get((id(team), id(model)))
-            if line is None:
-                line = lines[id(team), id(model)] = _line(of)
-            slope, level, of_chunks = line
-            if model.padded_ns and batch.spread is not None:
-                # Without any but the longest, the others are padded as far as with it.
-                leader = leaders.get(id(batch.spread))
-                if leader is None:
-                    leader = leaders[id(batch.spread)] = _leader(of)
-                longest, (position, ahead) = batch.longest_single, leader
-                first_ns = level + slope * longest
-                first_ns += model.padded_ns * (longest + (team.num_single - 1) * ahead)
-                others.append((start + position, first_ns))
-                level += model.padded_ns * longest
-            slopes.append(slope)
-            levels.append(slope + level)
-            for at, attention_ns, rest_ns in zip(team.chunks, own.chunks, of_chunks, strict=True):
-                others.append((start + at, attention_ns + rest_ns))
-        start += len(team.tokens)
-    contexts = np.concatenate([of.batch.context_float for _, _, of in steps])
-    adds_ns: Floats = contexts * np.repeat(slopes, sizes) + np.repeat(levels, sizes)
-    for row, ns in others:
-        adds_ns[row] = ns
-    for row, values in whole:
-        adds_ns[row : row + len(values)] = values
-    return np.maximum(adds_ns, 0.0)
-
-
-def _line(of: Components) -> tuple[float, float, list[float]]:
-    """Return what each adds, but for padding: a line for those with one token, and each chunk.
-
-    It is `rules.marginal` where each request with one token samples one row, and without attention
-    for the chunks.
-    """
-    model, team = of.model, of.batch.team
-    f_ns, g_ns = model.f(team.num_tokens), model.g(team.num_rows)
-    level = f_ns - model.f(team.num_tokens - 1) + g_ns - model.g(team.num_rows - 1)
-    if team.num_single == 1:
-        level += model.decoding_ns
-    chunks = [
-        f_ns - model.f(team.num_tokens - tokens) + g_ns - model.g(team.num_rows - rows)
-        for tokens, rows in zip(team.chunk_tokens, team.chunk_rows, strict=True)
-    ]
-    return model.single_ns, level, chunks
-
-
-def _leader(of: Components) -> tuple[int, int]:
-    """Return the position of the longest with one token, and how far it is ahead of the next."""
-    batch, spread = of.batch, of.batch.spread
-    assert spread is not None
-    at = int(spread.ahead.argmax())
-    singles = batch.team.singles
-    position = at if singles is None else singles.item(at)
-    if len(spread.ahead) == 1:
-        return position, 0
-    second = int(np.partition(spread.ahead, -2)[-2])
-    return position, spread.most - second

@@ -19,8 +19,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.rules import Components, marginal
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -67,7 +65,7 @@ class _Span(msgspec.Struct, eq=False, gc=False):
     rows: Ints
     """Rows of the step's members, or of all that hold a slot where those are scarce."""
     grip: Grip | None
-    components: Components | None
+    adds_ns: Floats | None
     parts: Floats | None = None
     """[rows], which sum to 1; None until a request waits for them."""
 
@@ -85,7 +83,7 @@ class _Span(msgspec.Struct, eq=False, gc=False):
         return self.rows, self.parts
 
     def _weights(self) -> Floats | None:
-        grip, of = self.grip, self.components
+        grip, adds_ns = self.grip, self.adds_ns
         if grip is None or not len(self.rows):
             return None
         match grip.binding:
@@ -95,8 +93,8 @@ class _Span(msgspec.Struct, eq=False, gc=False):
                 return grip.blocks()
             case "budget":
                 return grip.tokens.astype(np.float64)
-            case _ if of is not None:
-                return np.maximum(marginal(of.model, of.batch, of.own).values(of.batch), 0.0)
+            case _ if adds_ns is not None:
+                return adds_ns
         return np.ones(len(self.rows))
 
 
@@ -220,7 +218,7 @@ class Holds:
         self,
         rows: Ints,
         grip: Grip | None,
-        components: Components | None,
+        adds_ns: Floats | None,
         from_ns: int,
         until_ns: int,
     ) -> None:
@@ -229,7 +227,7 @@ class Holds:
         Args:
             rows: [members].
             grip: what they hold; None where that is not known.
-            components: what the step was divided with; None likewise.
+            adds_ns: [members], time that the step would save without each; None likewise.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
         """
@@ -240,7 +238,7 @@ class Holds:
                 self._runners = np.fromiter(self._running, np.int64, len(self._running))
             rows = self._runners  # not only those that this step computes
         self._pass(from_ns)
-        self._spans.append(_Span(from_ns, until_ns, rows, grip, components))
+        self._spans.append(_Span(from_ns, until_ns, rows, grip, adds_ns))
 
     def _pass(self, until_ns: int) -> None:
         """Add to the sums what was waited through up to a time."""

@@ -36,7 +36,6 @@ from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
-from inferscope.attribution.rules import Components
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -138,8 +137,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """The part of the delay's excess that is the wait for the slowest rank."""
     grip: Grip | None = None
     """What the members hold; None where that is not known."""
-    components: Components | None = None
-    """What the step was divided with; None likewise."""
+    adds_ns: Floats | None = None
+    """[members], modelled time that the step would save without each; None likewise."""
     is_open: bool = False
     """It stands for one of which the end is not known; see `hold`."""
 
@@ -261,7 +260,7 @@ class Ledger:
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     self._resume_step(step, edge.slots.item(0), edge.at_ns)
-        self.blame.step(slots, step.delay, step.grip, step.components, *span)
+        self.blame.step(slots, step.delay, step.grip, step.adds_ns, *span)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.

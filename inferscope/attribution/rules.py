@@ -203,7 +203,7 @@ class _Union:
         is_single[team.chunks] = False
         self.singles = is_single.nonzero()[0]
         self.num_single = len(self.singles)
-        self.visible = batch.context_float[self.singles] + 1
+        self.visible = batch.context[self.singles] + 1.0
         self.longest = float(self.visible.max()) if self.num_single else 0.0
         self.num_tokens = sum(self.chunks) + self.num_single
         rows = self.num_single if team.rows is None else int(team.rows[self.singles].sum())

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.chunks import split_chunks
 from inferscope.attribution.padding import beyond_own
-from inferscope.cost.batch import Batch, Line, Spread, Team
+from inferscope.cost.batch import Batch, Line, Team
 from inferscope.cost.model import StepModel
 
 Floats = NDArray[np.float64]
@@ -56,41 +56,28 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
     line, chunks = shared[1], own.chunks
     if chunks:
         chunks = list(map(add, chunks, line.chunks))
-    if model.padded_ns and team.num_single > 1 and batch.spread is not None:
-        padded = _padded(model, batch.team, batch.spread, line)
-        return Line(padded.slope, padded.level, chunks, padded.levels) if chunks else padded
+    if model.padded_ns and team.num_single > 1:
+        return _padded(model, batch, line, chunks)
     return Line(own.slope, own.level + line.level, chunks, line.levels)
 
 
-def _padded(model: StepModel, team: Team, spread: Spread, line: Line) -> Line:
+def _padded(model: StepModel, batch: Batch, line: Line, chunks: list[float]) -> Line:
     """Return the line of those who pay for padding beyond their own visible tokens as well.
-
-    Who pays how much depends on how much longer one is than another, which stays the same while
-    those who decode together do.
 
     Args:
         model: the cost model in force.
-        team: the requests of the step.
-        spread: how much longer they are.
-        line: what else they pay.
+        batch: the requests of the step.
+        line: what else those with one token pay.
+        chunks: all that the others pay.
     """
-    kept = spread.padded
-    if kept is not None and kept[0] is line:
-        return kept[1]
-    level = beyond_own(spread.ahead)
-    level *= model.padded_ns
-    if isinstance(line.level, float) or team.singles is None:
-        level += line.level
-    else:
-        level += line.level[team.singles]
+    team = batch.team
+    singles = np.arange(len(team.tokens)) if team.singles is None else team.singles
+    level = np.zeros(len(team.tokens))
+    level[singles] = beyond_own(batch.context[singles]) * model.padded_ns
+    level[singles] += line.level if isinstance(line.level, float) else line.level[singles]
     levels = line.level * team.num_single if line.levels is None else line.levels
-    whole = float(model.padded_ns * (team.num_single * spread.most - spread.total) + levels)
-    if team.singles is not None:
-        of_singles, level = level, np.zeros(len(team.tokens))
-        level[team.singles] = of_singles
-    padded = Line(model.single_ns + model.padded_ns, level, [], whole)
-    spread.padded = (line, padded)
-    return padded
+    more = model.padded_ns * (team.num_single * batch.longest_single - batch.single_visible)
+    return Line(model.single_ns + model.padded_ns, level, chunks, float(more + levels))
 
 
 def _shared(model: StepModel, team: Team) -> Line:

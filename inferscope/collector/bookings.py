@@ -16,7 +16,13 @@ from inferscope.collector.finals import FinalStep, Sink, Unnamed
 from inferscope.collector.lives import Lives
 from inferscope.collector.moved import count, moved_by
 from inferscope.collector.rows import Rows
-from inferscope.collector.steps import Execution, SplitStep, pair_shares
+from inferscope.collector.steps import (
+    Execution,
+    Joined,
+    SplitStep,
+    components_of,
+    pair_shares,
+)
 from inferscope.collector.work import (
     COMPUTE_NS,
     DRAFT_NS,
@@ -80,21 +86,10 @@ class Bookings:
             rank.book(span.start_ns, span.end_ns, parts_ns)
         self._lives.open_step(run, split)
 
-    def book(
-        self, rows: Rows, contexts: Ints, split: SplitStep, run: Execution, *, slices: StepSlices
-    ) -> list[int]:
-        """Add a split step to its requests, the windows and the digest.
-
-        Args:
-            rows: who is in it.
-            contexts: [rows].
-            split: its time, divided.
-            run: its execution.
-            slices: as recorded.
-
-        Returns:
-            each rank's prefill time.
-        """
+    def book(self, step: Joined) -> None:
+        """Add a split step to its requests, the windows and the digest; note its prefill time."""
+        rows, contexts, split, run = step.rows, step.contexts, step.split, step.run
+        assert split is not None
         lives, counters = self._lives, self._lives.counters
         if self._mix is not None:
             if rows.slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
@@ -107,7 +102,7 @@ class Bookings:
         if rows.is_simple:
             moved, prefill_flops = self._book_singles(rows, contexts, split)
         else:
-            moved, prefill_flops = self._book_rows(rows, contexts, split, slices)
+            moved, prefill_flops = self._book_rows(rows, contexts, split, step.slices)
         if rows is not self._last_rows:
             self._note_phases(rows, self._last_rows)
             self._last_rows = rows
@@ -146,7 +141,7 @@ class Bookings:
         bucket.durations["step"].add(run.longest_ns, 1)
         if counters.is_on:
             counters.step(run, split, of_ranks_ns, moved)
-        return of_ranks_ns
+        step.prefill_ns = of_ranks_ns
 
     def book_unnamed(
         self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
@@ -228,9 +223,8 @@ class Bookings:
         prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
         if rates is None or weights is None or not self._lives.counters.is_on:
             return NOTHING_MOVED, prefill_flops
-        assert split.components is not None  # somebody is in the step
-        batch = split.components.batch
-        return moved_by(rows, batch, prefilled, rates=rates, weights=weights), prefill_flops
+        assert split.batch is not None  # somebody is in the step
+        return moved_by(rows, split.batch, prefilled, rates=rates, weights=weights), prefill_flops
 
     def _book_rows(
         self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices
@@ -300,22 +294,16 @@ class Bookings:
             if self._lives.rates is not None:
                 cost.count(tokens, context, rows.sampled.item(at), self._lives.rates.flops)
 
-    def hand_on(
-        self,
-        rows: Rows,
-        contexts: Ints,
-        split: SplitStep,
-        run: Execution,
-        *,
-        dp_rank: int,
-        unnamed: Sequence[Unnamed] = (),
-    ) -> None:
+    def hand_on(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
         """Give the sinks a step, once for each rank; `unnamed` is of each, where requests are."""
+        rows, run, split = step.rows, step.run, step.split
+        assert split is not None
         ids, span = self._ids_of(rows.slots), run.span
+        components = components_of(split, rows)
         for at, rank in enumerate(run.ranks):
             final = FinalStep(
                 engine_id=self._engine_id,
-                dp_rank=dp_rank,
+                dp_rank=step.dp_rank,
                 rank=rank.rank,
                 step=span.step,
                 start_ns=rank.start_ns,
@@ -328,14 +316,14 @@ class Bookings:
                 request_ids=ids,
                 phases=rows.phases,
                 tokens=rows.tokens,
-                contexts=contexts,
+                contexts=step.contexts,
                 flags=rows.flags,
                 shares_ns=split.shares_ns[at],
                 padding_ns=split.padding_ns[at],
                 unattributed_ns=split.unattributed_ns[at],
                 model_residual=split.residual,
                 is_dummy=run.is_dummy,
-                components=split.components,
+                components=components,
                 delay=split.delay if ids else None,
                 unnamed=unnamed[at] if unnamed else None,
                 is_provisional=split.is_provisional,

@@ -176,14 +176,17 @@ class EngineFold:
                 self._lose(ring)
         self.joins.give_up(self.now_ns)
         self.lives.is_compute_observed = is_compute_observed(newest.values())
-        self._fold_window()
+        is_booked = self._fold_window()
+        if self.lives.counters.is_on:
+            self.joins.settle()
         through_ns = min(now_ns, self._through())
         hung_ns = self.joins.hung_since_ns()
         known_ns = min(through_ns, now_ns - _SETTLE_NS)
         if hung_ns is not None:
             known_ns = min(known_ns, max(hung_ns, now_ns - _LONGEST_STEP_NS))
         self.lives.hand_over(known_ns, now_ns)
-        self.lives.count_idle(through_ns)
+        if is_booked:
+            self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
 
     def end(self) -> None:
@@ -303,24 +306,30 @@ class EngineFold:
         oldest_ns = self.joins.oldest_ns(self.now_ns)
         return self.now_ns + 1 if oldest_ns is None else oldest_ns
 
-    def _fold_window(self, *, is_last: bool = False) -> None:
-        """Take all that happened before the watermark, and book it if that is worth a window.
+    def _fold_window(self, *, is_last: bool = False) -> bool:
+        """Take and book what happened before the watermark, if that is worth a window.
 
         A window has its own cost: while steps are many it waits for some, but not for long.
+
+        Returns:
+            whether it was.
         """
-        through_ns = self._through()
-        if through_ns > self._through_ns or is_last:
-            self._through_ns = through_ns
-            self.lives.take(self._timeline.take(through_ns), through_ns)
         num_joined = self.joins.num_joined
         are_few = num_joined - self._num_seen < _FEW_STEPS
         is_full = num_joined - self._num_booked >= _MOST_STEPS
         self._num_seen = num_joined
         # By Ticks alone, and not by the last window: readers that start elsewhere agree.
         is_due = self.now_ns % _WINDOW_NS < TICK_NS
-        if are_few or is_full or is_due or is_last:
-            self._num_booked = num_joined
-            self.lives.book()
+        if not (are_few or is_full or is_due or is_last):
+            return False
+        self._num_booked = num_joined
+        self.joins.settle()
+        through_ns = self._through()
+        if through_ns > self._through_ns or is_last:
+            self._through_ns = through_ns
+            self.lives.take(self._timeline.take(through_ns), through_ns)
+        self.lives.book()
+        return True
 
     # --- rings --------------------------------------------------------------------------------
 
@@ -336,6 +345,7 @@ class EngineFold:
             self._told_by = ring.authority
         info = self._on_device(info)
         if told is None or _calculable(info) != _calculable(told):
+            self.joins.settle()
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
             self.lives.num_ranks = info.sizes[0] * info.sizes[1]
@@ -409,6 +419,7 @@ class EngineFold:
                 self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
 
     def _on_table(self, ring: RingState, table: CostTable) -> None:
+        self.joins.settle()
         if table.source != CALIBRATION or not self.book.calibrate(table):
             self._num_unread += 1
 
@@ -506,6 +517,8 @@ class EngineFold:
             request = self.lives.table.by_slot[ring.slots.get(event.index)]
         if request is None:
             return
+        if event.prompt_parts or request.told_parts:
+            self.joins.settle()  # its first chunk may be among them
         if event.external_id is not None:
             request.external_id = event.external_id
         if event.prompt_tokens is not None:

@@ -122,6 +122,8 @@ class Collector:
         if not self._keep.digest:
             return ""
         counts = f"{self.num_records} {self.num_lost} {self.num_late} {self.num_unjoined}"
+        for engine in self.engines.values():
+            engine.joins.settle()
         now = self._hash.copy()
         now.update(counts.encode())
         return now.hexdigest()
@@ -170,6 +172,7 @@ class Collector:
     def _hand_samples_on(self) -> None:
         for placed in self.samplers.take():
             for engine in self.engines.values():
+                engine.joins.settle()
                 engine.lives.counters.sample(placed)
 
     def _open(self, opened: RingOpened) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
@@ -19,8 +20,9 @@ from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
 from inferscope.collector.rings import RingState
-from inferscope.collector.rows import NO_ROWS
-from inferscope.collector.steps import Execution, PendingStep, execution, split_step
+from inferscope.collector.rows import NO_ROWS, NO_SLICES
+from inferscope.collector.splitting import split_steps
+from inferscope.collector.steps import Execution, Joined, PendingStep, SplitStep, execution
 from inferscope.collector.timeline import Timeline
 from inferscope.collector.unnamed import among_none, divide
 from inferscope.cost.book import CostBook
@@ -81,6 +83,8 @@ class Joins:
         """By data-parallel rank and step."""
         self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
         """Those that were split, and when they had ended."""
+        self._joined_steps: list[Joined] = []
+        """Not split yet."""
         self._newest: dict[int, tuple[int, int, int]] = {}
         """The newest step that was split, its start and its end, by data-parallel rank."""
 
@@ -312,19 +316,30 @@ class Joins:
             self._book_for_nobody(pending, run, is_unjoined=found is None and not run.is_dummy)
             return
         rows, contexts = found
-        split = split_step(
-            self._book,
-            rows,
-            contexts,
-            run,
-            binding=pending.binding,
-            block_tokens=self.block_tokens,
-            dp_rank=pending.dp_rank,
-        )
-        prefill_ns = self._bookings.book(rows, contexts, split, run, slices=slices)
-        self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
-        if self._sinks:
-            self._bookings.hand_on(rows, contexts, split, run, dp_rank=pending.dp_rank)
+        held = rows.team.tokens, rows.by_request(contexts)
+        grip = Grip(pending.binding, self.block_tokens, *held, pending.dp_rank)
+        joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank)
+        self._joined_steps.append(joined)
+        self._timeline.push(run.start_ns, self._begin, joined)
+
+    def _begin(self, joined: Joined) -> None:
+        assert joined.split is not None  # its window is split before facts are taken
+        self._bookings.begin(joined.run, joined.split, joined.prefill_ns)
+
+    def settle(self) -> None:
+        """Split and book the steps that were joined since the last time.
+
+        Results do not depend on when that is. It must be before anything changes on which they
+        rest: what the engine says of itself, names of requests, samples of its devices.
+        """
+        if not self._joined_steps:
+            return
+        steps, self._joined_steps = self._joined_steps, []
+        split_steps(self._book, steps)
+        for step in steps:
+            self._bookings.book(step)
+            if self._sinks:
+                self._bookings.hand_on(step)
 
     def _do_without(self, pending: PendingStep) -> None:
         """Give up what a step still lacks: too many wait."""
@@ -377,17 +392,16 @@ class Joins:
 
     def _book_unnamed(self, pending: PendingStep, run: Execution) -> None:
         """Book a step of requests that are known on another host."""
+        self.settle()
         split, unnamed = divide(self._book, run)
         prefill_ns = self._bookings.book_unnamed(split, unnamed, run)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
         if self._sinks:
-            none = NO_ROWS.tokens
-            self._bookings.hand_on(
-                NO_ROWS, none, split, run, dp_rank=pending.dp_rank, unnamed=unnamed
-            )
+            self._bookings.hand_on(_of_nobody(pending, run, split), unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
+        self.settle()
         split = among_none(run)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, [0] * len(run.ranks))
         amounts = self._lives.windows.at(run.end_ns).amounts
@@ -395,5 +409,11 @@ class Joins:
         amounts["steps"] += 1
         self.num_unjoined += is_unjoined
         if self._sinks and not is_unjoined:
-            none = NO_ROWS.tokens
-            self._bookings.hand_on(NO_ROWS, none, split, run, dp_rank=pending.dp_rank)
+            self._bookings.hand_on(_of_nobody(pending, run, split))
+
+
+def _of_nobody(pending: PendingStep, run: Execution, split: SplitStep) -> Joined:
+    """Return a step of which no request is known."""
+    none = NO_ROWS.tokens
+    grip = Grip(pending.binding, 0, none, none, pending.dp_rank)
+    return Joined(run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, split)

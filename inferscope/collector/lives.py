@@ -188,7 +188,7 @@ class Lives:
                 run.is_cold,
                 run.wait_ns,
                 split.grip,
-                split.components,
+                split.adds_ns,
             )
         )
         bucket = self._count_idle(start_ns)

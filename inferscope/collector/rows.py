@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.collector.slots import SlotMap
-from inferscope.cost.batch import Batch, Chunk, PlainTeams, Team
+from inferscope.cost.batch import Chunk, PlainTeams, Team
 from inferscope.cost.shape import pairs
 from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
@@ -195,13 +195,13 @@ class Rows:
             raise ValueError(f"a chunk of {max(chunks)} tokens in one step")
         return contexts
 
-    def batch(self, contexts: Ints) -> Batch:
-        """Return the requests as the cost model sees them."""
+    def by_request(self, contexts: Ints) -> Ints:
+        """Return how far each request had come, by the contexts of its rows."""
         if self.member_of_row is None:
-            return Batch(self.team, contexts)
+            return contexts
         first = np.full(len(self.members), np.iinfo(np.int64).max)
         np.minimum.at(first, self.member_of_row, contexts)
-        return Batch(self.team, first)
+        return first
 
     def by_member(self, values: NDArray[np.generic]) -> Ints:
         """Sum the rows' values by request."""
@@ -317,5 +317,6 @@ def _column(raw: bytes, name: str, num_rows: int) -> NDArray[np.generic]:
     return found
 
 
-NO_ROWS = Rows(StepSlices(0, 0, 0, b"", b"", b"", b""), np.zeros(0, dtype=np.int64), PlainTeams())
+NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")
+NO_ROWS = Rows(NO_SLICES, np.zeros(0, dtype=np.int64), PlainTeams())
 """Of a step of nobody."""

@@ -1,4 +1,4 @@
-"""Joining a step's records, and splitting the step once all of them are in.
+"""A step from its records to its division over requests.
 
 A step's slices come from one ring, its spans from one ring per rank; they meet by the step's number
 and prove it by the digest. A step is final when its slices and all ranks' spans are in: its shares
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import Step
-from inferscope.attribution.rules import Components, scaled_ns
-from inferscope.attribution.split import fair
+from inferscope.attribution.rules import Components
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
-from inferscope.cost.batch import Line
-from inferscope.cost.book import CostBook
+from inferscope.cost.batch import Batch
+from inferscope.cost.model import StepModel
 from inferscope.records import StepSlices, StepSpan
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -126,14 +125,33 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     slots: Ints
     """[requests]."""
     delay: Delay
-    components: Components | None
-    """What it was divided with; None where it was of no request."""
-    parts: Line | None = None
-    """The modelled parts that were scaled to what was measured; None likewise."""
+    model: StepModel | None = None
+    """In force when it was divided; None where it was of no request."""
+    batch: Batch | None = None
+    """The requests as the model sees them; None likewise."""
+    chunk_ns: list[float] = []
+    """[chunks], their modelled parts, which were scaled to what was measured."""
+    adds_ns: Floats | None = None
+    """[requests], modelled time that the step would have saved without each; None likewise."""
     grip: Grip | None = None
     """What the requests hold that keeps others out."""
     is_provisional: bool = False
     """The model in force was corrected by few steps only."""
+
+
+class Joined(msgspec.Struct, eq=False, gc=False):
+    """A step of known requests, all of whose records are in."""
+
+    run: Execution
+    rows: Rows
+    contexts: Ints
+    """[rows]."""
+    slices: StepSlices
+    grip: Grip
+    dp_rank: int
+    split: SplitStep | None = None
+    """None until the steps of its window are split; likewise its prefill time, by rank."""
+    prefill_ns: list[int] = []
 
 
 def rank_span(
@@ -210,98 +228,21 @@ def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
     return [fastest[stage] for stage in sorted(fastest)]
 
 
-def split_step(
-    book: CostBook,
-    rows: Rows,
-    contexts: Ints,
-    run: Execution,
-    *,
-    binding: str = "none",
-    block_tokens: int = 0,
-    dp_rank: int = 0,
-) -> SplitStep:
-    """Divide a step's time over its rows, and explain its delay to its requests.
-
-    Args:
-        book: the models in force; it learns from the step.
-        rows: the slices.
-        contexts: [rows].
-        run: its execution. The wait for the slowest rank goes to the delay's excess.
-        binding: what the scheduler says is scarce.
-        block_tokens: tokens in a KV block, 0 where that is not known.
-        dp_rank: whose step it is.
-    """
-    span = run.span
-    mode = book.mode(span.mode)
-    model = mode.model
-    batch = rows.batch(contexts)
-    own = model.own(batch)
-    parts = fair(model, batch, own)
-    modelled_ns = parts.total(batch)
-    components = Components(
-        model, batch, own, rows.member_prefills, rows.tokens, rows.member_of_row
-    )
-
-    shares: list[Ints] = []
-    paddings: list[int] = []
-    unattributed: list[int] = []
-    num_tokens = rows.team.num_tokens
-    for rank in run.ranks:
-        padding_ns = 0
-        if span.padded_tokens > num_tokens:
-            extra = model.f(span.padded_tokens) - model.f(num_tokens)
-            padding_ns = round(rank.measured_ns * extra / (modelled_ns + extra))
-        busy_ns = 0 if span.dummy else rank.measured_ns - padding_ns
-        shares.append(scaled_ns(parts, components, modelled_ns=modelled_ns, busy_ns=busy_ns))
-        paddings.append(0 if span.dummy else padding_ns)
-        unattributed.append(rank.measured_ns if span.dummy else 0)
-
-    delay_ns = run.delay_ns
-    ratio = delay_ns / modelled_ns if modelled_ns > 0 else 1.0
-    delay = explain(
-        model,
-        batch,
-        own,
-        modelled_ns=modelled_ns,
-        prefills=rows.member_prefills,
-        recomputed=rows.recomputed,
-        delay_ns=delay_ns,
-        healthy_ratio=ratio if mode.healthy_ratio is None else mode.healthy_ratio,
-        bounds=book.bounds(mode, batch, rows.member_prefills),
-    )
-    if run.wait_ns:
-        delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
-    if not span.cold and not span.dummy:
-        book.learn(
-            mode,
-            batch,
-            rows.member_prefills,
-            measured_ns=delay_ns,
-            modelled_ns=modelled_ns,
-            stages_ns=run.stages_ns,
-            bounded_ns=delay.bounded_ns,
-        )
-    return SplitStep(
-        shares,
-        paddings,
-        unattributed,
-        ratio - 1.0,
-        model.fit_id,
-        rows.members,
-        delay,
-        components,
-        parts,
-        Grip(binding, block_tokens, rows.team.tokens, batch.context, dp_rank),
-        model.is_provisional,
-    )
-
-
 def pair_shares(split: SplitStep) -> list[float]:
     """Return how much of each chunk's modelled cost goes by pairs of query and key: [chunks]."""
-    of, parts = split.components, split.parts
-    if of is None or parts is None:
+    model, batch = split.model, split.batch
+    if model is None or batch is None:
         return []
     return [
-        min(1.0, of.model.pair_ns * pairs / part) if part > 0 else 0.0
-        for pairs, part in zip(of.batch.chunk_pairs, parts.chunks, strict=True)
+        min(1.0, model.pair_ns * pairs / part) if part > 0 else 0.0
+        for pairs, part in zip(batch.chunk_pairs, split.chunk_ns, strict=True)
     ]
+
+
+def components_of(split: SplitStep, rows: Rows) -> Components | None:
+    """Return what a step was divided with, for other rules; None where it was of no request."""
+    model, batch = split.model, split.batch
+    if model is None or batch is None:
+        return None
+    own = model.own(batch)
+    return Components(model, batch, own, rows.member_prefills, rows.tokens, rows.member_of_row)

@@ -100,6 +100,5 @@ def _of_nobody(
         fit_id=fit_id,
         slots=none,
         delay=Delay(none, None, [], 0, 0, 0, 0),
-        components=None,
         is_provisional=is_provisional,
     )

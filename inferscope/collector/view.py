@@ -104,6 +104,7 @@ def _engine(
     max_requests: int,
     focus: str | None,
 ) -> EngineView:
+    engine.joins.settle()
     buckets = engine.lives.windows.last(window_ns)
     amounts = windows.amounts(buckets)
     info = engine.info or _UNKNOWN_INFO

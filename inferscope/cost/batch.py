@@ -38,10 +38,10 @@ class Team:
         chunk_rows: [chunks], sampled.
         num_single: requests with one token.
         singles: [singles], their positions; None where there are no others.
-        rows: [requests], sampled; None where each request with one token samples one row.
+        sampled: [requests], rows of logits.
+        rows: the same; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         shared: what `attribution.split` has worked out for it, and the key of the model.
-        spread: of its last step.
         alone: what `cost.alone` has.
         classes: what `attribution.counterfactual` has.
         weights: what `attribution.weights` has, and of which model's.
@@ -60,15 +60,15 @@ class Team:
         "num_single",
         "num_tokens",
         "rows",
+        "sampled",
         "shared",
         "singles",
-        "spread",
         "tokens",
         "weights",
     )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
-        self.tokens = tokens
+        self.tokens, self.sampled = tokens, sampled
         self.num_tokens = int(np.add.reduce(tokens))
         self.num_rows = int(np.add.reduce(sampled))
         self.chunks: list[int] = []
@@ -82,7 +82,6 @@ class Team:
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
         self.shared: tuple[object, Line] | None = None
-        self.spread: Spread | None = None
         self.alone: tuple[object, Line] | None = None
         self.weights: tuple[object, Any] | None = None
         self.classes: tuple[object, float, float] | None = None
@@ -98,9 +97,11 @@ class Team:
         """
         team = cls.__new__(cls)
         team.tokens = np.ones(num, dtype=np.int64)
+        team.sampled = np.ones(num, dtype=np.int64)
         team.chunks, team.chunk_tokens, team.chunk_rows = [], [], []
         for at, tokens, rows in chunks:
             team.tokens[at] = tokens
+            team.sampled[at] = rows
             team.chunks.append(at)
             team.chunk_tokens.append(tokens)
             team.chunk_rows.append(rows)
@@ -108,7 +109,7 @@ class Team:
         team.singles = _singles(team.tokens) if chunks else None
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.shared = team.spread = team.alone = None
+        team.rows = team.features = team.shared = team.alone = None
         team.weights = team.classes = team.moved = None
         return team
 
@@ -141,37 +142,12 @@ class PlainTeams:
         return found
 
 
-class Spread:
-    """How much further than the first of a team's requests with one token the others have come.
-
-    Which stays the same while they decode together: what follows from it is kept with it.
-
-    Attributes:
-        key: `ahead`, as bytes.
-        ahead: [singles], tokens.
-        total: their sum.
-        most: of them.
-        padded: what `attribution.split` has worked out for it, and what of the team's it rests on.
-    """
-
-    __slots__ = ("ahead", "key", "most", "padded", "total")
-
-    def __init__(self, key: bytes, ahead: Ints) -> None:
-        self.key = key
-        self.ahead = ahead
-        self.total = int(np.add.reduce(ahead))
-        self.most: int = ahead.item(ahead.argmax())  # a quarter of a reduction's time
-        self.padded: tuple[Line, Line] | None = None
-
-
 class Batch:
     """A team and how far it has come.
 
     Attributes:
         team: who computes what.
         context: [requests], cached before.
-        context_float: the same, for lines over it.
-        spread: of the requests with one token; None where there is none.
         single_visible: visible tokens (context and new) of the requests with one token, in all.
         longest_single: the most that one of them has, 0 where there is none.
         chunk_pairs: [chunks], query-key pairs.
@@ -182,37 +158,38 @@ class Batch:
         "chunk_pairs",
         "chunk_visible",
         "context",
-        "context_float",
         "longest_single",
         "single_visible",
-        "spread",
         "team",
     )
 
-    def __init__(self, team: Team, context: Ints) -> None:
+    def __init__(self, team: Team, context: Ints, *, sums: tuple[int, int] | None = None) -> None:
+        """Take a team.
+
+        Args:
+            team: who computes what.
+            context: [requests].
+            sums: visible tokens of those with one token, in all and at most, where they are known.
+        """
         self.team = team
         self.context = context
-        self.context_float: Floats = context.astype(np.float64)
+        if sums is None:
+            sums = _visible(team, context)
+        self.single_visible, self.longest_single = sums
         self.chunk_pairs: list[int] = []
         self.chunk_visible: list[int] = []
-        self.single_visible = self.longest_single = 0
-        self.spread: Spread | None = None
-        if team.num_single:
-            of_singles = context if team.singles is None else context[team.singles]
-            first = of_singles.item(0)
-            ahead = of_singles - of_singles[0]  # a number off it takes longer than a scalar
-            key, spread = ahead.tobytes(), team.spread
-            if spread is None or spread.key != key:
-                spread = team.spread = Spread(key, ahead)
-            self.spread = spread
-            self.single_visible = spread.total + team.num_single * (first + 1)
-            self.longest_single = spread.most + first + 1
-        if not team.chunks:
-            return
         for at, tokens in zip(team.chunks, team.chunk_tokens, strict=True):
             cached = context.item(at)
             self.chunk_pairs.append(pairs(tokens, cached))
             self.chunk_visible.append(cached + tokens)
+
+
+def _visible(team: Team, context: Ints) -> tuple[int, int]:
+    """Return visible tokens of the requests with one token, in all and at most."""
+    if not team.num_single:
+        return 0, 0
+    visible = 1 + (context if team.singles is None else context[team.singles])
+    return int(np.add.reduce(visible)), int(np.maximum.reduce(visible))
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -244,7 +221,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     def values(self, batch: Batch, scale: float = 1.0) -> Floats:
         """Return each request's nanoseconds, scaled: [requests]."""
-        values: Floats = batch.context_float * (self.slope * scale)
+        values: Floats = np.multiply(batch.context, self.slope * scale)
         values += (self.slope + self.level) * scale
         if self.chunks:
             for at, value in zip(batch.team.chunks, self.chunks, strict=True):

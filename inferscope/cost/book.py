@@ -117,7 +117,6 @@ class Mode:
         measured_ns: int,
         modelled_ns: float,
         stages_ns: Sequence[int] = (),
-        bounded_ns: int = 0,
     ) -> None:
         """Learn from a step that was not cold.
 
@@ -126,10 +125,8 @@ class Mode:
             measured_ns: its delay, over all stages.
             modelled_ns: what the model in force said.
             stages_ns: time of each stage of a pipeline.
-            bounded_ns: of its delay, what measured steps took off a member's own part.
         """
         self._sum_ns += measured_ns
-        self._bounded_ns += bounded_ns
         ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
         self._ratios[self._num_ratios % _RATIOS] = ratio
         self._num_ratios += 1
@@ -150,6 +147,10 @@ class Mode:
             model = self._fit.solve()
             if model is not None:
                 self._take(model)
+
+    def note_bounded(self, bounded_ns: int) -> None:
+        """Note what measured steps took off a member's own part, of a step that was not cold."""
+        self._bounded_ns += bounded_ns
 
     def _take(self, model: StepModel) -> None:
         """Put a model in force that was fitted to the last steps."""
@@ -280,7 +281,6 @@ class CostBook:
         measured_ns: int,
         modelled_ns: float,
         stages_ns: Sequence[int],
-        bounded_ns: int,
     ) -> None:
         """Learn from a step that was not cold; see `Mode.observe`."""
         if not self._is_frozen:
@@ -290,7 +290,6 @@ class CostBook:
             measured_ns=measured_ns,
             modelled_ns=modelled_ns,
             stages_ns=stages_ns,
-            bounded_ns=bounded_ns,
         )
 
     @property

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import holds
 from inferscope.attribution.blame import BLAMED, Blame
-from inferscope.attribution.blame import _added_ns as added_ns
 from inferscope.attribution.counterfactual import Delay, explain
 from inferscope.attribution.culprits import NUM_NAMED, Culprit
 from inferscope.attribution.holds import Grip
@@ -29,7 +28,10 @@ from inferscope.attribution.ledger import (
     Ledger,
     Step,
 )
-from inferscope.attribution.rules import Components
+from inferscope.attribution.rules import marginal
+from inferscope.attribution.step_table import StepTable
+from inferscope.attribution.table_blame import marginal_ns
+from inferscope.attribution.table_split import price
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 from inferscope.records import CAUSES
@@ -87,14 +89,14 @@ class Bench:
         own = model.own(batch)
         modelled_ns = model.f(team.num_tokens) + own.total(batch)
         took_ns = end_ns - start_ns
-        members = Components(model, batch, own, prefills or [], counts, None)
+        adds_ns = np.maximum(marginal(model, batch, own).values(batch), 0.0)
         found = explain(
             model, batch, own, modelled_ns=modelled_ns, prefills=prefills or [], recomputed=None,
             delay_ns=took_ns, healthy_ratio=took_ns / modelled_ns,
         )  # fmt: skip
         grip = Grip(binding, 16, counts, before, dp_rank)
         self.ledger.step(
-            Step(np.array(slots), delay or found, start_ns, end_ns, grip=grip, components=members)
+            Step(np.array(slots), delay or found, start_ns, end_ns, grip=grip, adds_ns=adds_ns)
         )
 
     def admit(self, slot: int, at_ns: int) -> None:
@@ -515,15 +517,12 @@ def test_what_each_adds_is_what_the_model_says_the_others_take_less(
     batches: list[list[tuple[int, int]]], padded_ns: float
 ) -> None:
     model = replace(model_of(per_token_ns=100.0, context_ns=2.0), padded_ns=padded_ns)
-    members = []
-    for rows in batches:
-        counts, before = (np.array(column) for column in zip(*rows, strict=True))
-        batch = Batch(Team(counts, np.ones(len(rows), dtype=np.int64)), before)
-        own = model.own(batch)
-        delay = Delay(np.zeros(len(rows), dtype=np.int64), None, [], 0, 0, 0, 0)
-        of = Components(model, batch, own, [], counts, None)
-        members.append((np.arange(len(rows)), delay, of))
-    found = added_ns(members, np.array([len(rows) for rows in batches])).tolist()
+    tokens, contexts = (
+        np.array(column) for column in zip(*[row for rows in batches for row in rows], strict=True)
+    )
+    none, sizes = np.zeros(len(tokens), dtype=np.bool_), np.array([len(rows) for rows in batches])
+    table = StepTable(tokens, contexts, np.ones(len(tokens), dtype=np.int64), none, sizes)
+    found = marginal_ns(price(model, table)).tolist()
     expected = [
         but_for_ns(model, [n for n, _ in rows], [c for _, c in rows], at)
         for rows in batches

@@ -13,7 +13,7 @@ from inferscope.attribution.weights import plain_shares
 from inferscope.collector.moved import count, moved_by
 from inferscope.collector.rows import Rows
 from inferscope.collector.work import FLOPS, NUM_COLUMNS, READ_BYTES, WRITE_BYTES
-from inferscope.cost.batch import PlainTeams
+from inferscope.cost.batch import Batch, PlainTeams
 from inferscope.cost.counts import rates_of
 from inferscope.records import DECODE, PREFILL, Shape, StepSlices
 
@@ -59,7 +59,7 @@ def test_a_step_moves_what_its_slices_move(
         if chunk is not None:
             prefilled.append(amounts)
     for _ in range(2):  # the second time by what was kept
-        batch = read_rows.batch(np.array(contexts))
+        batch = Batch(read_rows.team, read_rows.by_request(np.array(contexts)))
         moved = moved_by(read_rows, batch, prefilled, rates=rates, weights=weights)
         columns = (READ_BYTES, WRITE_BYTES, FLOPS)
         assert moved == tuple(expected[phase, at] for at in columns for phase in (0, 1))

@@ -160,6 +160,7 @@ def test_a_step_whose_slices_were_lost_is_passed_over_by_the_next() -> None:
     core.finished(mine)
     core.health()
     collector, finals = script.play()
+    collector.end()
     assert [step.step for step in finals.steps] == [0, 2]
     assert collector.num_unjoined == 1
     assert_all_closes(collector, finals)

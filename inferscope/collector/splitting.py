@@ -1,0 +1,241 @@
+"""Split the steps of a window together: one table of columns for each execution mode.
+
+A cost model learns from each step before the next one is split, so a table is cut where another
+model comes into force. Where windows are cut changes nothing: the numbers of a step are those that
+it would have by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.step_table import RowsOfMembers, StepTable
+from inferscope.attribution.table_blame import marginal_ns
+from inferscope.attribution.table_split import (
+    Delays,
+    Priced,
+    TableBounds,
+    delays,
+    padding_ns,
+    price,
+    shares_ns,
+)
+from inferscope.collector.steps import Joined, SplitStep
+from inferscope.cost.batch import Batch
+from inferscope.cost.book import CostBook, Mode
+from inferscope.cost.pure_steps import Bounds
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def split_steps(book: CostBook, steps: Sequence[Joined]) -> None:
+    """Divide the time of steps over their rows, and explain their delays to their requests.
+
+    Args:
+        book: the models in force; it learns from the steps.
+        steps: in the order in which they were joined; they get their splits.
+    """
+    by_mode: dict[str, list[Joined]] = {}
+    for step in steps:
+        by_mode.setdefault(step.run.span.mode, []).append(step)
+    tables = {name: _ModeSteps(book, name, of_mode) for name, of_mode in by_mode.items()}
+    for step in steps:
+        tables[step.run.span.mode].learn_next()
+    for table in tables.values():
+        table.finish()
+
+
+class _ModeSteps:
+    """The steps of one execution mode."""
+
+    def __init__(self, book: CostBook, name: str, steps: list[Joined]) -> None:
+        self._book = book
+        self._mode: Mode = book.mode(name)
+        self._steps = steps
+        self._table = _table(steps)
+        visible = self._table.sum_visible.tolist(), self._table.longest.tolist()
+        self._visible: list[tuple[int, int]] = list(zip(*visible, strict=True))
+        self._at = 0
+        """The step to learn next."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Price the steps that are left by the model in force."""
+        self._start = self._at
+        self._model = self._mode.model
+        self._priced = price(self._model, self._table.part(self._at, len(self._steps)))
+        self._modelled: list[float] = self._priced.modelled_ns.tolist()
+        self._batches: list[Batch] = []
+        self._healthy: list[float] = []
+        self._bounds: list[Bounds | None] = []
+
+    def learn_next(self) -> None:
+        """Note what the book says of the next step now, and let the book learn from it."""
+        mode, at = self._mode, self._at
+        if mode.model is not self._model:
+            self.finish()
+            self._begin()
+        step = self._steps[at]
+        rows, run = step.rows, step.run
+        batch = Batch(rows.team, rows.by_request(step.contexts), sums=self._visible[at])
+        modelled_ns = self._modelled[at - self._start]
+        delay_ns = run.delay_ns
+        ratio = delay_ns / modelled_ns if modelled_ns > 0 else 1.0
+        self._batches.append(batch)
+        self._healthy.append(ratio if mode.healthy_ratio is None else mode.healthy_ratio)
+        self._bounds.append(self._book.bounds(mode, batch, rows.member_prefills))
+        if not run.span.cold and not run.is_dummy:
+            self._book.learn(
+                mode,
+                batch,
+                rows.member_prefills,
+                measured_ns=delay_ns,
+                modelled_ns=modelled_ns,
+                stages_ns=run.stages_ns,
+            )
+        self._at += 1
+
+    def finish(self) -> None:
+        """Split the steps since the model came into force."""
+        num = self._at - self._start
+        if not num:
+            return
+        steps, priced = self._steps[self._start : self._at], self._priced
+        if num < len(priced.table):
+            priced = price(self._model, priced.table.part(0, num))
+        runs = [step.run for step in steps]
+        delay_ns = np.array([run.delay_ns for run in runs])
+        explained = delays(
+            priced, delay_ns, np.array(self._healthy), _bounds(priced.table, self._bounds)
+        )
+        of_ranks = [
+            _of_rank(priced, steps, at) for at in range(max(len(run.ranks) for run in runs))
+        ]
+        found = _delays(priced.table, explained, steps)
+        adds_ns = marginal_ns(priced)
+        members = priced.table.first.tolist()
+        chunks = (np.cumsum(priced.table.num_chunks) - priced.table.num_chunks).tolist()
+        chunk_ns: list[float] = priced.chunk_ns.tolist()
+        model = self._model
+        for at, (step, run, delay) in enumerate(zip(steps, runs, found, strict=True)):
+            rows, modelled_ns = step.rows, self._modelled[at]
+            num_ranks, num_chunks = len(run.ranks), len(rows.team.chunks)
+            if run.wait_ns:
+                delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
+            if delay.bounded_ns and not run.span.cold and not run.is_dummy:
+                self._mode.note_bounded(delay.bounded_ns)
+            step.split = SplitStep(
+                [of_rank[0][at] for of_rank in of_ranks[:num_ranks]],
+                [of_rank[1][at] for of_rank in of_ranks[:num_ranks]],
+                [rank.measured_ns if run.span.dummy else 0 for rank in run.ranks],
+                run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0,
+                model.fit_id,
+                rows.members,
+                delay,
+                model,
+                self._batches[at],
+                chunk_ns[chunks[at] : chunks[at] + num_chunks],
+                adds_ns[members[at] : members[at] + len(rows.members)],
+                step.grip,
+                model.is_provisional,
+            )
+
+
+def _table(steps: Sequence[Joined]) -> StepTable:
+    """Return the requests of steps as columns."""
+    rows = [step.rows for step in steps]
+    sizes = np.array([len(each.members) for each in rows])
+    tokens = np.concatenate([each.team.tokens for each in rows])
+    is_prefill = np.zeros(len(tokens), dtype=np.bool_)
+    first = (np.cumsum(sizes) - sizes).tolist()
+    prefills = [
+        start + at for start, each in zip(first, rows, strict=True) for at in each.member_prefills
+    ]
+    is_prefill[prefills] = True
+    recomputed: Ints | None = None
+    if any(each.recomputed is not None for each in rows):
+        none = [
+            np.zeros(len(each.members), dtype=np.int64)
+            if each.recomputed is None
+            else each.recomputed
+            for each in rows
+        ]
+        recomputed = np.concatenate(none)
+    of_members: RowsOfMembers | None = None
+    if any(each.member_of_row is not None for each in rows):
+        members = [
+            start + (np.arange(size) if each.member_of_row is None else each.member_of_row)
+            for start, size, each in zip(first, sizes.tolist(), rows, strict=True)
+        ]
+        of_members = RowsOfMembers(
+            np.concatenate(members),
+            np.concatenate([each.tokens for each in rows]),
+            np.array([len(each.slots) for each in rows]),
+        )
+    return StepTable(
+        tokens,
+        np.concatenate([step.rows.by_request(step.contexts) for step in steps]),
+        np.concatenate([each.team.sampled for each in rows]),
+        is_prefill,
+        sizes,
+        recomputed=recomputed,
+        rows=of_members,
+    )
+
+
+def _bounds(table: StepTable, bounds: Sequence[Bounds | None]) -> TableBounds | None:
+    """Return bounds by column; None where there are none."""
+    if not any(bounds):
+        return None
+    step_ns, own_ns = np.full(len(table), math.inf), np.full(len(table.tokens), math.inf)
+    for at, (start, found) in enumerate(zip(table.first.tolist(), bounds, strict=True)):
+        if found is not None:
+            step_ns[at] = found.step_ns
+            own_ns[start : start + len(found.own_ns)] = found.own_ns
+    return TableBounds(step_ns, own_ns)
+
+
+def _of_rank(priced: Priced, steps: Sequence[Joined], rank: int) -> tuple[list[Ints], list[int]]:
+    """Return by step one rank's shares, and its padding; those without such a rank have none."""
+    took_ns = [
+        step.run.ranks[rank].measured_ns
+        if rank < len(step.run.ranks) and not step.run.span.dummy
+        else 0
+        for step in steps
+    ]
+    measured_ns = np.array(took_ns)
+    padding = padding_ns(
+        priced, measured_ns, np.array([step.run.span.padded_tokens for step in steps])
+    )
+    shares = shares_ns(priced, measured_ns - padding)
+    sizes = [len(step.rows.slots) for step in steps]
+    ends = np.cumsum(sizes).tolist()
+    by_step = [shares[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return by_step, padding.tolist()
+
+
+def _delays(table: StepTable, explained: Delays, steps: Sequence[Joined]) -> list[Delay]:
+    """Return the delay of each step."""
+    columns = zip(
+        explained.prefill_class_ns.tolist(),
+        explained.decode_class_ns.tolist(),
+        explained.explained_ns.tolist(),
+        explained.excess_ns.tolist(),
+        explained.bounded_ns.tolist(),
+        strict=True,
+    )
+    found = []
+    for step, start, numbers in zip(steps, table.first.tolist(), columns, strict=True):
+        rows, members = step.rows, slice(start, start + len(step.rows.members))
+        again = None
+        if rows.recomputed is not None and explained.recompute_ns is not None:
+            again = explained.recompute_ns[members]
+        found.append(Delay(explained.own_ns[members], again, rows.member_prefills, *numbers))
+    return found
