@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.journal import Journal, Place
+from inferscope.collector.journal import Journal
 from inferscope.collector.work import TOTALLED, Work
 
 Floats = NDArray[np.float64]
@@ -108,7 +108,7 @@ class Accounts:
         """[slots, phases · counted · 3], as `Settled.rates` has it."""
         self._numbers: deque[int] = deque()
         """Of the tenths that are not settled."""
-        self._ends: list[Place] = []
+        self._ends: list[int] = []
         """In the journal, of those of them that are over."""
         self._waiting: set[int] = set()
         """Slots of requests that have ended, and are not told what they are given."""
@@ -122,14 +122,13 @@ class Accounts:
         """Begin a tenth, if it is a new one."""
         if number <= self.last:
             return
-        self._work.tell()
         journal = self._work.journal
         if journal is None:
             journal = self._work.journal = Journal()
         if len(self._numbers) > len(self._ends):
-            self._ends.append(journal.place())
+            self._ends.append(len(journal.rows))
         else:
-            journal.clear()
+            journal.rows.clear()
         self.last = number
         self._numbers.append(number)
         self._num_begun += 1
@@ -193,10 +192,9 @@ class Accounts:
         num, journal = len(settled), self._work.journal
         assert journal is not None  # a tenth has begun
         if num > len(self._ends):
-            self._work.tell()
-            self._ends.append(journal.place())
+            self._ends.append(len(journal.rows))
         slots, amounts = journal.sum_up(self._ends[:num], len(self._given))
-        self._ends = [end.behind(self._ends[num - 1]) for end in self._ends[num:]]
+        self._ends = [end - self._ends[num - 1] for end in self._ends[num:]]
         self._num_settled += num
         for _ in settled:
             self._numbers.popleft()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
 from inferscope.attribution.split import round_ns
-from inferscope.attribution.weights import plain_shares, weight_shares
+from inferscope.attribution.weights import PlainShares, plain_shares, weight_shares
 from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink, Unnamed
@@ -34,6 +34,7 @@ from inferscope.collector.work import (
     WASTED_NS,
     WASTED_TOKENS,
     WRITE_BYTES,
+    Work,
 )
 from inferscope.cost.counts import Rates
 from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
@@ -67,6 +68,7 @@ class Bookings:
         """Slots, when that was, and whose they were."""
         self._mixed_slots = b""
         """Whose shares the digest takes now."""
+        self._decoded = _Decoded()
 
     def begin(self, run: Execution, split: SplitStep, prefill_ns: list[int]) -> None:
         """Open a step in the ledgers, and book it with the devices that executed it.
@@ -98,6 +100,7 @@ class Bookings:
             for shares_ns in split.shares_ns:
                 self._mix(shares_ns)
         if run.end_ns >= counters.reach_ns:
+            self.finish()
             counters.reach(run.end_ns)
         if rows.is_simple:
             moved, prefill_flops = self._book_singles(rows, contexts, split)
@@ -142,6 +145,11 @@ class Bookings:
         if counters.is_on:
             counters.step(run, split, of_ranks_ns, moved)
         step.prefill_ns = of_ranks_ns
+
+    def finish(self) -> None:
+        """Add to the requests what was booked of them and is kept to be added at once."""
+        decoded, self._decoded = self._decoded, _Decoded()
+        decoded.book(self._lives.table.work, self._lives.rates)
 
     def book_unnamed(
         self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
@@ -201,24 +209,22 @@ class Bookings:
         Returns:
             what it moved and computed, as far as somebody counts, and its prefills' FLOPs.
         """
-        work, rates = self._lives.table.work, self._lives.rates
+        rates, decoded = self._lives.rates, self._decoded
         weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
-        work.decoded_together(rows.slots, split.shares_ns, contexts, rates, weights)
+        start = decoded.num_rows
+        decoded.add(rows.slots, split.shares_ns, contexts, weights)
         prefilled: list[list[int]] = []
         for at in rows.prefills:
             share_ns = sum([shares_ns.item(at) for shares_ns in split.shares_ns])
-            tokens = rows.tokens.item(at)
-            context, booked = contexts.item(at), 0
+            tokens, context = rows.tokens.item(at), contexts.item(at)
             amounts = [0] * NUM_COLUMNS
             amounts[COMPUTE_NS], amounts[TOKENS] = share_ns, tokens
             if rates is not None and weights is not None:
                 sampled = rows.team.rows_of(at)
                 count(amounts, rates, (tokens, context, sampled), weights.of(rows.team, at))
-                booked = weights.each if at else weights.each + weights.rest
             if rows.recomputed is not None and rows.recomputed.item(at):
                 amounts[WASTED_TOKENS], amounts[WASTED_NS] = tokens, share_ns
-            slot = rows.slots.item(at)
-            work.prefilled_instead(slot, amounts, context=context, weight_bytes=booked)
+            decoded.prefills.append((start + at, rows.slots.item(at), amounts))
             prefilled.append(amounts)
         prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
         if rates is None or weights is None or not self._lives.counters.is_on:
@@ -340,6 +346,62 @@ class Bookings:
             ids = tuple(map(table.ids.__getitem__, slots.tolist()))
             self._last_ids = (slots, table.num_changes, ids)
         return ids
+
+
+class _Decoded:
+    """Steps of decodes that have one token each, and a few prefills.
+
+    Attributes:
+        num_rows: of all of them.
+        prefills: position, slot, and amounts by column.
+    """
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.prefills: list[tuple[int, int, list[int]]] = []
+        self._slots: list[Ints] = []
+        self._shares_ns: list[Ints] = []
+        self._contexts: list[Ints] = []
+        self._weights: list[tuple[int, int]] = []
+        """By step, of each, and of the first besides."""
+
+    def add(
+        self, slots: Ints, shares_ns: list[Ints], contexts: Ints, weights: PlainShares | None
+    ) -> None:
+        """Add a step.
+
+        Args:
+            slots: [rows].
+            shares_ns: for each rank, [rows].
+            contexts: [rows].
+            weights: what they read of the weights, None where that is not counted.
+        """
+        self.num_rows += len(slots)
+        self._slots.append(slots)
+        self._shares_ns.append(shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns))
+        self._contexts.append(contexts)
+        self._weights.append((0, 0) if weights is None else (weights.each, weights.rest))
+
+    def book(self, work: Work, rates: Rates | None) -> None:
+        """Add all of them to their requests."""
+        if not self.num_rows:
+            return
+        sizes = np.array([len(slots) for slots in self._slots])
+        each, rest = np.array(self._weights).T
+        weights = np.repeat(each, sizes)
+        weights[np.cumsum(sizes) - sizes] += rest
+        slots, shares_ns, contexts = (
+            np.concatenate(of) for of in (self._slots, self._shares_ns, self._contexts)
+        )
+        if self.prefills:
+            positions, prefilling, amounts = zip(*self.prefills, strict=True)
+            is_decode = np.ones(self.num_rows, dtype=np.bool_)
+            is_decode[list(positions)] = False
+            slots, shares_ns = slots[is_decode], shares_ns[is_decode]
+            contexts, weights = contexts[is_decode], weights[is_decode]
+            phases = np.zeros(len(prefilling), dtype=np.int64)
+            work.computed(np.array(prefilling), phases, np.array(amounts), is_once=False)
+        work.decoded(slots, shares_ns, contexts, weights, rates)
 
 
 def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:

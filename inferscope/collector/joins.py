@@ -340,6 +340,7 @@ class Joins:
             self._bookings.book(step)
             if self._sinks:
                 self._bookings.hand_on(step)
+        self._bookings.finish()
 
     def _do_without(self, pending: PendingStep) -> None:
         """Give up what a step still lacks: too many wait."""

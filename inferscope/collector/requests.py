@@ -179,7 +179,6 @@ class RequestTable:
         slot = request.slot
         self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
-        self.work.end(slot)
         self.blocked.forget(slot)
         self.ledger.free(slot)
         self.by_slot[slot] = None

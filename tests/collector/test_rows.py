@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from inferscope.collector.rows import KeptRows, Rows
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.tokens import outsiders
-from inferscope.collector.work import COMPUTE_NS, Work
 from inferscope.cost.batch import PlainTeams, Team
 from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
@@ -105,19 +104,6 @@ def test_a_team_is_kept_while_others_leave_and_let_go_when_one_of_it_does() -> N
     assert kept.rows_of(slices, slots) is None
     slots.put(1, 20)  # known again, as somebody else
     assert kept.rows_of(slices, slots) is None
-
-
-def test_what_a_team_computed_is_there_for_who_leaves_and_for_who_stays() -> None:
-    work, team, shares = Work(8), np.array([3, 5, 6]), np.array([10, 20, 30])
-    for _ in range(2):
-        work.decoded_together(team, [shares], np.zeros(3, dtype=np.int64), None, None)
-    assert work.of(2)[1][COMPUTE_NS] == 0
-    work.end(2)
-    assert work.of(5)[1][COMPUTE_NS] == 40
-    work.decoded_together(team, [shares], np.zeros(3, dtype=np.int64), None, None)
-    work.end(5)
-    work.begin(5)  # the slot's next owner
-    assert [work.of(slot)[1][COMPUTE_NS] for slot in (3, 5, 6)] == [30, 0, 90]
 
 
 @given(st.lists(st.integers(0, 19), unique=True), st.sets(st.integers(0, 19)))

@@ -15,7 +15,6 @@ from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.weights import PlainShares
 from inferscope.collector.finals import FinalRequest, Saved
 from inferscope.collector.journal import Journal
 from inferscope.collector.work import NUM_COLUMNS, TOTALLED, Work
@@ -404,7 +403,7 @@ def test_the_journal_tells_of_each_tenth_what_requests_computed_in_it(
         kind = draw.random()
         if not len(slots) or kind < 0.4:
             slots = np.array(sorted(draw.sample(range(1, 9), draw.randint(1, 5))))
-        num, at = len(slots), draw.randrange(len(slots))
+        num = len(slots)
         if kind > 0.8:
             phases = np.array([draw.randint(0, 1) for _ in range(num)])
             amounts = np.array([draw.randint(0, 99) for _ in range(num * NUM_COLUMNS)])
@@ -412,22 +411,12 @@ def test_the_journal_tells_of_each_tenth_what_requests_computed_in_it(
         else:
             shares_ns = np.array([draw.randint(0, 99) for _ in range(num)])
             contexts = np.array([draw.randint(0, 20) for _ in range(num)])
-            weights = (
-                None if rates is None else PlainShares(draw.randint(0, 99), (), draw.randint(0, 9))
-            )
-            work.decoded_together(slots, [shares_ns], contexts, rates, weights)
-            if draw.random() < 0.4:
-                work.prefilled_instead(
-                    slots.item(at),
-                    [draw.randint(0, 99) for _ in range(NUM_COLUMNS)],
-                    context=contexts.item(at),
-                    weight_bytes=0 if weights is None else weights.each,
-                )
+            weights = np.array([draw.randint(0, 99) for _ in range(num)])
+            work.decoded(slots, shares_ns, contexts, weights, rates)
         if draw.random() < 0.3:
             work.of(draw.randrange(num_slots))
         if draw.random() < 0.3:
-            work.tell()
-            ends.append(journal.place())
+            ends.append(len(journal.rows))
             after.append(totals_of(work, num_slots))
     if not ends:
         return
@@ -436,12 +425,11 @@ def test_the_journal_tells_of_each_tenth_what_requests_computed_in_it(
     assert (told == computed[:, there]).all()
     assert there.tolist() == computed.any(axis=(0, 2)).nonzero()[0].tolist()
     since = totals_of(work, num_slots) - after[-1]
-    there, told = journal.sum_up([journal.place()], num_slots)
+    there, told = journal.sum_up([len(journal.rows)], num_slots)
     assert (told == since[there]).all()
     assert told.sum() == since.sum()
 
 
 def totals_of(work: Work, num_slots: int) -> NDArray[np.int64]:
-    work.tell()
     told = [work.of(slot) for slot in range(num_slots)]
     return np.array(told)[:, :, TOTALLED].reshape(num_slots, -1)
