@@ -635,7 +635,7 @@ _LONGEST_STEP_NS = 60_000_000_000
 """Samples of devices wait this long for the end of a step."""
 _MOST_STEPS = 256
 """Most steps in a window."""
-_FEW_STEPS = 8
+_FEW_STEPS = 3
 """Fewer between two Ticks are booked at once."""
 _WINDOW_NS = 500_000_000
 """Else a window is as long as the Ticks allow that are nearest to this."""

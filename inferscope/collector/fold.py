@@ -172,7 +172,8 @@ class Collector:
     def _hand_samples_on(self) -> None:
         for placed in self.samplers.take():
             for engine in self.engines.values():
-                engine.joins.settle()
+                if not engine.lives.counters.is_on:
+                    engine.joins.settle()  # steps from here on are counted
                 engine.lives.counters.sample(placed)
 
     def _open(self, opened: RingOpened) -> None:

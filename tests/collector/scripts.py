@@ -114,11 +114,17 @@ class Script:
         return out
 
     def play(self, *, until_ms: float | None = None) -> tuple[Collector, Finals]:
-        """Fold everything, and let time pass until then."""
+        """Fold everything, and let time pass until then.
+
+        Args:
+            until_ms: when; None to end with the last record.
+        """
         finals = Finals()
         collector = Collector(finals)
         for item in self.items(until_ms=until_ms):
             collector.fold(item.ring, item.record)
+        if until_ms is not None:  # a Tick without steps before it: an idle engine's are booked
+            collector.fold(READER, Tick(collector.now_ns, collector.now_ns))
         return collector, finals
 
     def play_as_told(self) -> tuple[Collector, Finals]:
