@@ -165,12 +165,10 @@ def _class_ns(
     """Return what the step would have taken with its prefills only, and with its decodes only."""
     team = batch.team
     if prefills == team.chunks:
-        kept = team.classes
-        if kept is None or kept[0] is not model.key:
-            kept = team.classes = (model.key, *_classes_alone(model, team))
+        prefills_ns, others_ns = _classes_alone(model, team)
         visible, longest = batch.single_visible, batch.longest_single
         of_singles = _singles_ns(model, team.num_single, visible, longest)
-        return kept[1] + sum(own.chunks), kept[2] + of_singles
+        return prefills_ns + sum(own.chunks), others_ns + of_singles
     tokens = rows = 0
     of_prefills = 0.0
     singles: list[int] = []

@@ -50,10 +50,7 @@ def fair(model: StepModel, batch: Batch, own: Line) -> Line:
         `chunks.MOST_COALITIONS`, too, though single parts are approximate then).
     """
     team = batch.team
-    shared = team.shared
-    if shared is None or shared[0] is not model.key:
-        shared = team.shared = (model.key, _shared(model, team))
-    line, chunks = shared[1], own.chunks
+    line, chunks = _shared(model, team), own.chunks
     if chunks:
         chunks = list(map(add, chunks, line.chunks))
     if model.padded_ns and team.num_single > 1:

@@ -16,10 +16,7 @@ def alone(model: StepModel, batch: Batch, own: Line) -> Line:
         batch: the requests of the step.
         own: their attention, as `model.own` gives it.
     """
-    team = batch.team
-    if team.alone is None or team.alone[0] is not model.key:
-        team.alone = (model.key, _but_for_chunks(model, team))
-    line = team.alone[1]
+    line = _but_for_chunks(model, batch.team)
     if not own.chunks:
         return line
     return Line(line.slope, line.level, list(map(add, own.chunks, line.chunks)))

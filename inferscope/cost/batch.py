@@ -1,6 +1,5 @@
 """What of a step's make-up the cost model sees: one row per request, and its sums.
 
-Made once per step and passed around, because at this rate every pass over a small array counts.
 Who is in a step changes seldom, how far each has come changes always: `Team` is the part that
 consecutive decode steps share.
 """
@@ -41,19 +40,14 @@ class Team:
         sampled: [requests], rows of logits.
         rows: the same; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
-        shared: what `attribution.split` has worked out for it, and the key of the model.
-        alone: what `cost.alone` has.
-        classes: what `attribution.counterfactual` has.
         weights: what `attribution.weights` has, and of which model's.
         moved: what `collector.moved` has of the decodes, likewise.
     """
 
     __slots__ = (
-        "alone",
         "chunk_rows",
         "chunk_tokens",
         "chunks",
-        "classes",
         "features",
         "moved",
         "num_rows",
@@ -61,7 +55,6 @@ class Team:
         "num_tokens",
         "rows",
         "sampled",
-        "shared",
         "singles",
         "tokens",
         "weights",
@@ -81,10 +74,7 @@ class Team:
         num_plain = np.count_nonzero(sampled == 1) - self.chunk_rows.count(1)
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
-        self.shared: tuple[object, Line] | None = None
-        self.alone: tuple[object, Line] | None = None
         self.weights: tuple[object, Any] | None = None
-        self.classes: tuple[object, float, float] | None = None
         self.moved: tuple[object, Any] | None = None
 
     @classmethod
@@ -109,8 +99,7 @@ class Team:
         team.singles = _singles(team.tokens) if chunks else None
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.shared = team.alone = None
-        team.weights = team.classes = team.moved = None
+        team.rows = team.features = team.weights = team.moved = None
         return team
 
     def rows_of(self, at: int) -> int:

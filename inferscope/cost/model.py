@@ -73,8 +73,6 @@ class StepModel:
     take 400 KB, of which a server whose steps have a thousand tokens never reads but 50."""
     f_sum: Floats = field(init=False, repr=False)
     """[tokens + 2], Σ f(y) for y < x."""
-    key: object = field(init=False, repr=False, compare=False, default_factory=object)
-    """Names this model where something worked out with it is kept, without keeping its tables."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "f_sum", _sums(self.f_ns))
