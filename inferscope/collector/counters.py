@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import add
 
 import numpy as np
@@ -61,6 +61,7 @@ class Counters:
     Attributes:
         is_on: samples of its devices come.
         reach_ns: where the next tenth begins; never while none come.
+        book_steps: books the steps that are known, before anything is settled.
         found: what else all samples have come to.
         num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
         stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
@@ -88,6 +89,7 @@ class Counters:
         """From when on steps are noted: what was counted before cannot be joined."""
         self.is_on = False
         self.reach_ns = _NEVER_NS
+        self.book_steps: Callable[[], None] = lambda: None
         self.now_ns = 0
         self._sums: dict[str, list[float]] = {}
         """By device, of all tenths, what `Settled` has, one after the other."""
@@ -244,16 +246,19 @@ class Counters:
         self.now_ns, self._through_ns = now_ns, through_ns
         if not self.is_on:
             return
-        if now_ns - self._heard_ns > SILENT_NS + LONGEST_WAIT_NS:
-            self.is_on, self.reach_ns = False, _NEVER_NS
-            self._accounts.stop()
-            self._devices.clear()
-            self._steps_of.clear()
-            return
+        is_silent = now_ns - self._heard_ns > SILENT_NS + LONGEST_WAIT_NS
         # By the clock, not by when this fold began: who begins later hands over alike.
         is_due = now_ns // _SETTLED_EVERY_NS != self._settled_at_ns // _SETTLED_EVERY_NS
-        if is_awaited or is_due:
+        if not (is_silent or is_awaited or is_due):
+            return
+        self.book_steps()
+        if not is_silent:
             self.settle()
+            return
+        self.is_on, self.reach_ns = False, _NEVER_NS
+        self._accounts.stop()
+        self._devices.clear()
+        self._steps_of.clear()
 
     def settle(self) -> None:
         """Settle what can be since the last Tick."""

@@ -126,6 +126,7 @@ class EngineFold:
             bookings=self._bookings,
             sinks=sinks,
         )
+        self.lives.counters.book_steps = self.joins.settle
         self._handlers: dict[type[Record], Callable[[RingState, Any], None]] = {
             EngineInfo: self._on_info,
             Keyframe: self._on_keyframe,
@@ -177,8 +178,6 @@ class EngineFold:
         self.joins.give_up(self.now_ns)
         self.lives.is_compute_observed = is_compute_observed(newest.values())
         is_booked = self._fold_window()
-        if self.lives.counters.is_on:
-            self.joins.settle()
         through_ns = min(now_ns, self._through())
         hung_ns = self.joins.hung_since_ns()
         known_ns = min(through_ns, now_ns - _SETTLE_NS)
