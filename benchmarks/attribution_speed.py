@@ -67,7 +67,7 @@ class Steps:
         self.prefills = [at for at, _, _ in self.chunks]
 
     def split(self, model: StepModel, team: Team, contexts: Ints) -> Ints:
-        """Do what the fold does with a step, from its contexts to its shares."""
+        """Divide a step by itself, from its contexts to its shares."""
         batch = Batch(team, contexts)
         own = model.own(batch)
         parts = fair(model, batch, own)

@@ -1,7 +1,7 @@
-"""What it costs to price, split and explain steps: one by one, as the fold does, and as a table.
+"""What it costs to price, split and explain steps: one by one, and as a table, as the fold does.
 
 Each variant does the same steps: decodes, every tenth step with a chunk of a prompt among them, in
-every hundredth two. One by one, the steps without a prompt share their layout, as in a fold whose
+every hundredth two. One by one, the steps without a prompt share their layout, as where
 requests stay; a table is made anew from columns for each window. The variants take turns in every
 round; processor time, the median over rounds and the best.
 
@@ -59,7 +59,7 @@ class Steps:
         self.is_prefill = self.tokens > 1
 
     def one_by_one(self, model: StepModel) -> None:
-        """Do what the fold does with each step."""
+        """Do it with each step by itself."""
         for team, contexts in zip(self.teams, self.contexts, strict=True):
             batch = Batch(team, contexts)
             own = model.own(batch)
