@@ -229,7 +229,7 @@ class Bookings:
         prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
         if rates is None or weights is None or not self._lives.counters.is_on:
             return NOTHING_MOVED, prefill_flops
-        assert split.batch is not None  # somebody is in the step
+        assert split.batch is not None  # it has requests
         return moved_by(rows, split.batch, prefilled, rates=rates, weights=weights), prefill_flops
 
     def _book_rows(
@@ -363,7 +363,7 @@ class _Decoded:
         self._shares_ns: list[Ints] = []
         self._contexts: list[Ints] = []
         self._weights: list[tuple[int, int]] = []
-        """By step, of each, and of the first besides."""
+        """[steps], bytes of each row, and those that the first row has in addition."""
 
     def add(
         self, slots: Ints, shares_ns: list[Ints], contexts: Ints, weights: PlainShares | None

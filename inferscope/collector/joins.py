@@ -398,7 +398,7 @@ class Joins:
         prefill_ns = self._bookings.book_unnamed(split, unnamed, run)
         self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
         if self._sinks:
-            self._bookings.hand_on(_of_nobody(pending, run, split), unnamed)
+            self._bookings.hand_on(_without_requests(pending, run, split), unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
@@ -410,10 +410,10 @@ class Joins:
         amounts["steps"] += 1
         self.num_unjoined += is_unjoined
         if self._sinks and not is_unjoined:
-            self._bookings.hand_on(_of_nobody(pending, run, split))
+            self._bookings.hand_on(_without_requests(pending, run, split))
 
 
-def _of_nobody(pending: PendingStep, run: Execution, split: SplitStep) -> Joined:
+def _without_requests(pending: PendingStep, run: Execution, split: SplitStep) -> Joined:
     """Return a step of which no request is known."""
     none = NO_ROWS.tokens
     grip = Grip(pending.binding, 0, none, none, pending.dp_rank)

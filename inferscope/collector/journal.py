@@ -2,8 +2,8 @@
 
 Counters need it by request and tenth of a second. `Work` knows what each request has computed so
 far, and to ask that of all of them ten times a second costs more than all else of the join. So as
-long as somebody counts, it hands on what it books. Nothing is copied: what was told does not change
-any more.
+long as counters are read, it hands on what it books. Nothing is copied: these arrays do not change
+afterwards.
 
     rows │ rows │ rows │ rows │ rows │ ...        summed up at once, for all tenths
     ◄──── tenth 7 ────►◄─ tenth 8 ─
