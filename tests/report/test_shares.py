@@ -20,11 +20,11 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 BYS: tuple[By, ...] = get_args(By)
 
 
-def told(script: Script, rule: str) -> tuple[Tally, Finals, Collector]:
-    """Fold a script into a tally."""
+def told(script: Script, rule: str, *, until_ms: float = 900) -> tuple[Tally, Finals, Collector]:
+    """Fold a script into a tally, up to an instant after its last step."""
     tally, kept = Tally(rule), Finals()
     collector = Collector(tally, kept)
-    for item in script.items(until_ms=900):
+    for item in script.items(until_ms=until_ms):
         collector.fold(item.ring, item.record)
     return tally, kept, collector
 
@@ -209,7 +209,7 @@ def test_more_requests_than_the_first_table_holds_are_counted() -> None:
         core.admitted(mine)
         core.step(n, [(mine, 8, 0)], start_ms=10 * n + 2, end_ms=10 * n + 6)
         core.finished(mine)
-    tally, _, collector = told(script, "fair")
+    tally, _, collector = told(script, "fair", until_ms=10 * num + 900)
     table = tally.table("request", collector)
     assert len(table.rows) == num
     assert_sums(table)
