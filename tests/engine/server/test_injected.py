@@ -1,0 +1,107 @@
+"""Waits that are arranged over HTTP, on purpose, and for whom they are laid."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from inferscope.attribution.spent import spent
+from inferscope.collector.finals import FinalRequest
+from inferscope.records import ADMITTED
+from tests.engine.server.running import Server, Stream
+from tests.engine.server.test_records import lives
+
+BIG_TOKENS = 3900
+"""Eight steps of the token budget: for as long no other prompt is admitted."""
+NAMED_SHARE = 0.95
+
+
+def ask(num_tokens: int, max_tokens: int) -> dict[str, object]:
+    """Return a request whose prompt no earlier one began like."""
+    salt = time.monotonic_ns()
+    prompt = [(salt >> at % 48) % 251 for at in range(num_tokens)]
+    return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+
+
+def wait_for(server: Server, name: str, kind: int) -> None:
+    """Wait until the core has reported this of a request."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        for events in lives(server, "core", name).values():
+            if any(event.kind == kind for event in events):
+                return
+        time.sleep(0.005)
+    raise AssertionError(f"{name} never reached {kind}")
+
+
+@pytest.fixture(scope="module")
+def struck(server: Server) -> dict[str, FinalRequest]:
+    """One request that decodes, another's long prefill, and a third that arrives during it."""
+    big = threading.Thread(
+        target=server.post,
+        args=("/v1/completions", ask(BIG_TOKENS, 1), {"X-Request-Id": "big"}),
+    )
+    with Stream(
+        server.port, "/v1/completions", ask(10, 300), headers={"X-Request-Id": "decoding"}
+    ) as decoding:
+        events = decoding.events()
+        next(events)
+        big.start()
+        wait_for(server, "big", ADMITTED)
+        server.post("/v1/completions", ask(13, 4), {"X-Request-Id": "victim"})
+        assert list(events)[-1] == "[DONE]"
+    big.join(60)
+    return {name: server.final(name) for name in ("decoding", "big", "victim")}
+
+
+def share_of(final: FinalRequest, cause: str, of: FinalRequest) -> float:
+    """Return which part of a cause's row is laid to another request."""
+    named = sum(ns for why, name, ns in final.blame if (why, name) == (cause, of.request_id))
+    return named / final.ledger_ns[cause]
+
+
+def test_who_waits_behind_a_prefill_waits_in_the_queue_for_it(
+    struck: dict[str, FinalRequest],
+) -> None:
+    victim, big = struck["victim"], struck["big"]
+    assert victim.queued_ns is not None
+    assert victim.admitted_ns is not None
+    assert big.first_token_ns is not None
+    waited_ns = victim.admitted_ns - victim.queued_ns
+    assert waited_ns > 0.5 * (big.first_token_ns - victim.queued_ns) > 0, "it did not wait"
+    queue_ns = victim.ttft_ledger_ns["queue"] + victim.ttft_ledger_ns.get("queue_idle", 0)
+    assert queue_ns >= NAMED_SHARE * waited_ns
+    assert share_of(victim, "queue", big) >= NAMED_SHARE
+
+
+def test_a_decode_beside_a_prefill_is_slowed_by_it(struck: dict[str, FinalRequest]) -> None:
+    decoding, big = struck["decoding"], struck["big"]
+    assert big.first_token_ns is not None
+    assert big.admitted_ns is not None
+    # The rest is the own decodes of those steps, the gaps between them, and other work of the host.
+    beside_ns = big.first_token_ns - big.admitted_ns
+    assert decoding.ledger_ns["decode_interference"] >= 0.3 * beside_ns
+    assert share_of(decoding, "decode_interference", big) >= NAMED_SHARE
+
+
+@pytest.mark.parametrize("name", ["decoding", "big", "victim"])
+def test_what_lies_before_the_first_token_is_a_part_of_the_whole(
+    struck: dict[str, FinalRequest], name: str
+) -> None:
+    final = struck[name]
+    assert final.first_token_ns is not None
+    assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+    assert sum(final.ttft_ledger_ns.values()) == final.first_token_ns - final.arrived_ns
+    for cause, ns in final.ttft_ledger_ns.items():
+        assert ns <= final.ledger_ns[cause], cause
+    after = spent(final, "tpot")
+    if after is not None:
+        assert sum(after.by_cause.values()) == after.whole_ns
+    blamed: Counter[str] = Counter()
+    for cause, _, ns in final.blame:
+        blamed[cause] += ns
+    for cause, ns in blamed.items():
+        assert ns == final.ledger_ns[cause], cause
