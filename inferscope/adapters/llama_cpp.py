@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
 from inferscope.adapters.stretches import Stretches
@@ -30,7 +31,7 @@ from inferscope.records import RequestIndex
 Function = Callable[..., Any]
 
 _numbers = itertools.count(1)
-_lock = threading.RLock()
+_lock = forked_lock()
 
 
 class _OnThread(threading.local):

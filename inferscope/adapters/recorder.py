@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.patching import Patches
 from inferscope.probe import EngineInfo, Probe, StepTimer
 from inferscope.probe.identity import engine_id
@@ -62,7 +63,7 @@ class Engines:
     """The engines of this process, by the description of their models."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = forked_lock()
         self._by_description: dict[tuple[str, ...], Engine] = {}
         self._num_made = 0
 
@@ -141,7 +142,7 @@ class Recorders:
     def __init__(self, patches: Patches) -> None:
         """Start with none; a fault in a hook of `patches` switches their probes off."""
         self._patches = patches
-        self._lock = threading.RLock()  # a finaliser may close an observation while it is held
+        self._lock = forked_lock()  # a finaliser may close an observation while it is held
         self._models: dict[int, _Model] = {}
         """Keyed by the identity of the model."""
         self._open: list[Recorder] = []

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.hf_batching_hooks import BatchingHooks
 from inferscope.adapters.hf_generate import DraftLoop, Loop, MainLoop, next_name
 from inferscope.adapters.hf_info import describe
@@ -27,7 +28,7 @@ from inferscope.probe import Probe
 
 Function = Callable[..., Any]
 
-_lock = threading.RLock()
+_lock = forked_lock()
 
 
 class _OnThread(threading.local):
