@@ -16,6 +16,7 @@ import importlib
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -74,8 +75,8 @@ class Patches:
         """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
         self._said: dict[str, None] = {}
         """Features that are unsupported, in the order in which they were reported."""
-        self._within: set[tuple[str, int]] = set()
-        """Overrides that are being called: the attribute, and the `id` of the object."""
+        self._within: set[tuple[str, int, int]] = set()
+        """Overrides that are being called: the attribute, the `id` of the object, the thread."""
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state of hooks that are off: a wrapper may be pickled along with its class."""
@@ -171,7 +172,7 @@ class Patches:
             @functools.wraps(original)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 if self.is_off or (
-                    self._within and args and (attribute, id(args[0])) in self._within
+                    self._within and args and (attribute, id(args[0]), get_ident()) in self._within
                 ):
                     return original(*args, **kwargs)
                 noted = None if before is None else self.run(before, *args, **kwargs)
@@ -255,7 +256,7 @@ class Patches:
         """Return an override during whose calls no hooks around its base's method are called."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            key = (attribute, id(args[0]))
+            key = (attribute, id(args[0]), get_ident())
             self._within.add(key)
             try:
                 return original(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import signal
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -137,6 +138,35 @@ def test_hooks_around_an_override_are_called_once_whether_or_not_it_calls_its_ba
     finally:
         patches.restore()
     assert [dict(vars(kind)) for kind in kinds] == before
+
+
+class Slow(Engine):
+    entered, released = threading.Event(), threading.Event()
+
+    def step(self, number: int, *, factor: int = 1) -> int:
+        if number == 0:
+            self.entered.set()
+            assert self.released.wait(20)
+        return super().step(number, factor=factor)
+
+
+def test_hooks_see_the_calls_of_a_thread_while_another_is_within_an_override(
+    patches: Patches,
+) -> None:
+    seen: list[object] = []
+    for kind in (Engine, Slow):
+        patches.around(kind, "step", before=lambda engine, number: seen.append(number))
+    engine = Slow()
+    other = threading.Thread(target=engine.step, args=(0,))
+    other.start()
+    try:
+        assert engine.entered.wait(20)
+        engine.step(1)
+    finally:
+        engine.released.set()
+        other.join()
+        patches.restore()
+    assert seen == [0, 1]
 
 
 def test_patching_twice_is_patching_once(patches: Patches) -> None:
