@@ -21,6 +21,9 @@ _REPLACEMENT = "\ufffd"
 # The most that can still become text: a decoder with byte fallback shows a whole run of bytes as
 # broken while its last character is, and a run seen here is one character and part of the next.
 _MAX_BROKEN = 7
+# Tokens without a text (special ones, which some models repeat for ever after their end) are kept
+# up to this number: each token decodes again all that are held back.
+_MAX_HELD = 8
 
 
 Sections: TypeAlias = tuple[tuple[str, int], ...]
@@ -173,6 +176,9 @@ class TextStream:
         held = self._held()
         num_broken = len(held) - len(held.rstrip(_REPLACEMENT))
         if not held or 0 < num_broken <= _MAX_BROKEN:
+            is_long = len(self._ids) - self._num_emitted > _MAX_HELD
+            if is_long and not self._tokenizer.decode((token,)):
+                self._ids.pop()
             return ""
         self._ids = self._ids[self._num_emitted :]
         self._num_emitted = len(self._ids)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,27 @@ def test_stream_finishes_with_half_a_character() -> None:
 def test_special_tokens_are_not_text(file_tokenizer: FileTokenizer) -> None:
     assert file_tokenizer.encode("<|end|>") == [0]
     assert file_tokenizer.decode([0]) == ""
+
+
+@pytest.mark.parametrize("text", ["a 🦊 b", "🦊" * 9, "a"])
+@pytest.mark.parametrize("num_special", [1, 8, 9, 500])
+def test_a_stream_keeps_few_of_the_tokens_without_a_text(
+    file_tokenizer: FileTokenizer, text: str, num_special: int
+) -> None:
+    lengths: list[int] = []
+
+    class Counting(FileTokenizer):
+        def decode(self, ids: Sequence[int]) -> str:
+            lengths.append(len(ids))
+            return super().decode(ids)
+
+    counting = Counting.__new__(Counting)
+    vars(counting).update(vars(file_tokenizer))
+    stream = TextStream(counting)
+    ids = file_tokenizer.encode(text)
+    given = [token for each in ids for token in (each, *[0] * num_special)]
+    assert stream.push(given) + stream.finish() == file_tokenizer.decode(given)
+    assert max(lengths) < 40
 
 
 def test_ids_beyond_the_vocabulary_are_folded_into_it(file_tokenizer: FileTokenizer) -> None:
