@@ -310,9 +310,12 @@ class Supervisor:
 
     async def _hear(self, child: _Child) -> None:
         assert child.process.stdout is not None
-        while line := await child.process.stdout.readline():
-            # Anything else on it is a library's, which takes it for a terminal.
-            with contextlib.suppress(msgspec.DecodeError):
+        line = b"\n"
+        while line:
+            # Anything else on it is a library's, which takes it for a terminal; a line of any
+            # length too, which `readline` reads in pieces.
+            with contextlib.suppress(ValueError):
+                line = await child.process.stdout.readline()
                 self._events.put_nowait(_Said(child, _decode_word(line)))
 
     async def _stop_servers(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from inferscope.engine.server import launch
 from tests.engine.server.running import (
     Server,
     Stream,
@@ -26,6 +28,15 @@ from tests.engine.server.running import (
 )
 
 Serve = Callable[..., Server]
+SETTINGS = launch.ServeSettings(
+    model="builtin",
+    served_name="builtin",
+    host="127.0.0.1",
+    port=0,
+    num_api_servers=1,
+    drain_s=1.0,
+    client_timeout_s=1.0,
+)
 LONG = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
 
 
@@ -235,3 +246,30 @@ def _serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "INFERSCOPE_DIR": str(folder)},
         check=False,
     )
+
+
+TALKATIVE = """
+import sys
+from inferscope.engine.server.parent import Ready, say
+sys.stdout.write("x" * 200_000 + "\\n" + "y" * 100_000 + "\\n")
+say(Ready())
+sys.stdout.write("z" * 300_000)
+"""
+
+
+def test_other_output_of_a_child_hides_none_of_its_messages(tmp_path: Path) -> None:
+    async def events() -> list[object]:
+        with socket.socket() as listening:
+            supervisor = launch.Supervisor(SETTINGS, listening, print)
+            child = await supervisor._start("talkative", "talkative", {})
+            try:
+                heard = [await asyncio.wait_for(supervisor._events.get(), 10) for _ in range(2)]
+            finally:
+                launch._kill(child)
+                await asyncio.wait_for(asyncio.gather(*supervisor._watchers), 5)
+            return [type(event).__name__ for event in heard]
+
+    (tmp_path / "talkative.py").write_text(TALKATIVE, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        assert asyncio.run(events()) == ["_Said", "_Ended"]
