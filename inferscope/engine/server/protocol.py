@@ -22,6 +22,8 @@ MOST_CHOICES = 256
 """Texts that one HTTP request may ask for."""
 MOST_CONTAINERS = 100_000
 """Maximum of lists and objects in a body: 0.13 s of decoding without any other thread."""
+MOST_MEMBERS = 250_000
+"""Maximum of members of objects in a body: with distinct names they take as long."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
@@ -173,9 +175,14 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
         ApiError: it is no JSON, or holds too many lists and objects, a field is missing or of the
             wrong type, or a field that the engine does not honour is not neutral.
     """
-    if _num_containers(body) > MOST_CONTAINERS:
-        text = f"the body holds too many lists and objects. Send at most {MOST_CONTAINERS}."
-        raise ApiError(413, text, code="body_too_large")
+    num_containers, num_members = _amounts(body)
+    if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
+        raise ApiError(
+            413,
+            f"the body holds too many lists and objects. Send at most {MOST_CONTAINERS}, and "
+            f"{MOST_MEMBERS} members of objects.",
+            code="body_too_large",
+        )
     try:
         given = msgspec.json.decode(body)
         if isinstance(given, dict):
@@ -196,13 +203,17 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
     return read
 
 
-def _num_containers(body: bytes) -> int:
-    """Return how many lists and objects a body holds, or an upper bound that is not too many."""
-    num = body.count(b"[") + body.count(b"{")
-    if num > MOST_CONTAINERS:  # its texts may hold these characters
+def _amounts(body: bytes) -> tuple[int, int]:
+    """Return how many lists and objects a body holds, and how many members its objects have.
+
+    Or upper bounds, where these are not too many.
+    """
+    num_containers, num_members = body.count(b"[") + body.count(b"{"), body.count(b":")
+    if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
+        # Its texts may hold these characters.
         body = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-        num = body.count(b"[") + body.count(b"{")
-    return num
+        num_containers, num_members = body.count(b"[") + body.count(b"{"), body.count(b":")
+    return num_containers, num_members
 
 
 def _make_whole(given: dict[str, object]) -> None:

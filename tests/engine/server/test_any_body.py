@@ -33,6 +33,7 @@ from inferscope.engine.server.parent import STOP
 from inferscope.engine.server.protocol import (
     _NEUTRAL,
     MOST_CONTAINERS,
+    MOST_MEMBERS,
     ChatRequest,
     CompletionRequest,
     parse,
@@ -269,24 +270,34 @@ def test_a_body_of_very_many_lists_or_objects_is_refused_unread(
     assert (status, b"body_too_large" in answer) == (413, True)
 
 
-@pytest.mark.parametrize("text", ["[{" * MOST_CONTAINERS, '\\"[\\' * (MOST_CONTAINERS + 1)])
+@pytest.mark.parametrize("path", [COMPLETION, CHAT, "/tokenize", "/detokenize"])
+def test_a_body_of_very_many_members_is_refused_unread(api: Api, path: str) -> None:
+    body = b'{"prompt": "x"' + b',"":1' * MOST_MEMBERS + b"}"
+    status, answer = api.post(path, body)
+    assert (status, b"body_too_large" in answer) == (413, True)
+
+
+@pytest.mark.parametrize(
+    "text", [":" * (MOST_MEMBERS + 1), "[{" * MOST_CONTAINERS, '\\"[\\' * (MOST_CONTAINERS + 1)]
+)
 def test_brackets_in_a_text_are_no_lists(text: str) -> None:
     body = json.dumps({"prompt": [text, "]"], "stop": ["\\"]}).encode()
     assert parse(body, CompletionRequest).prompt == [text, "]"]
 
 
-@given(value=VALUES, text=st.text(st.sampled_from('[{\\"a')))
+@given(value=VALUES, text=st.text(st.sampled_from('[{:\\"a')))
 def test_lists_and_objects_are_counted_outside_of_texts(value: Any, text: str) -> None:
-    def num_containers(value: Any) -> int:
+    def amounts(value: Any) -> tuple[int, int]:
         if not isinstance(value, (list, dict)):
-            return 0
-        inner = value.values() if isinstance(value, dict) else value
-        return 1 + sum(map(num_containers, inner))
+            return 0, 0
+        inner = list(map(amounts, value.values() if isinstance(value, dict) else value))
+        num_members = len(value) if isinstance(value, dict) else 0
+        return 1 + sum(num for num, _ in inner), num_members + sum(num for _, num in inner)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "MOST_CONTAINERS", 0)
-        body = json.dumps([text, value, {text: text}]).encode()
-        assert protocol._num_containers(body) == num_containers(value) + 2
+        body = [text, value, {text: text}]
+        assert protocol._amounts(json.dumps(body).encode()) == amounts(body)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
