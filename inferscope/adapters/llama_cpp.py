@@ -219,20 +219,19 @@ class Session:
         @functools.wraps(original)
         def generate(llama: Any, *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
             inner = original(llama, *args, **kwargs)
-            begun = run(self._begin, llama)
-            if begun is None:
-                yield from inner
-                return
+            begun: Run | None = None
             # The error itself, in a local of this frame, would keep the frame alive in a cycle with
             # its traceback, and with the frame the model.
             error: type[BaseException] | None = None
-            try:
-                yield from _Resumed(inner, begun, on, run)
+            try:  # an interrupt may come in any of these lines
+                begun = run(self._begin, llama)
+                yield from inner if begun is None else _Resumed(inner, begun, on, run)
             except BaseException as caught:
                 error = type(caught)
                 raise
             finally:
-                run(self._end, begun, error)
+                if begun is not None:
+                    run(self._end, begun, error)
 
         return generate
 
@@ -254,11 +253,17 @@ class Session:
     def _begin(self, llama: Any) -> Run | None:
         if not self.watches_all and id(llama) not in self._watched:
             return None
-        recorder = self.recorders.take(llama, functools.partial(_describe, llama))
-        if recorder is None:
-            return None
-        wanted, self._on.max_tokens = self._on.max_tokens, 0
-        return Run(recorder, time.monotonic_ns(), wanted)
+        recorder: Recorder | None = None
+        try:
+            recorder = self.recorders.take(llama, functools.partial(_describe, llama))
+            if recorder is None:
+                return None
+            wanted, self._on.max_tokens = self._on.max_tokens, 0
+            return Run(recorder, time.monotonic_ns(), wanted)
+        except BaseException:
+            if recorder is not None:
+                self.recorders.give_back(recorder)
+            raise
 
     def _end(self, run: Run, error: type[BaseException] | None) -> None:
         try:

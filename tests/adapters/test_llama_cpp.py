@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -220,6 +221,47 @@ def test_what_is_thrown_into_a_run_reaches_the_engine(tmp_path: Path) -> None:
     told.check_sums()
     ends = [(row["output_tokens"], row["finish"]) for row in told.requests.values()]
     assert ends == [(2, "stop"), (1, "client_cancel")]
+
+
+def test_interrupts_at_all_lines_of_a_run_that_begins_cost_no_recorder() -> None:
+    begins = {"generate", "_begin", "__init__"}
+    places: dict[tuple[str, int], None] = {}
+
+    def lines(frame: FrameType, event: str, _: Any) -> Any:
+        """Raise at the next line where it has not been raised before."""
+        place = (frame.f_code.co_name, frame.f_lineno)
+        if event == "line" and place not in places:
+            places[place] = None
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return lines
+
+    def calls(frame: FrameType, *_: Any) -> Any:
+        code = frame.f_code
+        is_ours = code.co_name in begins and code.co_filename == llama_cpp.__file__
+        return lines if is_ours else None
+
+    llama = Llama()
+
+    def is_interrupted() -> bool:
+        run = llama.generate([10, 11, 12])
+        sys.settrace(calls)
+        try:
+            next(run)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+            run.close()
+        return False
+
+    with inferscope.observe(llama):
+        recorders = llama_cpp._session.recorders
+        (only,) = recorders._open
+        while is_interrupted():
+            assert only.model.free == recorders._open == [only], list(places)[-1]
+            assert only.probe.live_requests == [], list(places)[-1]
+    assert len(places) > 20
 
 
 @pytest.mark.parametrize("hook", ["eval_begins", "eval_ends", "yields", "ends", "_judge"])
