@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from inferscope.cli.counters import add_counters_option, sample_beside, usual
+from inferscope.cli.saying import say
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import only_collector
@@ -78,17 +79,16 @@ def run(options: argparse.Namespace) -> int:
         wishes = _Wishes(stop)
         signal.signal(signal.SIGUSR1, wishes.pin)
         signal.signal(signal.SIGHUP, wishes.reload)
-        outlets = Outlets(exporters, sections=config.exporters, shard=config.shard, say=_say)
+        outlets = Outlets(exporters, sections=config.exporters, shard=config.shard, say=say)
         outlets.open()
         gc.freeze()  # what is loaded by now stays
         where = ("--dir", str(config.rings))
         sample_beside(_sources(options, config), (*where, *config.counters.options))
         part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
-        _say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
-        service = Service(config, outlets, clock=SystemClock(), say=_say, read=read)
+        say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
+        service = Service(config, outlets, clock=SystemClock(), say=say, read=read)
         is_through = service.run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
-        sys.stderr.flush()
         os._exit(0)
     return 0
 
@@ -113,10 +113,6 @@ class _Wishes:
     def reload(self, number: int, frame: FrameType | None) -> None:
         """Note that the configuration is to be read again."""
         self.wants_reload = True
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"inferscope: {line}\n")
 
 
 def _sources(options: argparse.Namespace, config: Config) -> tuple[str, ...] | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.run_beside import collecting, run_beside
 from inferscope.cli.run_target import Target, Unobservable, find_target, hides_hook, shim_of
+from inferscope.cli.saying import say
 from inferscope.errors import BadInput
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.ring.discovery import file_name, ring_directory, sampler_rings
@@ -75,13 +76,12 @@ def run(options: argparse.Namespace) -> int:
     except Unobservable as error:
         if not options.unobserved:
             raise
-        _say(f"not observed: {error.what}. {error.fix}")
+        say(f"not observed: {error.what}. {error.fix}")
     else:
-        _say(f"this is engine {engine_id}; look with: inferscope attach {engine_id}")
+        say(f"this is engine {engine_id}; look with: inferscope attach {engine_id}")
     sample_beside(options.counters)
     if options.record is None and not options.collect:
         sys.stdout.flush()
-        sys.stderr.flush()
         os.execve(target.program, words, environment)
     with collecting() if options.collect else contextlib.nullcontext():
         if options.record is None:
@@ -153,7 +153,7 @@ def _check_list(variable: str, names: list[str], *, of: str, is_run: bool) -> No
     fix = f"Set {variable}={','.join([*filter(None, names), 'inferscope'])}"
     if is_run:
         raise Unobservable(what, fix)
-    _say(f"{what}. {fix}")
+    say(f"{what}. {fix}")
 
 
 def _check_ray(engine: str | None, words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -170,7 +170,7 @@ def _check_ray(engine: str | None, words: Sequence[str], environment: Mapping[st
     ours = [name for name in environment if name.startswith("INFERSCOPE")]
     wanted = copied + sorted(set(ours) - set(copied))
     if wanted != copied:
-        _say(
+        say(
             "Ray hands our variables to its workers only if told to, and their steps are not seen "
             f"otherwise. Set {_RAY_VARIABLE}={','.join(wanted)}"
         )
@@ -210,9 +210,9 @@ def _run_recorded(
     if recording.has_failed:
         return code
     if totals.num_records:
-        _say(f"{file}: {totals.num_records} records, {totals.num_lost} lost")
+        say(f"{file}: {totals.num_records} records, {totals.num_lost} lost")
     else:
-        _say(f"{file} is empty: no process of the command opened a ring")
+        say(f"{file} is empty: no process of the command opened a ring")
     return code
 
 
@@ -252,7 +252,7 @@ class _Recording:
     def _fail(self, error: Exception) -> None:
         if not self.has_failed:
             self.has_failed = True
-            _say(f"the recording ended early: {error} The command goes on.")
+            say(f"the recording ended early: {error} The command goes on.")
 
 
 def _further_models(home: Path) -> list[Path]:
@@ -263,7 +263,3 @@ def _further_models(home: Path) -> list[Path]:
     beside = home.parent.glob(f"{glob.escape(home.name)}-*/*.ring")
     start = len(home.name) + 1
     return sorted(path for path in beside if path.parent.name[start:].isdecimal())
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"inferscope: {line}\n")

@@ -18,6 +18,7 @@ import msgspec
 
 from inferscope.cli.counters import sampled_sources
 from inferscope.cli.numbers import interval_ns
+from inferscope.cli.saying import say
 from inferscope.cli.stopping import stoppable
 from inferscope.counters.cupti import NOT_PERMITTED, PROFILERS, may_profile
 from inferscope.counters.dcgm import DEFAULT_URL
@@ -162,5 +163,4 @@ def _device(told: CounterSample) -> dict[str, object]:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"inferscope: sampler: {line}\n")
-    sys.stderr.flush()
+    say(f"sampler: {line}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import sys
 
 from inferscope.cli.counters import add_counters_option, sample_beside
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
+from inferscope.cli.saying import say
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
 from inferscope.errors import BadInput
@@ -118,13 +118,13 @@ def run(options: argparse.Namespace) -> int:
         host = "127.0.0.1" if options.host in _ANYWHERE else options.host
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         ask = f'{{"model": "{settings.served_name}", "prompt": "def main", "max_tokens": 32}}'
-        _say(
+        say(
             f"serving {settings.served_name} on {url}; "
             f"try: curl {url}/v1/completions -H 'Content-Type: application/json' -d '{ask}'; "
             f"watch: inferscope attach {name}"
         )
 
-    has_served = asyncio.run(Supervisor(settings, listening, _say).run(on_ready))
+    has_served = asyncio.run(Supervisor(settings, listening, say).run(on_ready))
     return 0 if has_served else _INTERRUPTED
 
 
@@ -133,8 +133,3 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput(f"--port is {options.port}. Give 0 to 65535.")
     if not 1 <= options.api_servers <= _MOST_API_SERVERS:
         raise BadInput(f"--api-servers is {options.api_servers}. Give 1 to {_MOST_API_SERVERS}.")
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"inferscope: {line}\n")
-    sys.stderr.flush()

@@ -323,6 +323,23 @@ def test_a_recording_that_cannot_be_written_leaves_the_command_running(tmp_path:
     assert rest == "", "said once"
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_log_on_a_full_disk_costs_the_command_nothing(tmp_path: Path, is_recorded: bool) -> None:
+    beside = ("--record", str(tmp_path / "run.isr")) if is_recorded else ()
+    words = script(tmp_path, "print('ran'); raise SystemExit(3)")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "inferscope", "run", *beside, "--", *words],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            env={**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings"), "PYTHONPATH": ROOT},
+            timeout=60,
+            check=False,
+        )
+    assert (done.stdout, done.returncode) == ("ran\n", 3)
+
+
 TWO_MODELS = """
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorders
