@@ -62,20 +62,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Export the file."""
     suffix = _SUFFIXES.get(options.format, f".{options.format}")
-    target = Path(options.out) if options.out else options.file.with_suffix(suffix)
     # A redirection may name our default file: nothing else may be written then.
     is_stdout = options.out == "-" or (options.out is None and not sys.stdout.isatty())
     into_folder = load_folder_exporter(options.format)
+    if into_folder is not None and is_stdout:
+        raise BadInput(f"{options.format} writes a folder, not to stdout. Name it with -o PATH.")
+    # The source is opened twice so that a bad one leaves no empty file behind.
+    open_source(options.file).close()
+    named = options.file if options.file.name else options.file.resolve()
+    target = Path(options.out) if options.out else named.with_suffix(suffix)
     if into_folder is not None:
-        if is_stdout:
-            raise BadInput(
-                f"{options.format} writes a folder, not to stdout. Name it with -o PATH."
-            )
         source = _export_folder(options, into_folder, target)
         return _say(options.file, source, target)
     make = load_exporter(options.format)
-    # The source is opened twice so that a bad one leaves no empty file behind.
-    open_source(options.file).close()
     if not is_stdout and target.exists() and target.samefile(options.file):
         raise BadInput(f"{target} is what is to be exported. Choose another --out.")
     # Written beside and put in place when it is whole: a failed export replaces nothing. What is
@@ -89,9 +88,15 @@ def run(options: argparse.Namespace) -> int:
             out.flush()
         if not has_place:
             written.replace(target)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        where = "standard output" if is_stdout else target
+        raise BadInput(f"cannot write {where}: {error.strerror}. Choose another place.") from error
     finally:
         if not has_place:
-            written.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                written.unlink()
     return _say(options.file, source, None if is_stdout else target)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import inferscope
+from tests.probe.fakes import FakeClock, make_probe
 from tests.report.test_why import SAMPLE
 
 COMMAND = (sys.executable, "-m", "inferscope", "export")
@@ -35,6 +36,23 @@ def test_redirected_to_its_default_name_it_is_whole(recording: Path, tmp_path: P
     assert [json.loads(line)["kind"] for line in expected.splitlines()][-1] == "run"
     assert done.stderr == b""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.isr", "run.jsonl"]
+
+
+def test_the_folder_that_one_is_in_can_be_exported(tmp_path: Path) -> None:
+    make_probe(tmp_path, FakeClock()).close()
+    done = subprocess.run([*COMMAND, "."], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["kind"] == "run"
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "/dev/full")], ids=["redirected", "file"])
+def test_a_full_disk_is_one_line(recording: Path, options: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, str(recording), *options], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "No space left" in line) == (2, True)
 
 
 def test_a_trace_is_json_on_stdout_too(recording: Path, tmp_path: Path) -> None:
