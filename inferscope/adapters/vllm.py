@@ -11,6 +11,15 @@ def register() -> None:
     """Observe this process, if INFERSCOPE=1; otherwise do nothing at all."""
     if os.environ.get("INFERSCOPE") != "1":
         return
-    from inferscope.adapters.vllm_hooks import observe
+    from inferscope.host_signals import pass_on
 
-    observe()
+    try:
+        from inferscope.adapters.vllm_hooks import observe
+
+        observe()
+    except Exception as error:  # vLLM would end: it calls plug-ins without a guard
+        pass_on(error)
+        import logging
+
+        what = type(error).__name__
+        logging.getLogger("inferscope").error("inferscope: not observing: %s: %s", what, error)

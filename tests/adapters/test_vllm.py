@@ -969,6 +969,28 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         assert told.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
 
 
+@pytest.mark.parametrize(
+    "broken", ["sys.modules['msgspec'] = None", "sys.modules['inferscope.probe.identity'] = sys"]
+)
+def test_an_installation_that_is_broken_leaves_vllm_running(broken: str) -> None:
+    program = f"""
+import sys
+{broken}
+from inferscope.adapters.vllm import register
+register()
+print("served")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"INFERSCOPE": "1", "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
+    )
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    assert "inferscope: not observing: " in done.stderr
+
+
 def test_the_names_of_faults_are_those_of_hooks() -> None:
     hooks = {name for name in vars(vllm_core.CoreHooks) if not name.startswith("_")}
     assert hooks - {"install", "made_otherwise"} == {
