@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from inferscope.host_signals import pass_on
 from inferscope.probe.voice import warn
 
 OBSERVERS: dict[str, str] = {
@@ -106,4 +107,5 @@ def _observe(module: ModuleType, observer: str) -> None:
     try:
         getattr(importlib.import_module(where), function)(module)
     except Exception as error:
+        pass_on(error)
         warn("%s is not observed: %s: %s", module.__name__, type(error).__name__, error)

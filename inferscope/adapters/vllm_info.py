@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from inferscope.adapters.shapes import dtype_bits, shape_of
+from inferscope.host_signals import pass_on
 from inferscope.records import EngineInfo
 
 Field = TypeVar("Field")
@@ -72,7 +73,8 @@ def data_rank(config: Any) -> int:
 def _read(read: Callable[[], Field], otherwise: Field) -> Field:
     try:
         return read()
-    except Exception:  # a configuration of another version; each field stands for itself
+    except Exception as error:  # a configuration of another version; each field stands for itself
+        pass_on(error)
         return otherwise
 
 

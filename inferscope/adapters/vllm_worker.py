@@ -12,7 +12,6 @@ way here, steps are counted on both sides alike, and not signed.
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +19,7 @@ from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
 from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_steps import Tag
+from inferscope.host_signals import suppressed
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
 _ON_HOST = ("ngram", "[ngram]", "suffix")
@@ -262,6 +262,6 @@ def _name_and_uuid(device: Any) -> tuple[str, str]:
     names = ["", ""]
     platform = import_module("vllm.platforms").current_platform
     for place, ask in enumerate(("get_device_name", "get_device_uuid")):
-        with suppress(Exception):  # what is asked of a driver here is not worth a probe
+        with suppressed(Exception):  # what is asked of a driver here is not worth a probe
             names[place] = str(getattr(platform, ask)(device.index or 0))
     return names[0], names[1]

@@ -22,6 +22,10 @@ def observe(module):
 
 def faulty(module):
     raise RuntimeError("our mistake")
+
+def interrupted(module):
+    import signal
+    signal.raise_signal(signal.SIGALRM)
 """
 ENGINE = """
 print("engine runs")
@@ -138,6 +142,21 @@ def test_a_faulty_observer_is_said_and_the_program_runs(program: Path) -> None:
     assert told.returncode == 0
     assert told.stdout == "engine runs\nover\n"
     assert told.stderr.count("toy_engine is not observed: RuntimeError: our mistake") == 1
+
+
+def test_an_exception_of_the_hosts_signal_handler_reaches_the_import(program: Path) -> None:
+    text = """
+import signal, usercustomize
+def late(number, frame):
+    raise TimeoutError("late")
+signal.signal(signal.SIGALRM, late)
+try:
+    import toy_engine
+except TimeoutError as error:
+    print(error)
+"""
+    told = run_program(program, text, observer="interrupted")
+    assert (told.stdout, told.stderr) == ("engine runs\nlate\n", "")
 
 
 @pytest.mark.parametrize("environment", [{"INFERSCOPE_INJECT": "0"}, {"INFERSCOPE": "0"}])
