@@ -43,6 +43,8 @@ NO_KEYFRAME = (1 << 64) - 1
 IDENTITY = 1024
 IDENTITY_HEADER = struct.Struct("<II")
 """Length and checksum of the identity that follows."""
+_LARGEST_NUMBER = 1 << 62
+"""Above all in an identity, so that times can be added without leaving what a record can hold."""
 
 FRAME = struct.Struct("<IHHIQ")
 FRAME_BYTES = FRAME.size
@@ -119,4 +121,7 @@ def unpack_header(page: bytes) -> tuple[Identity, int, int, int]:
         identity = msgspec.json.decode(body, type=Identity)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"the ring's identity cannot be read: {error}") from error
+    numbers = identity.rank, identity.pid, identity.start_ns, identity.start_real_ns
+    if not all(0 <= number < _LARGEST_NUMBER for number in numbers):
+        raise ValueError(f"the ring's identity cannot be right: {numbers}")
     return identity, capacity, format_version, fold_version

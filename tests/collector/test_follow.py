@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from inferscope.collector.follow import RingFollower
@@ -19,7 +20,8 @@ from inferscope.collector.merge import RECORD_BYTES, Item
 from inferscope.collector.source import RingSource
 from inferscope.records import Clock, ProbeHealth, RingOpened, Tick, encode
 from inferscope.ring.discovery import boot_id
-from inferscope.ring.layout import Identity
+from inferscope.ring.layout import Identity, pack_header
+from inferscope.ring.reader import RingReader
 from inferscope.ring.writer import RingWriter
 from tests.children import child
 
@@ -185,6 +187,26 @@ def test_a_record_from_the_future_holds_nobody_up(tmp_path: Path) -> None:
     assert follower.num_unknown == 1
     follower.close()
     ring.close()
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, 1 << 70])
+@pytest.mark.parametrize("field", ["rank", "pid", "start_ns", "start_real_ns"])
+def test_a_header_of_impossible_numbers_is_no_rings(
+    tmp_path: Path, field: str, number: int
+) -> None:
+    clock = _Clock()
+    ring = made_ring(tmp_path, "core-0-1", clock)
+    ring.beat(0)
+    ring.close()
+    reader = RingReader(ring.path)
+    page = pack_header(msgspec.structs.replace(reader.identity, **{field: number}), ring.capacity)
+    reader.close()
+    with ring.path.open("r+b") as file:
+        file.write(page)
+    follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
+    assert not follower.poll()
+    assert len(follower.notes) == 1
+    follower.close()
 
 
 def test_a_name_used_again_is_another_ring(tmp_path: Path) -> None:
