@@ -6,9 +6,60 @@ and a probe that works has nothing to say.
 
 from __future__ import annotations
 
+import _thread
+import os
+import time
+from collections import deque
+from contextlib import suppress
+
+_MOST_UNSAID = 16
+_ROOM_AGAIN_S = 0.5
+_unsaid: deque[str] = deque(maxlen=_MOST_UNSAID)
+"""Lines that wait for room in the log; of more the oldest are dropped."""
+_speaking_pid = 0
+"""The process whose thread writes them, 0 for none."""
+
 
 def warn(message: str, *values: object) -> None:
-    """Say something that the host's owner should know."""
+    """Write a line that the host's owner should read into the host's log, without blocking.
+
+    While standard output or error is a full pipe, a thread of its own waits for room.
+    """
+    if not _unsaid and not would_block():
+        _log(message, *values)
+        return
+    _unsaid.append(message % values if values else message)
+    _begin_to_speak()
+
+
+def _begin_to_speak() -> None:
+    global _speaking_pid
+    if _speaking_pid == os.getpid():
+        return
+    _speaking_pid = os.getpid()
+    try:
+        # No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
+        _thread.start_new_thread(_speak, ())
+    except RuntimeError:  # the system gives no more threads: with the next line
+        _speaking_pid = 0
+
+
+def _speak() -> None:
+    global _speaking_pid
+    while True:
+        while _unsaid:
+            if would_block():
+                time.sleep(_ROOM_AGAIN_S)
+                continue
+            with suppress(Exception):  # of a handler of that log
+                _log("%s", _unsaid.popleft())
+        _speaking_pid = 0
+        if not _unsaid:  # else a line was added before that, and began no thread
+            return
+        _speaking_pid = os.getpid()
+
+
+def _log(message: str, *values: object) -> None:
     import logging
 
     logger = logging.getLogger("inferscope")
@@ -53,5 +104,6 @@ def note(message: str, *values: object) -> None:
     import logging
     import sys
 
-    has_error = sys.exc_info()[0] is not None
-    logging.getLogger("inferscope").debug("inferscope: " + message, *values, exc_info=has_error)
+    logger, has_error = logging.getLogger("inferscope"), sys.exc_info()[0] is not None
+    if logger.isEnabledFor(logging.DEBUG) and not would_block():
+        logger.debug("inferscope: " + message, *values, exc_info=has_error)

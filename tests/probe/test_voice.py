@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import subprocess
 import sys
 from contextlib import suppress
 
 import pytest
 
-from inferscope.probe.voice import would_block
+from inferscope.probe.voice import warn, would_block
 
 PROGRAM = """
 import logging
@@ -76,3 +77,31 @@ def test_a_full_pipe_behind_a_handler_without_a_stream_blocks(
         for each in (saved, writing):
             os.close(each)
     assert found == [False, True, False]
+
+
+def test_a_line_for_a_full_pipe_blocks_no_call_and_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferscope.probe.voice._ROOM_AGAIN_S", 0.01)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    logger = logging.getLogger("inferscope")
+    with os.fdopen(writing, "w") as stream:
+        handler = logging.StreamHandler(stream)
+        logger.addHandler(handler)
+        try:
+            for number in range(100):  # would not return
+                warn("line %d", number)
+            found = b""
+            while b"line 99" not in found:
+                assert select.select([reading], [], [], 30)[0]
+                found += os.read(reading, 1 << 16)
+        finally:
+            logger.removeHandler(handler)
+    os.close(reading)
+    said = found[found.index(b"inferscope: ") :].decode().split("\n")
+    assert [line for line in said if line] == [f"inferscope: line {n}" for n in range(84, 100)]
