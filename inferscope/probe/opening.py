@@ -29,6 +29,8 @@ _MOST_RING_MB = 64 * 1024
 _SMALLEST_BYTES = 256 * 1024
 _MOST_NAMES = 1000
 _MOST_REMOVED = 3
+PATIENCE_S = 30.0
+"""A ring is made in milliseconds; on a slow network disk its blocks take seconds to write."""
 
 _Made = TypeVar("_Made")
 
@@ -117,12 +119,13 @@ def discard(path: Path) -> None:
         each.unlink(missing_ok=True)
 
 
-def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) -> _Made:
-    """Return what `make` returns, called on a thread of its own.
+def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) -> _Made | None:
+    """Return what `make` returns, called on a thread of its own; None where that takes too long.
 
     Signal handlers run on the main thread only. What one raises while the caller waits passes
     through here and reaches no `except` clause of `make`, which would take it for the fault of a
-    file. What `make` returns after that is undone.
+    file. What `make` returns after that, or after `PATIENCE_S`, is undone: it may wait for a file
+    system that is gone, or run a finaliser that waits for a lock of the caller's.
 
     Args:
         make: must not raise.
@@ -151,12 +154,15 @@ def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) 
     try:
         # No `threading.Thread`: its `start` raises a KeyError where a handler interrupts it.
         _thread.start_new_thread(run, ())
-        is_done.acquire()
-        return made[0]
+        if is_done.acquire(True, PATIENCE_S):
+            return made[0] if made else None
     except BaseException:
         is_given_up = True
         take_back()
         raise
+    is_given_up = True
+    take_back()
+    return None
 
 
 def _make_private(folder: Path, group_id: int | None) -> None:

@@ -60,7 +60,13 @@ from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
-from inferscope.probe.opening import away_from_signals, discard, make_ring, open_switch
+from inferscope.probe.opening import (
+    PATIENCE_S,
+    away_from_signals,
+    discard,
+    make_ring,
+    open_switch,
+)
 from inferscope.probe.parts import Parts
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import HostTimer, StepTimer
@@ -155,24 +161,28 @@ class Probe:
     ) -> Probe:
         """Make this process's ring and start observing. Raises what a signal handler raises only.
 
-        Where no ring can be made (no space, no permission, `INFERSCOPE=0`) the probe comes back
-        switched off, after one line in the log. `engine_id` is for one of several engines in this
-        process; without it the ring belongs to the process's own.
+        Where no ring can be made (no space, no permission, `INFERSCOPE=0`), or not within half a
+        minute, the probe comes back switched off, after one line in the log. `engine_id` is for one
+        of several engines in this process; without it the ring belongs to the process's own.
         """
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
         try:
-            return away_from_signals(
+            probe = away_from_signals(
                 lambda: cls._made(
                     info, role=role, rank=rank, timer=timer, clock=clock, engine_id=engine_id
                 ),
                 cls._discard,
             )
+            why = f"the ring's file system has not answered for {PATIENCE_S:g} s"
         except RuntimeError as error:  # the system gives no more threads
             pass_on(error)
-            with suppressed(Exception):
-                warn("not recording: %s", error)
-            return cls.disabled()
+            probe, why = None, str(error)
+        if probe is not None:
+            return probe
+        with suppressed(Exception):
+            warn("not recording: %s", why)
+        return cls.disabled()
 
     @classmethod
     def _made(

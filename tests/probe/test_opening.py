@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -170,6 +171,25 @@ def test_an_interrupt_while_a_probe_opens_leaves_nothing_behind(
             Probe.open(INFO)
     finally:
         signal.signal(signal.SIGINT, before)
+    until(lambda: not list((tmp_path / "rings").rglob("*.*")))
+    until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
+
+
+def test_a_ring_that_is_not_made_in_time_blocks_nothing_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    goes_on = threading.Event()
+
+    def waits(*given: object) -> tuple[CostTable, ...]:
+        goes_on.wait(60)  # a frozen disk, or a finaliser that waits for a lock of the caller's
+        return ()
+
+    monkeypatch.setattr("inferscope.probe.opening.PATIENCE_S", 0.05)
+    monkeypatch.setattr("inferscope.probe.probe._cost_tables", waits)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert not Probe.open(INFO).on
+    assert "not recording: the ring's file system has not answered" in caplog.text
+    goes_on.set()
     until(lambda: not list((tmp_path / "rings").rglob("*.*")))
     until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
 
