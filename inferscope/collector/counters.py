@@ -71,7 +71,7 @@ class Counters:
         idle_uj: by device, energy that no step took.
         recent: the last minutes' tenths: when each ended, and what `Settled` has, one after the
             other.
-        foreign_ns: by ring, how long others used its device while this engine did not.
+        foreign_ns: by device, how long others used it while this engine did not.
     """
 
     def __init__(self, accounts: Accounts, rings: dict[int, RingState]) -> None:
@@ -101,7 +101,7 @@ class Counters:
         self.idle_uj: dict[str, float] = {}
         self._host = HostUse()
         self._through_ns = self._settled_at_ns = self._settled_through_ns = 0
-        self.foreign_ns: dict[int, int] = {}
+        self.foreign_ns: dict[str, int] = {}
         self.recent: deque[tuple[int, array[float]]] = deque(maxlen=_KEPT_TENTHS)
         self._recent_foreign: deque[tuple[int, int]] = deque(maxlen=_KEPT_TENTHS)
 
@@ -153,8 +153,7 @@ class Counters:
             self.host_use |= self._host.take(record, pids)
             return
         uuid = plain_uuid(record.device_uuid)
-        rings = self._by_uuid.get(uuid)
-        if rings is None:
+        if uuid not in self._by_uuid:
             return
         self.num_unplaced += placed.num_unplaced
         if placed.error_ns is not None:
@@ -172,8 +171,7 @@ class Counters:
         device = self._device(uuid)
         if "foreign_busy_share" in values:
             device.foreign_share = values["foreign_busy_share"]
-            for number in rings:
-                self.foreign_ns.setdefault(number, 0)
+            self.foreign_ns.setdefault(uuid, 0)
         device.take(window)
 
     def reach(self, at_ns: int) -> None:
@@ -270,8 +268,7 @@ class Counters:
             device.idle_uj = 0.0
             if device.foreign_ns:
                 self._recent_foreign.append((self.now_ns, device.foreign_ns))
-                for number in self._by_uuid.get(name, ()):
-                    self.foreign_ns[number] = self.foreign_ns.get(number, 0) + device.foreign_ns
+                self.foreign_ns[name] = self.foreign_ns.get(name, 0) + device.foreign_ns
                 device.foreign_ns = 0
         self._close_tenths(through_ns)
 
@@ -318,6 +315,10 @@ class Counters:
             for source, through_ns in device.through_ns.items()
             if now_ns - through_ns < SILENT_NS + LONGEST_WAIT_NS
         }
+
+    def foreign_of(self, ring: int) -> int | None:
+        """Return how long others used the device of a ring, None where no sample states it."""
+        return self.foreign_ns.get(self._device_of.get(ring, ""))
 
     def recent_foreign_ns(self, since_ns: int) -> int | None:
         """Return how long others used the devices lately, None where nobody tells."""

@@ -285,7 +285,7 @@ class EngineFold:
         for (ring, rank), info, name in zip(lines, infos, names, strict=True):
             if ring is not None and names.count(name) > 1:
                 name += f"#{ring.opened.rank}"  # what tells itself apart keeps its driver's name
-            foreign_ns = self.lives.counters.foreign_ns.get(ring.opened.ring) if ring else None
+            foreign_ns = self.lives.counters.foreign_of(ring.opened.ring) if ring else None
             spent = rank.seconds_by_ns(
                 wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns
             )

@@ -7,6 +7,7 @@ import pytest
 from inferscope.collector.view import snapshot
 from inferscope.records import EngineInfo
 from tests.collector.scripts import MS, Ring, Script, assert_all_closes
+from tests.collector.trains import PREFILL, Train
 
 
 def serve(core: Ring, name: str, *, from_ms: float, num_steps: int, first_step: int = 0) -> None:
@@ -73,3 +74,24 @@ def test_two_at_once_under_one_name_are_told_as_one() -> None:
     assert device.seconds_by_ns["prefill"] + device.seconds_by_ns["decode"] == 2 * 4 * 3 * 8 * MS
     assert device.wall_ns == 2 * 8000 * MS
     assert_all_closes(collector, finals)
+
+
+@pytest.mark.parametrize("restart_ms", [None, 2550])
+def test_what_others_use_of_a_device_goes_on_over_a_restart(restart_ms: int | None) -> None:
+    train = Train()
+    for step in range(20):
+        at = 200 + 200 * step
+        if restart_ms == at - 50:
+            train.script.at(restart_ms)
+            train.core = train.script.ring()
+            train.introduce(0)
+        request = train.ask(f"r{step}", at)
+        train.run(step, [(request, 64, 0)], at, at + 100, PREFILL)
+        train.core.finished(request)
+    for at in range(0, 4200, 100):
+        values = {"energy_uj": 100e3, "foreign_busy_share": 0.2}
+        train.count(at, at + 100, values, source="nvml")
+    collector, _ = train.play()
+    (device,) = collector.devices()
+    idle_windows_ns = 22 * 100 * MS
+    assert device.seconds_by_ns["foreign"] == pytest.approx(0.2 * idle_windows_ns, rel=0.1)

@@ -46,12 +46,13 @@ class Train:
 
     def __post_init__(self) -> None:
         self.core = self.script.ring()
-        self._introduce(0)
+        self.introduce(0)
         self.samples: list[CounterSample] = []
         self.stamped: list[Record] = []
         """Samples stamped by a wall clock, and anchors for them."""
 
-    def _introduce(self, replica: int) -> None:
+    def introduce(self, replica: int) -> None:
+        """Write the description of the engine and its device."""
         info = EngineInfo(
             START_NS,
             "made-up",
@@ -67,7 +68,7 @@ class Train:
         """Go on as another replica of the engine, on the same device."""
         self.script.at(0)
         self.core = self.script.ring(rank=replica)
-        self._introduce(replica)
+        self.introduce(replica)
         return self
 
     def alternate(
