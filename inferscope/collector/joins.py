@@ -19,7 +19,7 @@ from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
-from inferscope.collector.rings import RingState
+from inferscope.collector.rings import RingState, heirs
 from inferscope.collector.rows import NO_ROWS, NO_SLICES
 from inferscope.collector.splitting import split_steps
 from inferscope.collector.steps import Execution, Joined, PendingStep, SplitStep, execution
@@ -300,9 +300,7 @@ class Joins:
         self._joined.note(key, run.end_ns)
         self._newest[pending.dp_rank] = (pending.step, run.start_ns, run.end_ns)
         if pending.past:
-            self.num_partial += any(
-                rings[number].has_spans and number not in spans for number in pending.past
-            )
+            self.num_partial += self._lacks_span(pending)
         self._lives.clock = run.ranks[0].clock
         if slices is None and not run.is_dummy and self._has_no_core(pending.dp_rank):
             self._book_unnamed(pending, run)
@@ -341,6 +339,17 @@ class Joins:
             if self._sinks:
                 self._bookings.hand_on(step)
         self._bookings.finish()
+
+    def _lacks_span(self, pending: PendingStep) -> bool:
+        """Return whether a rank that was there when a step began did not report its execution."""
+        rings = self._rings
+        missing = [
+            rings[number]
+            for number in pending.past
+            if number not in pending.spans and number in rings and rings[number].has_spans
+        ]
+        newest = heirs(rings.values(), pending.start_ns) if missing else {}
+        return any(newest.get(ring.slots.teller) is ring for ring in missing)
 
     def _do_without(self, pending: PendingStep) -> None:
         """Give up what a step still lacks: too many wait."""

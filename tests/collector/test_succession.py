@@ -95,3 +95,22 @@ def test_what_others_use_of_a_device_goes_on_over_a_restart(restart_ms: int | No
     (device,) = collector.devices()
     idle_windows_ns = 22 * 100 * MS
     assert device.seconds_by_ns["foreign"] == pytest.approx(0.2 * idle_windows_ns, rel=0.1)
+
+
+@pytest.mark.parametrize("num_lives", [1, 3])
+def test_a_process_that_was_replaced_is_missing_from_no_later_step(num_lives: int) -> None:
+    script = Script()
+    for life in range(num_lives):
+        script.at(20_000 * life)
+        core = script.ring()
+        mine = core.queued(f"r{life}")
+        core.admitted(mine)
+        for n in range(5):  # each is under way at a Tick
+            start_ms = 20_000 * life + 10 + 300 * n
+            rows = [(mine, 1, 8 + n) if n else (mine, 8, 0)]
+            core.step(n, rows, start_ms=start_ms, end_ms=start_ms + 290)
+        core.finished(mine)
+        core.health()
+    collector, finals = script.play(until_ms=20_000 * num_lives)
+    assert len(finals.steps) == 5 * num_lives
+    assert collector.engines["engine"].num_partial == 0
