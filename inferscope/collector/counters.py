@@ -316,10 +316,6 @@ class Counters:
             if now_ns - through_ns < SILENT_NS + LONGEST_WAIT_NS
         }
 
-    def foreign_of(self, ring: int) -> int | None:
-        """Return how long others used the device of a ring, None where no sample states it."""
-        return self.foreign_ns.get(self._device_of.get(ring, ""))
-
     def recent_foreign_ns(self, since_ns: int) -> int | None:
         """Return how long others used the devices lately, None where nobody tells."""
         if not self.foreign_ns:

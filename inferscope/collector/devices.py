@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from operator import add
+from operator import add, itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from inferscope.attribution.split import to_whole_ns
 from inferscope.collector.finals import DeviceTime
 from inferscope.collector.rings import RingState
 
+_FIRST = itemgetter(0)
 BUSY = ("prefill", "decode", "padding", "unattributed")
 
 
@@ -89,27 +91,39 @@ def with_foreign(spent_ns: dict[str, int], foreign_ns: int) -> dict[str, int]:
     }
 
 
+class Line(NamedTuple):
+    """Device time of processes of one role and rank that came one after the other's end."""
+
+    first: int
+    """Number of the oldest ring."""
+    ring: RingState
+    """The newest one."""
+    time: RankTime
+    """Of all of them."""
+
+
 def successions(
-    told: Iterable[tuple[RingState, RankTime]],
-) -> list[tuple[RingState | None, RankTime]]:
+    told: Iterable[tuple[RingState, RankTime]], *, before: Iterable[Line] = ()
+) -> list[Line]:
     """Join the time of a process and of those of its role and rank that came after its end.
 
     Args:
         told: by age of the rings.
+        before: of older ones.
 
     Returns:
-        the newest ring of each line and the time of all of it.
+        all lines, by age.
     """
-    lines: list[tuple[RingState | None, RankTime]] = []
+    lines = list(before)
     for ring, time in told:
-        for at, (before, so_far) in enumerate(lines):
-            is_heir = before is not None and before.slots.teller == ring.slots.teller
+        for at, (first, last, so_far) in enumerate(lines):
+            is_heir = last.slots.teller == ring.slots.teller
             if is_heir and so_far.until_ns <= ring.opened.start_ns:
-                lines[at] = (ring, so_far.followed_by(time))
+                lines[at] = Line(first, ring, so_far.followed_by(time))
                 break
         else:
-            lines.append((ring, time))
-    return lines
+            lines.append(Line(ring.opened.ring, ring, time))
+    return sorted(lines, key=_FIRST)
 
 
 def by_name(times: Iterable[DeviceTime]) -> list[DeviceTime]:

@@ -16,15 +16,24 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import ARRIVING, HELD, LEAVING, RUNNING, WAITING
+from inferscope.clock_skew import SkewedClock
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.devices import RankTime, by_name, successions
+from inferscope.collector.dropped_rings import DroppedRings
 from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
 from inferscope.collector.joins import Joins
 from inferscope.collector.keep import Keep
 from inferscope.collector.lives import Lives, Transition
 from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
-from inferscope.collector.rings import RingState, heirs, is_compute_observed, paused_since
+from inferscope.collector.rings import (
+    RingState,
+    heirs,
+    is_compute_observed,
+    paused_since,
+    replaced,
+    skewed_clocks,
+)
 from inferscope.collector.samplers import SamplerFold
 from inferscope.collector.timeline import Timeline
 from inferscope.cost.book import CostBook
@@ -71,6 +80,7 @@ class EngineFold:
     Attributes:
         lives: its requests, and the metrics over them.
         rings: by number.
+        dropped: what is left of those that others have replaced.
         info: what the engine says of itself, None before it has.
         book: the cost models in force.
         joins: steps that are not split yet.
@@ -102,6 +112,7 @@ class EngineFold:
         self._sinks = sinks
         self.book = book or CostBook()
         self.rings: dict[int, RingState] = {}
+        self.dropped = DroppedRings()
         self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None
         self._told_by = 0
@@ -164,8 +175,12 @@ class EngineFold:
         if handler is not None:
             handler(ring, record)
 
-    def tick(self, now_ns: int) -> None:
-        """Move the fold's clock: decide on processes that went silent."""
+    def tick(self, now_ns: int) -> list[RingOpened]:
+        """Move the fold's clock: decide on processes that went silent.
+
+        Returns:
+            the rings that were dropped, because others have replaced them long ago.
+        """
         self.now_ns = max(self.now_ns, now_ns)
         newest = heirs(self.rings.values(), self.now_ns)
         for ring in self.rings.values():
@@ -187,6 +202,7 @@ class EngineFold:
         if is_booked:
             self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
+        return self._drop_replaced(newest) if len(self.rings) > len(newest) else []
 
     def end(self) -> None:
         """Finalise what is known: no more records come."""
@@ -212,16 +228,27 @@ class EngineFold:
     @property
     def has_steps(self) -> bool:
         """Tell whether a device was seen working."""
-        return any(ring.has_spans for ring in self.rings.values())
+        return self.dropped.has_spans or any(ring.has_spans for ring in self.rings.values())
 
     @property
     def is_synthetic(self) -> bool:
         """Tell whether its records, or those of a device of its, say that they are made up."""
+        return self.dropped.is_synthetic or any(map(self._is_synthetic, self.rings.values()))
+
+    def _is_synthetic(self, ring: RingState) -> bool:
         made_up = self._samplers.made_up
-        return any(
-            ring.opened.synthetic or (made_up and _uuid_of(ring.info) in made_up)
-            for ring in self.rings.values()
-        )
+        return ring.opened.synthetic or bool(made_up and _uuid_of(ring.info) in made_up)
+
+    @property
+    def probe_cost_ns(self) -> int:
+        """Return what its probes have cost since the fold began."""
+        told = (ring.health for ring in self.rings.values())
+        return self.dropped.cost_ns + sum(each.cost_ns for each in told if each is not None)
+
+    @property
+    def skewed_clocks(self) -> tuple[SkewedClock, ...]:
+        """Return its processes whose clocks were corrected, or are not the core's."""
+        return (*self.dropped.skewed_clocks, *skewed_clocks(self.rings.values()))
 
     @property
     def has_unfolded(self) -> bool:
@@ -270,7 +297,9 @@ class EngineFold:
         """Return where each rank's device's wall time went since the fold began."""
         device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
         told = [(self.rings[ring], time) for ring, time in sorted(self._bookings.ranks.items())]
-        lines = successions(told) or [(None, RankTime(first_ns))]
+        known = successions(told, before=self.dropped.lines)
+        lines: list[tuple[RingState | None, RankTime]] = [(line.ring, line.time) for line in known]
+        lines = lines or [(None, RankTime(first_ns))]
         until_ns = max(rank.until_ns for _, rank in lines)
         through_ns, hung_ns = device.mark_ns or 0, self.joins.hung_since_ns()
         if hung_ns is not None:
@@ -285,11 +314,11 @@ class EngineFold:
         for (ring, rank), info, name in zip(lines, infos, names, strict=True):
             if ring is not None and names.count(name) > 1:
                 name += f"#{ring.opened.rank}"  # what tells itself apart keeps its driver's name
-            foreign_ns = self.lives.counters.foreign_of(ring.opened.ring) if ring else None
+            uuid = _uuid_of(info)
+            foreign_ns = self.lives.counters.foreign_ns.get(uuid)
             spent = rank.seconds_by_ns(
                 wall_ns, no_work_ns=device.idle_no_work_ns, foreign_ns=foreign_ns
             )
-            uuid = _uuid_of(info)
             health = self._samplers.health_of(uuid, self.now_ns) if uuid else None
             times.append(DeviceTime(self.engine_id, name, wall_ns, spent, health))
         return by_name(times)
@@ -331,6 +360,37 @@ class EngineFold:
         return True
 
     # --- rings --------------------------------------------------------------------------------
+
+    def _drop_replaced(self, newest: dict[tuple[str, int], RingState]) -> list[RingOpened]:
+        """Drop the rings of processes that others have replaced; return them."""
+        dropped: list[RingOpened] = []
+        ranks = self._bookings.ranks
+        for ring in sorted(replaced(self.rings.values(), newest, self.now_ns), key=_number):
+            number = _number(ring)
+            if (
+                ring.last_ns >= self._through_ns
+                or self.joins.needs(number)
+                or (number in ranks and self._has_older(ring))
+            ):
+                continue
+            self.dropped.add(
+                ring,
+                ranks.pop(number, None),
+                rings=self.rings.values(),
+                is_synthetic=self._is_synthetic(ring),
+            )
+            del self.rings[number]
+            dropped.append(ring.opened)
+        if dropped:
+            self.joins.settle()
+            self.lives.counters.describe()
+        return dropped
+
+    def _has_older(self, ring: RingState) -> bool:
+        """Return whether device time of an older process of its role and rank comes first."""
+        number, teller = _number(ring), ring.slots.teller
+        ranks = self._bookings.ranks
+        return any(each < number and self.rings[each].slots.teller == teller for each in ranks)
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
         ring.info, ring.dp_rank = info, info.ranks[2]
@@ -616,6 +676,10 @@ class EngineFold:
         gauges["waiting"] = plan.waiting
         gauges["blocks_used"] = plan.blocks_used
         gauges["blocks_total"] = plan.blocks_total
+
+
+def _number(ring: RingState) -> int:
+    return ring.opened.ring
 
 
 def _uuid_of(info: EngineInfo | None) -> str:

@@ -20,7 +20,6 @@ from inferscope.clock_skew import SkewedClock
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import DeviceTime, RunTotals, Sink
 from inferscope.collector.keep import ALL, Keep
-from inferscope.collector.rings import skewed_clocks
 from inferscope.collector.samplers import SamplerFold
 from inferscope.cost.book import CostBook
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
@@ -96,7 +95,9 @@ class Collector:
             self.samplers.tick(record.t_ns)
             self._hand_samples_on()
             for each in self.engines.values():
-                each.tick(record.t_ns)
+                for dropped in each.tick(record.t_ns):
+                    del self._losers[dropped.ring]
+                    self._takers[dropped.ring] = partial(self._take_again, dropped)
         elif isinstance(record, RingOpened):
             self._open(record)
         elif isinstance(record, Missed):
@@ -135,12 +136,7 @@ class Collector:
 
     def totals(self) -> RunTotals:
         """Return what the fold knows of itself."""
-        cost_ns = sum(
-            ring.health.cost_ns
-            for engine in self.engines.values()
-            for ring in engine.rings.values()
-            if ring.health is not None
-        )
+        cost_ns = sum(engine.probe_cost_ns for engine in self.engines.values())
         return RunTotals(
             self.num_records,
             self.num_lost,
@@ -153,8 +149,7 @@ class Collector:
 
     def skewed_clocks(self) -> tuple[SkewedClock, ...]:
         """Return the processes in time namespaces of their own."""
-        engines = self.engines.values()
-        return tuple(one for engine in engines for one in skewed_clocks(engine.rings.values()))
+        return tuple(one for engine in self.engines.values() for one in engine.skewed_clocks)
 
     def devices(self) -> list[DeviceTime]:
         """Return where each engine's device time went."""
@@ -168,6 +163,12 @@ class Collector:
     def _take_of_sampler(self, ring: int, record: Record) -> None:
         self.samplers.fold(ring, record)
         self._hand_samples_on()
+
+    def _take_again(self, opened: RingOpened, record: Record) -> None:
+        """Take a record of a ring that was dropped: its process was stopped, and goes on."""
+        del self._takers[opened.ring]
+        self._open(opened)
+        self._takers[opened.ring](record)
 
     def _hand_samples_on(self) -> None:
         for placed in self.samplers.take():

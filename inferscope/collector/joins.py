@@ -194,6 +194,18 @@ class Joins:
         """Return the steps of which something is still to come."""
         return self._pending.values()
 
+    def needs(self, ring: int) -> bool:
+        """Return whether a step that is not booked yet has records of a ring."""
+        if any(step.ring == ring or ring in step.spans for step in self._pending.values()):
+            return True
+        runs = [step.run for step in self._joined_steps]
+        for _, action, arguments in self._timeline.waiting():
+            if action == self._begin:
+                runs.append(arguments[0].run)
+            elif action == self._bookings.begin:
+                runs.append(arguments[0])
+        return any(span.ring == ring for run in runs for span in run.ranks)
+
     def oldest_ns(self, now_ns: int) -> int | None:
         """Return the start of the oldest time that is not completely known, if there is one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from inferscope.clock_skew import Offsets, SkewedClock, skew_between_ns
 from inferscope.collector.clocks import DeviceClock
@@ -29,6 +29,9 @@ SILENT_NS = 5_000_000_000
 """A ring with requests in flight and no record for this long has lost its process."""
 GONE_NS = 15_000_000_000
 """A ring restates itself every 10 s, idle or not."""
+DROPPED_NS = 60_000_000_000
+"""Time after the last record of a process that was replaced, until its ring is dropped: facts of
+earlier times that still come are judged by the rings that there were."""
 PAST_NS = 500_000_000
 """A process that is complete up to this long after a step was last spoken of adds nothing to it."""
 
@@ -175,6 +178,28 @@ def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], Ring
     return {ring.slots.teller: ring for ring in by_start}
 
 
+def replaced(
+    rings: Iterable[RingState], newest: dict[tuple[str, int], RingState], now_ns: int
+) -> list[RingState]:
+    """Return the rings that have ended long ago and hold no request, and whose heir has begun.
+
+    Args:
+        rings: of an engine.
+        newest: the newest ring of each role and rank.
+        now_ns: the fold's time.
+    """
+    found = []
+    for ring in rings:
+        heir = newest.get(ring.slots.teller, ring)
+        if heir is ring or now_ns - ring.last_ns <= DROPPED_NS:
+            continue
+        has_ended = ring.is_gone(now_ns) or heir.opened.start_ns > ring.last_ns
+        is_described = heir.info is not None or ring.info is None
+        if has_ended and is_described and not ring.slots.known():
+            found.append(ring)
+    return found
+
+
 def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
     """Return whether a request that no core has reported was in no core either.
 
@@ -219,25 +244,29 @@ def unsupported_by(rings: Iterable[RingState]) -> tuple[str, ...]:
 def skewed_clocks(rings: Iterable[RingState]) -> tuple[SkewedClock, ...]:
     """Return the processes of an engine whose clocks were corrected, or are not the core's."""
     rings = list(rings)
-    cores = [ring for ring in rings if not (ring.is_front_end or ring.is_worker)]
+    found = (skewed_clock(ring, rings) for ring in rings)
+    return tuple(skewed for skewed in found if skewed is not None)
+
+
+def skewed_clock(ring: RingState, rings: Sequence[RingState]) -> SkewedClock | None:
+    """Return how far off the clock of one of an engine's processes is; None where it is not."""
+    cores = (ring for ring in rings if not (ring.is_front_end or ring.is_worker))
     reference = next((ring for ring in cores if ring.wall_offsets is not None), None)
-    found = []
-    for ring in rings:
-        opened = ring.opened
-        skew_ns, is_corrected = opened.skew_ns, True
-        if (
-            reference is not None
-            and reference.wall_offsets is not None
-            and ring.wall_offsets is not None
-            and opened.boot_id == reference.opened.boot_id
-        ):
-            rest_ns = skew_between_ns(ring.wall_offsets, reference.wall_offsets)
-            if rest_ns:
-                skew_ns, is_corrected = rest_ns, False
-        if skew_ns:
-            who = opened.engine_id, opened.role, opened.rank, opened.pid
-            found.append(SkewedClock(*who, skew_ns, is_corrected))
-    return tuple(found)
+    opened = ring.opened
+    skew_ns, is_corrected = opened.skew_ns, True
+    if (
+        reference is not None
+        and reference.wall_offsets is not None
+        and ring.wall_offsets is not None
+        and opened.boot_id == reference.opened.boot_id
+    ):
+        rest_ns = skew_between_ns(ring.wall_offsets, reference.wall_offsets)
+        if rest_ns:
+            skew_ns, is_corrected = rest_ns, False
+    if not skew_ns:
+        return None
+    who = opened.engine_id, opened.role, opened.rank, opened.pid
+    return SkewedClock(*who, skew_ns, is_corrected)
 
 
 def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:

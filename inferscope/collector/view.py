@@ -27,7 +27,6 @@ from inferscope.collector.rings import (
     in_office,
     is_core_observed,
     probe_state,
-    skewed_clocks,
     unsupported_by,
 )
 from inferscope.collector.snapshot import (
@@ -177,7 +176,7 @@ def _engine(
         num_ranks_seen=num_seen,
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
-        num_replaced=sum(not ring.is_closed for ring in gone),
+        num_replaced=engine.dropped.num_replaced + sum(not ring.is_closed for ring in gone),
         deployment=_deployment(info),
         devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),
@@ -325,7 +324,7 @@ def _health(
         num_unknown=collector.num_unknown,
         message=next((report.message for report in reports if report.message), ""),
         unsupported=unsupported_by(rings),
-        skewed_clocks=skewed_clocks(engine.rings.values()),
+        skewed_clocks=engine.skewed_clocks,
     )
 
 

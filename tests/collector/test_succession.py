@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import dataclass
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.collector import rings
+from inferscope.collector.fold import Collector
 from inferscope.collector.view import snapshot
-from inferscope.records import EngineInfo
-from tests.collector.scripts import MS, Ring, Script, assert_all_closes
+from inferscope.records import CLOSED, ON, EngineInfo
+from tests.collector.scripts import MS, Finals, Ring, Script, assert_all_closes
 from tests.collector.trains import PREFILL, Train
 
 
@@ -114,3 +120,117 @@ def test_a_process_that_was_replaced_is_missing_from_no_later_step(num_lives: in
     collector, finals = script.play(until_ms=20_000 * num_lives)
     assert len(finals.steps) == 5 * num_lives
     assert collector.engines["engine"].num_partial == 0
+
+
+@dataclass
+class Life:
+    """One process."""
+
+    role: str
+    rank: int
+    gap_ms: int
+    """From the start of the process before it, of any role and rank."""
+    lasts_ms: int
+    num_steps: int
+    is_closed: bool
+    is_lost: bool
+    """It leaves a request unfinished."""
+
+
+processes = st.builds(
+    Life,
+    role=st.sampled_from(["core", "core", "frontend", "worker"]),
+    rank=st.integers(0, 1),
+    gap_ms=st.integers(0, 8_000),
+    lasts_ms=st.integers(1_000, 12_000),
+    num_steps=st.integers(0, 3),
+    is_closed=st.booleans(),
+    is_lost=st.booleans(),
+)
+
+
+def restarted(lives: list[Life]) -> Script:
+    """Run processes of one engine, some of them at once."""
+    script, at = Script(), 0
+    told: list[tuple[float, int, Life, int]] = []
+    for number, life in enumerate(lives):
+        at += life.gap_ms
+        edges = range(at, at + life.lasts_ms, 9_000)
+        told += [(ms, number, life, place) for place, ms in enumerate(edges)]
+        told.append((at + life.lasts_ms, number, life, -1))
+    by_number: dict[int, Ring] = {}
+    for ms, number, life, place in sorted(told, key=lambda each: each[:2]):
+        script.at(ms)
+        if not place:
+            by_number[number] = script.ring(life.role, life.rank)
+            by_number[number].keyframe(dp_rank=life.rank)
+            if life.role == "core":
+                serve(
+                    by_number[number], f"{number}", from_ms=ms + 10, num_steps=life.num_steps,
+                    first_step=10 * number,
+                )  # fmt: skip
+        elif place > 0:
+            by_number[number].keyframe(dp_rank=life.rank)
+            by_number[number].health()
+        else:
+            if life.is_lost:
+                by_number[number].received(f"lost {number}")
+            by_number[number].health(state=CLOSED if life.is_closed else ON)
+    return script
+
+
+def fold(script: Script, *, dropped_ns: int, until_ms: float) -> tuple[Collector, Finals]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rings, "DROPPED_NS", dropped_ns)
+        return script.play(until_ms=until_ms)
+
+
+@settings(max_examples=8, deadline=None)
+@given(lives=st.lists(processes, min_size=2, max_size=6))
+def test_totals_are_the_same_when_rings_of_replaced_processes_are_dropped(
+    lives: list[Life],
+) -> None:
+    script = restarted(lives)
+    until_ms = sum(life.gap_ms for life in lives) + 45_000
+    kept, of_kept = fold(script, dropped_ns=1 << 62, until_ms=until_ms)
+    dropped, of_dropped = fold(script, dropped_ns=16_000 * MS, until_ms=until_ms)
+    assert len(kept.engines["engine"].rings) == len(lives)
+    heirs = {(life.role, life.rank) for life in lives}
+    assert len(dropped.engines["engine"].rings) == len(heirs)
+    assert dropped.totals() == kept.totals()
+    assert dropped.devices() == kept.devices()
+    assert of_dropped.requests == of_kept.requests
+    views = [snapshot(each, window_ns=10**9, mode="live").engines[0] for each in (kept, dropped)]
+    assert views[0] == views[1]
+
+
+def test_a_process_that_was_stopped_for_long_and_replaced_is_followed_when_it_goes_on() -> None:
+    script = Script()
+    first = script.ring()
+    serve(first, "before", from_ms=10, num_steps=2)
+    script.at(20_000)
+    serve(script.ring(), "beside", from_ms=20_010, num_steps=2, first_step=10)
+    script.at(100_000)
+    first.keyframe()
+    serve(first, "after", from_ms=100_010, num_steps=2, first_step=20)
+    collector, finals = script.play(until_ms=110_000)
+    assert [final.request_id for final in finals.requests] == ["before", "beside", "after"]
+    assert len(finals.steps) == 6
+    (device,) = collector.devices()
+    assert device.seconds_by_ns["prefill"] + device.seconds_by_ns["decode"] == 6 * 8 * MS
+    assert_all_closes(collector, finals)
+
+
+def test_an_engine_that_is_restarted_often_has_few_rings() -> None:
+    script = Script()
+    for life in range(30):
+        script.at(10_000 * life)
+        serve(script.ring(), f"{life}", from_ms=10_000 * life + 10, num_steps=1, first_step=life)
+    collector, finals = script.play(until_ms=300_000)
+    assert len(finals.requests) == 30
+    assert len(collector.engines["engine"].rings) <= 8
+    (engine,) = snapshot(collector, window_ns=10**9, mode="live").engines
+    assert engine.num_replaced == 29
+    (device,) = collector.devices()
+    assert device.wall_ns == 300_000 * MS
+    assert device.seconds_by_ns["prefill"] == 30 * 8 * MS
