@@ -20,6 +20,8 @@ from inferscope.ring.reader import Frame, RingReader
 
 _RECENT_NS = 5_000_000_000
 """Age of the oldest heartbeat of a process that runs; probes beat every 100 ms."""
+_LARGEST_NS = 1 << 61
+"""Clocks of one machine are not decades apart: a skew beyond that is of damaged records."""
 _COPY_BYTES, _NUM_COPIES = 1 << 18, 8
 """Copies of a ring to read until a keyframe's `Clock`, which stands behind all its requests."""
 
@@ -71,7 +73,7 @@ def running_skew_ns(reader: RingReader, here: Here) -> int | None:
     offsets = offsets_of(reader)
     if not differ(offsets.last_ns, here_ns):
         return 0  # the wall clock was set since the start
-    skew_ns = offsets.best_ns - here_ns
+    skew_ns = _possible(offsets.best_ns - here_ns)
     age_ns = here.now_ns - reader.heartbeat_ns()
     if min(abs(age_ns), abs(age_ns - skew_ns)) >= _RECENT_NS:
         is_to_come = (
@@ -100,8 +102,12 @@ def ended_skew_ns(reader: RingReader, others: Iterable[RingReader]) -> int:
             return other.skew_ns
         skew_ns = skew_between_ns(offsets_of(reader), offsets_of(other))
         if skew_ns is not None:
-            return skew_ns + other.skew_ns
+            return _possible(skew_ns + other.skew_ns)
     return 0
+
+
+def _possible(skew_ns: int) -> int:
+    return skew_ns if abs(skew_ns) < _LARGEST_NS else 0
 
 
 def _last_clock(reader: RingReader) -> Clock | None:

@@ -18,9 +18,10 @@ import pytest
 from inferscope.collector.follow import RingFollower
 from inferscope.collector.merge import RECORD_BYTES, Item
 from inferscope.collector.source import RingSource
-from inferscope.records import Clock, ProbeHealth, RingOpened, Tick, encode
+from inferscope.probe.clock import SystemClock
+from inferscope.records import ON, Clock, Keyframe, ProbeHealth, RingOpened, Tick, encode
 from inferscope.ring.discovery import boot_id
-from inferscope.ring.layout import Identity, pack_header
+from inferscope.ring.layout import STARTS_KEYFRAME, Identity, pack_header
 from inferscope.ring.reader import RingReader
 from inferscope.ring.writer import RingWriter
 from tests.children import child
@@ -206,6 +207,25 @@ def test_a_header_of_impossible_numbers_is_no_rings(
     follower = RingFollower(lambda: tmp_path.glob("*.ring"), clock)
     assert not follower.poll()
     assert len(follower.notes) == 1
+    follower.close()
+
+
+@pytest.mark.parametrize("at_ns", [0, 1 << 62, (1 << 63) - 1])
+@pytest.mark.parametrize("real_ns", [-(1 << 63), (1 << 63) - 1])
+def test_clocks_that_no_machine_has_move_no_times(tmp_path: Path, at_ns: int, real_ns: int) -> None:
+    clock = SystemClock()
+    now_ns = clock.monotonic_ns()
+    me = Identity("engine", "core", 0, 1, "h", boot_id(), 5, clock.real_ns())
+    ring = RingWriter(tmp_path / "core-0-1.ring", me, capacity=65_536)
+    keyframe = Keyframe(now_ns, ON, -1)
+    ring.write(keyframe.CODE, encode(keyframe), flags=STARTS_KEYFRAME)
+    record = Clock(now_ns, real_ns, None, None, at_ns)
+    ring.write(record.CODE, encode(record))
+    ring.beat(1)
+    ring.close()
+    follower = RingFollower(lambda: [ring.path], clock, stays=True)
+    (opened,) = [item.record for item in follower.poll() if isinstance(item.record, RingOpened)]
+    assert abs(opened.skew_ns) < 1 << 61
     follower.close()
 
 
