@@ -15,6 +15,7 @@ from inferscope.records import TICK_NS, Clock, Missed, Record, Tick, encode
 
 RECORD_BYTES = 100
 """Of each record besides its payload, where what waits is bounded: most are small."""
+_END_OF_TIME_NS = 1 << 62
 _MOST_TICKED_NS = 60_000_000_000
 """Of a silence, at its beginning and at its end."""
 
@@ -71,7 +72,9 @@ class Merger:
         for item in due:
             record = item[3]
             if type(record) is Clock:
-                self._real_offset_ns = record.real_ns - record.at_ns
+                offset_ns = record.real_ns - record.at_ns
+                if abs(offset_ns) < _END_OF_TIME_NS:  # else a Tick could not hold its wall time
+                    self._real_offset_ns = offset_ns
             if next_ns <= item[0]:
                 self._tick_until(item[0], out)
                 next_ns = self._next_tick_ns or 0
