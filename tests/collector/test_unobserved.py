@@ -46,6 +46,18 @@ def front_end_serves(script: Script, front: Ring, name: str = "a", *, from_ms: f
     front.last_byte(asked)
 
 
+def with_a_token() -> tuple[Script, tuple[Ring, int], tuple[Ring, int]]:
+    """Report a request until its first token; return its ring and index at core and front end."""
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    script.at(1)
+    asked, mine = front.received("a"), core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=12)
+    front.emitted([asked])
+    return script, (core, mine), (front, asked)
+
+
 def row_of(final: FinalRequest) -> dict[str, Any]:
     out = io.BytesIO()
     JsonlExporter(out).request(final)
@@ -89,13 +101,7 @@ def test_a_core_with_a_probe_that_is_off_is_not_observed(state: int, is_closed_a
 
 
 def test_a_request_that_the_core_reported_keeps_its_ledger_whatever_becomes_of_the_core() -> None:
-    script = Script()
-    core, front = script.ring(), script.ring("frontend")
-    script.at(1)
-    asked, mine = front.received("a"), core.queued("a")
-    core.admitted(mine)
-    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=12)
-    front.emitted([asked])
+    script, (core, mine), (front, asked) = with_a_token()
     core.finished(mine, "length")
     script.at(13)
     core.keyframe(state=FAILED)
@@ -169,13 +175,7 @@ def test_requests_of_a_core_that_closes_unobserved_are_not_lost(state: int) -> N
 
 
 def test_a_core_that_is_switched_on_again_records_its_requests_further() -> None:
-    script = Script()
-    core, front = script.ring(), script.ring("frontend")
-    script.at(1)
-    asked, mine = front.received("a"), core.queued("a")
-    core.admitted(mine)
-    core.step(0, [(mine, 8, 0)], start_ms=2, end_ms=12)
-    front.emitted([asked])
+    script, (core, mine), (front, asked) = with_a_token()
     script.at(20)
     core.keyframe(state=OFF)
     script.at(800)

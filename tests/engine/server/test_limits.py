@@ -25,6 +25,18 @@ def processor_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def waits_beside(server: Server, path: str, body: object) -> tuple[int, list[float]]:
+    """Post a body; return its status, and the seconds that other requests took meanwhile."""
+    thread, results = in_background(server.post, path, body)
+    waits_s = []
+    while thread.is_alive():
+        began_s = time.monotonic()
+        server.ask("GET", "/version")
+        waits_s.append(time.monotonic() - began_s)
+    thread.join()
+    return results[0][0], waits_s
+
+
 def test_a_prompt_that_cannot_be_served_never_reaches_the_engine(server: Server) -> None:
     core, _ = server.children()
     before = resident_bytes(core)
@@ -67,14 +79,8 @@ def test_a_refused_prompt_is_kept_nowhere(tiny_engine: Callable[..., Engine]) ->
 
 def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) -> None:
     texts = ["x = 1; y = x + 2\n" * 1100] * 24
-    thread, results = in_background(server.post, "/v1/completions", {"prompt": texts})
-    waits_s = []
-    while thread.is_alive():
-        began_s = time.monotonic()
-        server.ask("GET", "/version")
-        waits_s.append(time.monotonic() - began_s)
-    thread.join()
-    assert results[0][0] == 400  # each is too long
+    status, waits_s = waits_beside(server, "/v1/completions", {"prompt": texts})
+    assert status == 400  # each is too long
     assert len(waits_s) > 5
     assert max(waits_s) < sum(waits_s) / 2
 
@@ -82,12 +88,6 @@ def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) ->
 def test_a_chat_of_very_many_messages_delays_no_other_request(server: Server) -> None:
     parts = [{"type": "text", "text": name, "part": name} for name in "ab"]
     body = {"messages": [{"role": "user", "content": parts}] * 15_000}
-    thread, results = in_background(server.post, "/v1/chat/completions", body)
-    waits_s = []
-    while thread.is_alive():
-        began_s = time.monotonic()
-        server.ask("GET", "/version")
-        waits_s.append(time.monotonic() - began_s)
-    thread.join()
-    assert results[0][0] == 400  # it is too long
+    status, waits_s = waits_beside(server, "/v1/chat/completions", body)
+    assert status == 400  # it is too long
     assert max(waits_s) < sum(waits_s) / 2
