@@ -20,6 +20,7 @@ from inferscope.calibration import Calibration, store
 from inferscope.cli.numbers import above_zero
 from inferscope.cost.peaks import Peaks, peaks_of
 from inferscope.engine.config import EngineOptions
+from inferscope.engine.start import imports_that_stay
 from inferscope.errors import BadInput, InferScopeError
 
 _FLOAT8 = "float8_e4m3fn"  # as engine.ceilings calls it, which imports torch
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     if options.threads < 1:
         raise BadInput(f"--threads is {options.threads}. Give at least 1.")
     # It imports torch, for which no help should wait.
-    from inferscope.cli.calibrate_run import calibrate
+    with imports_that_stay():
+        from inferscope.cli.calibrate_run import calibrate
 
     calibration = calibrate(
         options.models or ["builtin"],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 from inferscope.engine.server.parent import Failed, say
+from inferscope.engine.start import imports_that_stay
 
 
 def main() -> int:
     """Run the engine's process; return its exit code."""
     try:
-        from inferscope.cli import demo_host
+        with imports_that_stay():
+            from inferscope.cli import demo_host
     except ModuleNotFoundError as error:
         message = f'the demo needs {error.name}. Install it with: pip install "inferscope[engine]"'
         say(Failed(message, 1))

@@ -117,7 +117,10 @@ class RemoteRunner:
         setting = msgspec.json.encode(Setting(model, options)).decode()
         with ours, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "inferscope.engine.worker", str(theirs.fileno()), setting],
+                [
+                    *(sys.executable, "-m", "inferscope.engine.start", "inferscope.engine.worker"),
+                    *(str(theirs.fileno()), setting),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,  # ours may be a pipe on which somebody reads our words

@@ -254,7 +254,8 @@ class Supervisor:
             "options": settings.options,
             "in_worker": settings.in_worker,
         }
-        return await self._start(_CORE, "inferscope.engine.server.core", told)
+        modules = ("inferscope.engine.start", "inferscope.engine.server.core")
+        return await self._start(_CORE, *modules, told=told)
 
     async def _start_server(self, folder: Path, rank: int) -> _Child:
         settings = self._settings
@@ -270,15 +271,15 @@ class Supervisor:
             "drain_s": settings.drain_s,
             "client_timeout_s": settings.client_timeout_s,
         }
-        child = await self._start(name, "inferscope.engine.server.api", told)
+        child = await self._start(name, "inferscope.engine.server.api", told=told)
         child.rank = rank
         return child
 
-    async def _start(self, name: str, module: str, told: dict[str, object]) -> _Child:
+    async def _start(self, name: str, *words: str, told: dict[str, object]) -> _Child:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            module,
+            *words,
             msgspec.json.encode(told).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
