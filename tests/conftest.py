@@ -7,6 +7,7 @@ import fcntl
 import gc
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,10 @@ TOGETHER = {
     ),
 }
 """Files that share what takes seconds to start or to import, and so run in one worker."""
+
+# A shell ignores SIGINT in background jobs, and all that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # All that is collected stays to the end. To look through it for garbage takes a third of a second,
 # again and again. When Python ends it does look: compiled modules complain otherwise.

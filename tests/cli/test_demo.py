@@ -249,7 +249,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 def test_ctrl_c_at_any_moment_leaves_no_process_behind(
     tmp_path: Path, is_so: Callable[[subprocess.Popen[bytes], Path], bool]
 ) -> None:
-    with _demo(tmp_path, "--duration", "60") as process:
+    with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
         _wait_until(lambda: is_so(process, tmp_path))
         stderr = _ctrl_c_until_it_ends(process)
         assert process.returncode != 0
