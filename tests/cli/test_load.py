@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from tests.children import child
-from tests.cli.running import inferscope
+from tests.cli.running import ROOT, inferscope
 from tests.load.raw_server import SSE, RawServer, saying, whole
 
-SERVER = Path(__file__).parents[1] / "load" / "engine_server.py"
+SERVER = ("-m", "inferscope.engine.start", "tests.load.engine_server")
 ANSWER = (
     SSE + b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
     b"data: [DONE]\n\n"
@@ -33,7 +33,11 @@ ANSWER = (
 def engine() -> Iterator[str]:
     """Serve the built-in engine in a process of its own; return its URL."""
     with child(
-        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, *SERVER],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"

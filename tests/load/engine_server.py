@@ -1,6 +1,6 @@
 """The built-in engine behind the streaming half of OpenAI's API, as a process of its own.
 
-    python tests/load/engine_server.py
+    python -m tests.load.engine_server
 
 Prints its port on a line and serves until standard input ends. It keeps the headers and bodies of
 what it was asked and shows them at /asked, so that a test can say what really arrived.
@@ -86,7 +86,7 @@ async def _engine_running(_: Starlette) -> AsyncIterator[None]:
     front_end.close()
 
 
-def main() -> None:
+def main() -> int:
     """Serve until standard input ends."""
     app = Starlette(
         routes=[
@@ -111,7 +111,8 @@ def main() -> None:
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     server.run(sockets=[listener])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

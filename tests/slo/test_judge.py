@@ -224,6 +224,9 @@ def test_a_probe_that_ends_makes_nobody_bad(state: int) -> None:
     assert told == WARMED
 
 
+BUSY_OBJECTIVES = (TTFT, E2E, AVAILABLE, GOODPUT)
+
+
 def busy() -> Script:
     """Return an engine that answers, is left, hangs, goes on and is killed."""
     script = Script()
@@ -258,19 +261,23 @@ def test_a_fold_under_objectives_is_the_same_fold() -> None:
     assert all(final.judged is not None for final in finals.requests)
 
 
+@pytest.fixture(scope="module")
+def whole() -> Told:
+    """Return what is decided of a busy engine, counted by one judge."""
+    return judged(busy(), until_ms=25_000, objectives=BUSY_OBJECTIVES)[0]
+
+
 @settings(max_examples=40)
-@given(st.floats(0, 25_000), st.floats(0, 25_000))
+@given(one_ms=st.floats(0, 25_000), other_ms=st.floats(0, 25_000))
 def test_who_goes_on_where_another_ended_counts_the_rest_and_nothing_twice(
-    one_ms: float, other_ms: float
+    whole: Told, one_ms: float, other_ms: float
 ) -> None:
     script = busy()
-    objectives = (TTFT, E2E, AVAILABLE, GOODPUT)
     first_ms, second_ms = sorted((one_ms, other_ms))
-    whole, _, _ = judged(script, until_ms=25_000, objectives=objectives)
     parts: Told = []
     for from_ms, to_ms in [(0.0, first_ms), (first_ms, second_ms), (second_ms, None)]:
         parts += judged(
-            script, until_ms=25_000, objectives=objectives, from_ms=from_ms, to_ms=to_ms
+            script, until_ms=25_000, objectives=BUSY_OBJECTIVES, from_ms=from_ms, to_ms=to_ms
         )[0]
     assert parts == whole
     bad = [name for name, what in whole if what == "bad"]

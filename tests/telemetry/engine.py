@@ -1,6 +1,6 @@
 """The built-in engine under an open-loop load, with faults on request: a process of its own.
 
-    python tests/telemetry/engine.py RATE MODEL
+    python -m tests.telemetry.engine RATE MODEL
 
 It serves the built-in model by that name. Prints READY when the load begins. Words on standard
 input, each answered by DONE:
@@ -139,7 +139,7 @@ async def serve(engine: Engine, front_end: FaultyFrontEnd, rate_s: float) -> Non
     await OpenLoop(Client(front_end), asks("load", rate_s, MOST), let_go).run(None)
 
 
-def main() -> None:
+def main() -> int:
     """Load the model and serve."""
     rate_s, name = float(sys.argv[1]), sys.argv[2]
     engine = load_engine(_LOADED, EngineOptions(max_running=SLOTS, num_blocks=640))
@@ -149,6 +149,8 @@ def main() -> None:
     probe = Probe.open(describe(engine, name=name), role="frontend")
     front_end = FaultyFrontEnd(engine, load_tokenizer(_LOADED), probe=probe)
     asyncio.run(serve(engine, front_end, rate_s))
+    return 0
 
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

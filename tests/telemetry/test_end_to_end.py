@@ -29,13 +29,13 @@ from inferscope_otlp import names
 from inferscope.slo.rules_words import HOUR_S
 from tests import debian
 from tests.children import child
-from tests.cli.running import inferscope
+from tests.cli.running import ROOT, inferscope
 from tests.collecting.running import Collector, collecting, engine_by_hand, eventually
 from tests.exporters.otlp.sink import Sink, receiving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 from tests.telemetry.way import request_of
 
-ENGINE = Path(__file__).with_name("engine.py")
+ENGINE = ("-m", "inferscope.engine.start", "tests.telemetry.engine")
 SCALE, SCRAPE_S, RATE_S = 75, 1.0, 3.0
 LONG_S = HOUR_S / SCALE
 """The long window of the alert that pages first."""
@@ -92,7 +92,8 @@ class Engine:
 def running(rings: Path, name: str) -> Iterator[Engine]:
     """Run an engine for as long as the context lasts."""
     with child(
-        [sys.executable, str(ENGINE), str(RATE_S), MODELS[name]],
+        [sys.executable, *ENGINE, str(RATE_S), MODELS[name]],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
