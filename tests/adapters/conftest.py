@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from inferscope.probe.life import Life
@@ -17,3 +19,9 @@ def log_failures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         life.say()
 
     monkeypatch.setattr(Life, "fail", fail_and_log)
+
+
+@pytest.fixture(autouse=True)
+def _only_the_test_is_searched_for_garbage() -> None:
+    """Exempt what tests before have imported: transformers collects garbage twice per batch."""
+    gc.freeze()
