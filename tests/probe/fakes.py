@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import PREFILL, Record, StepSlices, StepSpan, UnknownRecord, decode
+from inferscope.ring.control import open_control
 from inferscope.ring.layout import MIN_CAPACITY, Identity
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter
@@ -36,11 +37,18 @@ def make_ring(folder: Path, name: str = "a", capacity: int = MIN_CAPACITY) -> Ri
 
 
 def make_probe(
-    folder: Path, clock: FakeClock, *, name: str = "a", capacity: int = 1 << 20, **parts: object
+    folder: Path,
+    clock: FakeClock,
+    *,
+    name: str = "a",
+    capacity: int = 1 << 20,
+    has_switch: bool = False,
+    **parts: object,
 ) -> Probe:
+    ring = make_ring(folder, name, capacity)
     return Probe(
-        make_ring(folder, name, capacity),
-        None,
+        ring,
+        open_control(ring.path) if has_switch else None,
         EngineInfo(0, "test"),
         clock=clock,
         **parts,  # type: ignore[arg-type]

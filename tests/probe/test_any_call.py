@@ -32,9 +32,9 @@ from inferscope.records import (
     StepSlices,
     decode,
 )
-from inferscope.ring.control import SWITCHED_OFF, open_control, switch
+from inferscope.ring.control import SWITCHED_OFF, switch
 from inferscope.ring.reader import Frame, RingReader
-from tests.probe.fakes import FakeClock, everything, make_ring, of, records
+from tests.probe.fakes import FakeClock, everything, make_probe, of, records
 
 MS = 1_000_000
 
@@ -152,12 +152,12 @@ def make(folder: Path, state: str, number: int) -> tuple[Probe, FakeClock]:
     clock = FakeClock(step_ns=1000)
     if state == "disabled":
         return Probe.disabled(), clock
-    ring = make_ring(folder, f"{state}-{number}", capacity=1 << 18)
-    probe = Probe(ring, open_control(ring.path), EngineInfo(0, "test"), clock=clock)
+    name = f"{state}-{number}"
+    probe = make_probe(folder, clock, name=name, capacity=1 << 18, has_switch=True)
     probe.queued("first", prompt_tokens=1)
     probe.queued("second", prompt_tokens=1)
     if state == "off":
-        switch(ring.path, to=SWITCHED_OFF)
+        switch(folder / f"{name}.ring", to=SWITCHED_OFF)
         probe._keeper.tend()
         probe.start(0)
     elif state == "failed":
