@@ -45,6 +45,17 @@ class Progress:
         self.is_preempted = False
         self.coming: tuple[int, int, str] | None = None
 
+    def again(self, num_prompt: int, *, ever: int) -> Progress:
+        """Return the progress of the same request from where it is scheduled anew.
+
+        Args:
+            num_prompt: tokens of its prompt by now.
+            ever: positions computed so far that hold the same tokens still.
+        """
+        progress = Progress(self.index, num_prompt)
+        progress.ever, progress.has_run, progress.coming = ever, True, self.coming
+        return progress
+
 
 class Row(NamedTuple):
     """One phase of one request in one step."""

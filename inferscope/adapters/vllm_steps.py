@@ -254,16 +254,17 @@ class Core:
             progress = self._met(request_id)
         if progress is None:
             return
-        if progress.has_run:
-            num_prompt = int(self.scheduler.requests[request_id].num_prompt_tokens)
-            is_next_turn = num_prompt != progress.num_prompt  # of a session, by new input
-            progress.num_prompt = num_prompt
-            if progress.is_preempted or not is_next_turn:
-                self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
-            progress.is_preempted = False
-        else:
+        if not progress.has_run:
             progress.has_run = True
             self.probe.admitted(progress.index, cached_tokens=context, at_ns=at_ns)
+            return
+        num_prompt = int(self.scheduler.requests[request_id].num_prompt_tokens)
+        is_next_turn = num_prompt != progress.num_prompt  # of a session, by new input
+        if progress.is_preempted or not is_next_turn:
+            self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
+        # Steps in flight keep the old one: vLLM drops what they compute from here on.
+        ever = context if is_next_turn else progress.ever
+        self._requests[request_id] = progress.again(num_prompt, ever=ever)
 
     def _met(self, request_id: str) -> Progress | None:
         """Take in a request that entered the scheduler by a way that is not hooked.

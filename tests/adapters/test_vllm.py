@@ -716,6 +716,56 @@ def test_the_turns_of_a_session_are_prefills_and_its_last_input_stops_it(
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
 
 
+@pytest.mark.parametrize("is_judged_first", [True, False])
+def test_drafts_in_flight_when_a_sessions_turn_ends_are_in_no_context_of_the_next(
+    tmp_path: Path, is_judged_first: bool
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=10))
+    scheduler = Scheduler(toy_vllm.config(Options()))
+    core = Core(scheduler, probe)
+    session = Request("s", 4, 9, resumable=True)
+    scheduler.add_request(session)
+    core.added(session)
+
+    def plan(context: int, tokens: int, *, drafts: int = 0, is_new: bool = False) -> Any:
+        new = [SimpleNamespace(req_id="s", num_computed_tokens=context)]
+        again = SimpleNamespace(
+            req_ids=[] if is_new else ["s"],
+            num_computed_tokens=[] if is_new else [context],
+            resumed_req_ids=set(),
+        )
+        spec = {"s": [-1] * drafts} if drafts else {}
+        output = toy_vllm.SchedulerOutput(
+            new if is_new else [], again, {"s": tokens}, tokens, spec, None
+        )
+        core.scheduled(output, start_ns=0)
+        return output
+
+    def judge(output: Any, *, num_sampled: int) -> None:
+        answer = SimpleNamespace(req_id_to_index={"s": 0}, sampled_token_ids=[[9] * num_sampled])
+        core.judged(output, answer)
+        core.updated(output, {})
+
+    judge(plan(0, 4, is_new=True), num_sampled=1)
+    last = plan(4, 4, drafts=3)
+    in_flight = plan(8, 4, drafts=3)  # counts all drafts of `last`
+    judge(last, num_sampled=2)  # the turn ends behind 6 tokens, and new input comes at once
+    session.num_prompt_tokens = 6 + 5
+    if is_judged_first:
+        judge(in_flight, num_sampled=4)
+    turn = plan(6, 5, is_new=True)
+    if not is_judged_first:
+        judge(in_flight, num_sampled=1)
+    judge(turn, num_sampled=1)
+    path = probe.path
+    assert path is not None
+    probe.close()
+    (*_, told) = of(StepSlices, path)
+    tokens, contexts = memoryview(told.tokens).cast("I"), memoryview(told.contexts).cast("I")
+    assert (list(told.phases), list(told.flags)) == ([PREFILL], [LAST_CHUNK])
+    assert (list(tokens), list(contexts)) == ([5], [6])
+
+
 @pytest.mark.parametrize("num_sampled", [0, 1])
 def test_accepted_draft_tokens_are_without_the_one_that_is_sampled(
     rings: Path, patches: Patches, num_sampled: int
