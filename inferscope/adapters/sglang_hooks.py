@@ -24,6 +24,7 @@ from inferscope.probe import Probe
 from inferscope.probe.identity import engine_id
 from inferscope.records import EngineInfo
 
+_LAUNCHER = "sglang.srt.entrypoints.engine"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 _STREAMER = (
@@ -42,13 +43,15 @@ def place_hooks() -> None:
     """Place what belongs into this process.
 
     In a child only what it has loaded itself: SGLang's registry imports the modules that are
-    hooked, and the detokenizer has no use for the scheduler's.
+    hooked, and the detokenizer has no use for the scheduler's. A server may be a child too (of a
+    trainer, of a router); there the scheduler is loaded as well, and its hooks are never called.
     """
-    if multiprocessing.parent_process() is None:
+    is_child = multiprocessing.parent_process() is not None
+    if not is_child or _LAUNCHER in sys.modules:
         engine_id()  # named here, so that all children inherit the name
         front_end = FrontEndHooks()
         _place("requests at the front end", front_end, f"{_MANAGER}.__init__")
-    elif _SCHEDULER in sys.modules:
+    if is_child and _SCHEDULER in sys.modules:
         _place("the scheduler", SchedulerHooks(), f"{_SCHEDULER}.Scheduler.run_event_loop")
 
 

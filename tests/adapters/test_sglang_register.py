@@ -33,27 +33,47 @@ print(sorted(name for name in sys.modules if name.startswith("inferscope")))
 print(sorted(registry.HookRegistry.placed) if registry else None)
 """
 
+IN_A_CHILD = """
+import multiprocessing, os, sys
+def serve(launcher):
+    __import__(launcher)
+    from inferscope.adapters.sglang import register
+    register()
+    registry = sys.modules.get("sglang.srt.plugins.hook_registry")
+    print(len(registry.HookRegistry.placed) if registry else 0)
+    print("INFERSCOPE_ENGINE_ID" in os.environ)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=sys.argv[1:])
+    process.start()
+    process.join()
+"""
+
 
 def engine(folder: Path, *, manager: str = MANAGER) -> Path:
     """Write an SGLang of which only the registry and the front end exist."""
-    plugins, managers = (
-        folder / "sglang" / "srt" / "plugins",
-        folder / "sglang" / "srt" / "managers",
+    plugins, managers, entrypoints = (
+        folder / "sglang" / "srt" / name for name in ("plugins", "managers", "entrypoints")
     )
-    for package in (folder / "sglang", folder / "sglang" / "srt", plugins, managers):
+    for package in (folder / "sglang", folder / "sglang" / "srt", plugins, managers, entrypoints):
         package.mkdir(exist_ok=True)
         (package / "__init__.py").touch()
     (plugins / "hook_registry.py").write_text(REGISTRY)
     (managers / "tokenizer_manager.py").write_text(manager)
+    (managers / "detokenizer_manager.py").touch()
+    (entrypoints / "engine.py").touch()
     return folder
 
 
-def say(tmp_path: Path, **environment: str) -> tuple[list[str], str]:
+def say(
+    tmp_path: Path, *command: str, program: str = SAY, **environment: str
+) -> tuple[list[str], str]:
     """Return what a process prints that registers twice, and what it says."""
+    source = tmp_path / "program.py"
+    source.write_text(program)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERSCOPE")}
     done = subprocess.run(
-        [sys.executable, "-c", SAY],
+        [sys.executable, str(source), *command],
         env={**inherited, "PYTHONPATH": path, "INFERSCOPE_DIR": str(tmp_path), **environment},
         capture_output=True,
         text=True,
@@ -86,6 +106,20 @@ def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) 
     assert placed == str([f"{prefix}.{name}" for name in names])
     assert not said
     assert "inferscope.adapters.sglang_hooks" in loaded
+
+
+def test_a_server_in_a_child_process_is_observed_as_one_engine(tmp_path: Path) -> None:
+    engine(tmp_path)
+    launcher = "sglang.srt.entrypoints.engine"
+    (placed, names_its_children), said = say(tmp_path, launcher, program=IN_A_CHILD, INFERSCOPE="1")
+    assert (placed, names_its_children, said) == ("6", "True", "")
+
+
+def test_nothing_is_placed_in_the_detokenizer(tmp_path: Path) -> None:
+    engine(tmp_path)
+    detokenizer = "sglang.srt.managers.detokenizer_manager"
+    (placed, _), said = say(tmp_path, detokenizer, program=IN_A_CHILD, INFERSCOPE="1")
+    assert (placed, said) == ("0", "")
 
 
 def test_of_a_unit_with_a_missing_place_only_what_opens_the_ring_is_placed(tmp_path: Path) -> None:
