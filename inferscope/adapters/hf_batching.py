@@ -1,6 +1,7 @@
 """Continuous batching of transformers: what its loop plans, runs and brings back.
 
-    prepare_next_batch ─┬─ Scheduler.add_waiting_request, clear_cancelled_requests
+    prepare_next_batch ─┬─ BackgroundThreadStatus.pause_and_wait
+                        ├─ Scheduler.add_waiting_request, clear_cancelled_requests
                         └─ prepare_batch_tensors         the plan: who computes which positions
     _generation_step                                     the step
     update_batch                                         its outcome, which may be an earlier step's
@@ -94,6 +95,15 @@ class Batcher:
         self._plan_start_ns = time.monotonic_ns()
         self._parts = []
         self._preempted = []
+
+    def pauses(self) -> None:
+        """Another thread uses the model until `goes_on`."""
+        self.recorder.probe.paused()
+
+    def goes_on(self) -> None:
+        """Begin the plan here: the loop has waited until now."""
+        self.recorder.probe.unpaused()
+        self._plan_start_ns = time.monotonic_ns()
 
     def waits(self, state: Any) -> None:
         """A request enters the queue: a new one, or one that lost its blocks."""

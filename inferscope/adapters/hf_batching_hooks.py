@@ -16,6 +16,7 @@ from inferscope.adapters.recorder import Recorders
 
 _PACKAGE = "transformers.generation.continuous_batching"
 _FEATURE = "continuous batching"
+_STATUS = "BackgroundThreadStatus"
 
 
 class _OnThread(threading.local):
@@ -78,6 +79,10 @@ class BatchingHooks:
         )
         if self._is_whole:  # without it tokens are told a little later
             around(router, "deliver_batch", before=self._delivers)
+        status = getattr(sys.modules.get(f"{_PACKAGE}.continuous_api"), _STATUS, None)
+        if self._is_whole and hasattr(status, "pause_and_wait"):  # older versions have no pauses
+            hooks = {"pause_and_wait": Around(self._pauses, self._goes_on)}
+            self._patches.unit("pauses", status, hooks)
 
     def add(self, model: Any, processor: Any) -> None:
         """Observe a batching loop, unless it is already or cannot be."""
@@ -127,6 +132,14 @@ class BatchingHooks:
     def _planned(self, _: None, is_planned: bool, processor: Any) -> None:
         if self._on.batcher is not None:
             self._on.batcher.plan_ends(is_planned)
+
+    def _pauses(self, status: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.pauses()
+
+    def _goes_on(self, _: None, _result: None, status: Any) -> None:
+        if self._on.batcher is not None:
+            self._on.batcher.goes_on()
 
     def _waits(self, scheduler: Any, state: Any) -> None:
         if self._on.batcher is not None:

@@ -252,6 +252,31 @@ def test_steps_of_continuous_batching_mix_phases_exactly(model: Any, tmp_path: P
     assert all(sum(share["tokens"] for share in step["shares"]) <= 32 for step in told.steps)
 
 
+def test_a_pause_of_continuous_batching_is_what_requests_wait_for(
+    model: Any, tmp_path: Path
+) -> None:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    settings = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=32)
+    config = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with (
+        inferscope.observe(model),
+        model.continuous_batching_context_manager(
+            generation_config=config, continuous_batching_config=settings, warmup=False
+        ) as manager,
+    ):
+        with manager.pause():
+            manager.add_request(PROMPTS[0], request_id="waits")
+            begun_ns = time.monotonic_ns()
+            while time.monotonic_ns() - begun_ns < 50_000_000:
+                time.sleep(0.01)
+        assert len(manager.get_result("waits", timeout=60).generated_tokens) == 3
+    told = Exported(tmp_path)
+    told.check_sums()
+    (row,) = told.requests.values()
+    assert row["ledger_ns"]["paused"] >= 50_000_000
+
+
 def test_requests_that_lose_their_blocks_are_told_so(model: Any, tmp_path: Path) -> None:
     expected = batched(model, new_tokens=70)
     with inferscope.observe(model):
