@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import get_native_id
 from typing import TypeVar
 
 from inferscope.errors import InferScopeError, RingUnavailable
+from inferscope.host_signals import block_signals
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
@@ -137,9 +139,11 @@ def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) 
     made: list[_Made] = []
     is_given_up = False
     is_done = _thread.allocate_lock()
+    starter = get_native_id()
 
     def run() -> None:
         try:
+            block_signals(starter)  # the probe's other threads are started here, and inherit it
             made.append(make())
         finally:
             is_done.release()

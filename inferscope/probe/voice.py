@@ -11,6 +11,9 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
+from threading import get_native_id
+
+from inferscope.host_signals import block_signals
 
 _MOST_UNSAID = 16
 _ROOM_AGAIN_S = 0.5
@@ -39,13 +42,14 @@ def _begin_to_speak() -> None:
     _speaking_pid = os.getpid()
     try:
         # No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
-        _thread.start_new_thread(_speak, ())
+        _thread.start_new_thread(_speak, (get_native_id(),))
     except RuntimeError:  # the system gives no more threads: with the next line
         _speaking_pid = 0
 
 
-def _speak() -> None:
+def _speak(starter: int) -> None:
     global _speaking_pid
+    block_signals(starter)
     while True:
         while _unsaid:
             if would_block():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -192,6 +193,51 @@ def test_a_ring_that_is_not_made_in_time_blocks_nothing_and_leaves_nothing_behin
     goes_on.set()
     until(lambda: not list((tmp_path / "rings").rglob("*.*")))
     until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
+
+
+WAITING = """
+import os, signal, sys
+from inferscope.probe import EngineInfo, Probe
+from inferscope.probe.voice import warn
+
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+try:
+    while True:
+        os.write(writing, bytes(4096))
+except BlockingIOError:
+    os.dup2(writing, 2)
+warn("written by a thread that waits for room")
+probe = Probe.open(EngineInfo(0, "test"))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.kill(os.getpid(), signal.SIGTERM)
+signal.sigwait({signal.SIGTERM})
+print(probe.on, len(os.listdir("/proc/self/task")), flush=True)
+"""
+
+
+@pytest.mark.process
+def test_a_signal_that_the_host_blocks_after_opening_is_left_to_the_host() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True 3\n")
+
+
+def test_where_greenlets_stand_for_threads_the_hosts_thread_blocks_no_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(run: Callable[..., object], args: tuple[object, ...]) -> int:
+        run(*args)  # in the calling thread, as gevent does
+        return 1
+
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr("inferscope.probe.opening._thread.start_new_thread", start)
+    try:
+        Probe.open(INFO).close()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @pytest.mark.parametrize("num_times", [1, 3, 4])
