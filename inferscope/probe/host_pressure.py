@@ -28,6 +28,7 @@ _RESCAN = 10
 _STAT_BYTES, _LINE_BYTES = 512, 256
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _NS_PER_UNIT = {b"throttled_usec": 1_000, b"throttled_time": 1}
 """Units of throttled time in versions 2 and 1 of control groups."""
 
@@ -159,7 +160,7 @@ def _thread_times_ns(thread: str) -> tuple[int, int] | None:
 def _quota_files() -> list[str]:
     """Return cpu.stat of this process's cgroup, and of those above it that may set a quota."""
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     roots: list[tuple[Path, str]] = []
@@ -170,15 +171,17 @@ def _quota_files() -> list[str]:
             roots.append((_CGROUPS, path))
         elif "cpu" in controllers.split(","):
             roots += [(_CGROUPS / controllers, path), (_CGROUPS / "cpu", path)]
-    found: list[str] = []
+    found: dict[tuple[int, int], str] = {}
+    """Keyed by the file itself: on version 1 "cpu" is a link to "cpu,cpuacct"."""
     for root, path in roots:
         # Seen from another namespace the path leads above the root, which shows its own there.
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
             file = str(root.joinpath(*parts[:depth], "cpu.stat"))
-            if file not in found and os.path.exists(file):
-                found.append(file)
-    return found
+            with suppress(OSError):
+                status = os.stat(file)
+                found.setdefault((status.st_dev, status.st_ino), file)
+    return [*found.values()]
 
 
 def _line(path: str, num_bytes: int) -> bytes:

@@ -154,3 +154,21 @@ def test_the_housekeeping_thread_reads_and_the_next_report_writes(tmp_path: Path
     times_ns = [record.t_ns for record in told]
     assert times_ns == sorted(times_ns)
     assert isinstance(told[-1], ProbeHealth)
+
+
+@pytest.mark.parametrize("links", [["cpu"], [], ["cpu", "cpuacct"]])
+def test_time_held_back_by_a_quota_counts_once_however_many_names_its_folder_has(
+    links: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "cpu,cpuacct"  # of version 1 of control groups
+    (home / "pod").mkdir(parents=True)
+    for folder, throttled_ns in ((home, 1000), (home / "pod", 500)):
+        text = f"nr_periods 1\nnr_throttled 1\nthrottled_time {throttled_ns}\n"
+        (folder / "cpu.stat").write_text(text)
+    for link in links:
+        (tmp_path / link).symlink_to("cpu,cpuacct")
+    membership = tmp_path / "cgroup"
+    membership.write_text("4:cpu,cpuacct:/pod\n3:memory:/pod\n1:name=systemd:/pod\n")
+    monkeypatch.setattr(host_pressure, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(host_pressure, "_MEMBERSHIP", membership)
+    assert HostPressure()._quota() == {"quota_ns": 1500}
