@@ -121,8 +121,10 @@ def discard(path: Path) -> None:
         each.unlink(missing_ok=True)
 
 
-def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) -> _Made | None:
-    """Return what `make` returns, called on a thread of its own; None where that takes too long.
+def away_from_signals(
+    make: Callable[[], _Made], undo: Callable[[_Made], None], too_late: Callable[[], _Made]
+) -> _Made:
+    """Return what `make` returns, called on a thread of its own.
 
     Signal handlers run on the main thread only. What one raises while the caller waits passes
     through here and reaches no `except` clause of `make`, which would take it for the fault of a
@@ -132,6 +134,8 @@ def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) 
     Args:
         make: must not raise.
         undo: takes back what `make` has returned.
+        too_late: called after `PATIENCE_S`; makes what is returned instead. A caller that returns
+            the result itself, without an instruction in between, loses it to no handler.
 
     Raises:
         RuntimeError: the system gives no more threads.
@@ -158,15 +162,15 @@ def away_from_signals(make: Callable[[], _Made], undo: Callable[[_Made], None]) 
     try:
         # No `threading.Thread`: its `start` raises a KeyError where a handler interrupts it.
         _thread.start_new_thread(run, ())
-        if is_done.acquire(True, PATIENCE_S):
-            return made[0] if made else None
+        if is_done.acquire(True, PATIENCE_S) and made:
+            return made[0]
     except BaseException:
         is_given_up = True
         take_back()
         raise
     is_given_up = True
     take_back()
-    return None
+    return too_late()
 
 
 def _make_private(folder: Path, group_id: int | None) -> None:

@@ -168,18 +168,23 @@ class Probe:
         if os.environ.get("INFERSCOPE") == "0":
             return cls.disabled()
         try:
-            probe = away_from_signals(
+            return away_from_signals(
                 lambda: cls._made(
                     info, role=role, rank=rank, timer=timer, clock=clock, engine_id=engine_id
                 ),
                 cls._discard,
+                lambda: cls._not_made(
+                    f"the ring's file system has not answered for {PATIENCE_S:g} s"
+                ),
             )
-            why = f"the ring's file system has not answered for {PATIENCE_S:g} s"
         except RuntimeError as error:  # the system gives no more threads
             pass_on(error)
-            probe, why = None, str(error)
-        if probe is not None:
-            return probe
+            why = str(error)
+        return cls._not_made(why)
+
+    @classmethod
+    def _not_made(cls, why: str) -> Probe:
+        """Return a disabled probe, after a line in the log."""
         with suppressed(Exception):
             warn("not recording: %s", why)
         return cls.disabled()
