@@ -261,7 +261,7 @@ def test_other_output_of_a_child_hides_none_of_its_messages(tmp_path: Path) -> N
     async def events() -> list[object]:
         with socket.socket() as listening:
             supervisor = launch.Supervisor(SETTINGS, listening, print)
-            child = await supervisor._start("talkative", "talkative", {})
+            child = await supervisor._start("talkative", "talkative", told={})
             try:
                 heard = [await asyncio.wait_for(supervisor._events.get(), 10) for _ in range(2)]
             finally:
