@@ -28,6 +28,7 @@ from inferscope.collector.reading import MOST_INDEX, team_of
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import (
     RingState,
+    has_several_cores,
     heirs,
     is_compute_observed,
     paused_since,
@@ -192,6 +193,8 @@ class EngineFold:
                 self._lose(ring)
         self.joins.give_up(self.now_ns)
         self.lives.is_compute_observed = is_compute_observed(newest.values())
+        if len(self.rings) > len(newest) and has_several_cores(self.rings.values(), newest):
+            self.lives.several_cores_until_ns = self.now_ns
         is_booked = self._fold_window()
         through_ns = min(now_ns, self._through())
         hung_ns = self.joins.hung_since_ns()

@@ -29,6 +29,8 @@ CORE_NOT_OBSERVED = "core not observed"
 """Why a request has no ledger: no core reported it, and there is none that would have."""
 NOT_SEEN_BY_CORE = "not seen by the core"
 """Why a request has no ledger: it was sent to a core that is observed and never reported it."""
+SEVERAL_CORES = "several cores under one engine id"
+"""Why a request has no ledger: two processes numbered their steps alike while it was in flight."""
 WORKER_NOT_OBSERVED = "worker not observed"
 """Why a request has no ledger: no process reports when its engine computed."""
 

@@ -38,6 +38,7 @@ from inferscope.collector.finals import (
     CORE_NOT_OBSERVED,
     MOST_TRANSFERS,
     NOT_SEEN_BY_CORE,
+    SEVERAL_CORES,
     WORKER_NOT_OBSERVED,
     FinalRequest,
     KvTransfer,
@@ -103,6 +104,7 @@ class Lives:
         num_dropped: times that a request went out of sight with its last ring.
         counters: what samples of its devices say of its steps.
         is_compute_observed: its processes report when they execute steps.
+        several_cores_until_ns: when two processes last reported as the same core.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Lives:
         self.clock = "host"
         self.num_dropped = 0
         self.is_compute_observed = True
+        self.several_cores_until_ns = -1
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS, for_ns=_REMEMBERED_NS)
         """Requests that became final, by id."""
         self.counters = Counters(self.table.accounts, rings)
@@ -396,6 +399,8 @@ class Lives:
         """
         if not (request.is_told_by_core or is_core_observed(self._rings.values(), at_ns)):
             return CORE_NOT_OBSERVED
+        if request.arrived_ns <= self.several_cores_until_ns:
+            return SEVERAL_CORES
         if request.finished_ns is not None and not request.is_told_by_core:
             has_tokens = self.table.tokens.edges_of(request.slot)[0] > 0
             if request.queued_ns is not None or has_tokens:

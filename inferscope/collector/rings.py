@@ -211,6 +211,20 @@ def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
     return bool(cores) and all(ring.is_observing for ring in cores)
 
 
+def has_several_cores(rings: Iterable[RingState], newest: dict[tuple[str, int], RingState]) -> bool:
+    """Return whether two processes report as the same core now: their steps cannot be told apart.
+
+    Args:
+        rings: of an engine; those that nobody waits for are out.
+        newest: the newest ring of each role and rank.
+    """
+    for ring in rings:
+        other = newest.get(ring.slots.teller, ring)
+        if ring.is_core and other is not ring and not (ring.is_out or other.is_out):
+            return True
+    return False
+
+
 def is_compute_observed(newest: Iterable[RingState]) -> bool:
     """Return whether every replica has a process that reports when its steps were executed.
 

@@ -16,7 +16,12 @@ from inferscope.collector.admissible import num_admissible
 from inferscope.collector.counters_view import counters_view
 from inferscope.collector.devices import with_foreign
 from inferscope.collector.engine import EngineFold
-from inferscope.collector.finals import CORE_NOT_OBSERVED, WORKER_NOT_OBSERVED, FinalRequest
+from inferscope.collector.finals import (
+    CORE_NOT_OBSERVED,
+    SEVERAL_CORES,
+    WORKER_NOT_OBSERVED,
+    FinalRequest,
+)
 from inferscope.collector.fold import Collector
 from inferscope.collector.lives import by_cause
 from inferscope.collector.overdue import overdue
@@ -205,15 +210,17 @@ def _engine(
             max_running=info.max_running,
             has_admitted=engine.lives.num_admissions > 0,
         ),
-        ledger_missing=_ledger_missing(engine, rings),
+        ledger_missing=_ledger_missing(engine, rings, engine.now_ns - window_ns),
     )
 
 
-def _ledger_missing(engine: EngineFold, rings: list[RingState]) -> str:
+def _ledger_missing(engine: EngineFold, rings: list[RingState], since_ns: int) -> str:
     """Return why the requests of an engine have no ledger; empty where they have one, or none."""
     has_front_end = any(ring.is_front_end for ring in rings)
     if has_front_end and not is_core_observed(engine.rings.values(), engine.now_ns):
         return CORE_NOT_OBSERVED
+    if engine.lives.several_cores_until_ns >= since_ns:
+        return SEVERAL_CORES
     return "" if engine.lives.is_compute_observed else WORKER_NOT_OBSERVED
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.collector import rings
+from inferscope.collector.finals import SEVERAL_CORES
 from inferscope.collector.fold import Collector
 from inferscope.collector.view import snapshot
 from inferscope.records import CLOSED, ON, EngineInfo
@@ -69,7 +70,7 @@ def test_devices_that_have_ids_are_called_as_their_driver_calls_them(prefix: str
     assert names == [f"GPU-{ids[0]}", f"GPU-{ids[1]}#1", f"GPU-{ids[2]}#2"]
 
 
-def test_two_at_once_under_one_name_are_told_as_one() -> None:
+def test_two_at_once_under_one_name_are_one_device_and_have_no_ledgers() -> None:
     script = Script()
     one, other = script.ring(), script.ring()
     for n in range(4):
@@ -79,6 +80,7 @@ def test_two_at_once_under_one_name_are_told_as_one() -> None:
     (device,) = collector.devices()
     assert device.seconds_by_ns["prefill"] + device.seconds_by_ns["decode"] == 2 * 4 * 3 * 8 * MS
     assert device.wall_ns == 2 * 8000 * MS
+    assert {final.ledger_missing for final in finals.requests} == {SEVERAL_CORES}
     assert_all_closes(collector, finals)
 
 

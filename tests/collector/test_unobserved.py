@@ -17,6 +17,7 @@ from inferscope_prometheus.numbers import Numbers
 from inferscope.collector.finals import (
     CORE_NOT_OBSERVED,
     NOT_SEEN_BY_CORE,
+    SEVERAL_CORES,
     WORKER_NOT_OBSERVED,
     FinalRequest,
 )
@@ -411,3 +412,36 @@ def test_an_engine_that_is_started_again_with_workers_has_ledgers_again() -> Non
         ("a", WORKER_NOT_OBSERVED),
         ("b", ""),
     ]
+
+
+def test_two_processes_that_report_as_one_core_leave_no_ledgers() -> None:
+    script = Script()
+    cores = [script.ring(), script.ring()]
+    for number, core in enumerate(cores):
+        mine = core.queued(f"at once {number}")
+        core.admitted(mine)
+        core.step(0, [(mine, 8, 0)], start_ms=1 + 30 * number, end_ms=21 + 30 * number)
+        core.finished(mine)
+    collector, finals = script.play(until_ms=900)
+    assert {final.ledger_missing for final in finals.requests} == {SEVERAL_CORES}
+    (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
+    assert view.ledger_missing == SEVERAL_CORES
+
+
+def test_a_core_that_follows_another_has_ledgers() -> None:
+    script = Script()
+    first = script.ring()
+    mine = first.queued("before")
+    first.admitted(mine)
+    first.step(0, [(mine, 8, 0)], start_ms=1, end_ms=21)
+    first.finished(mine)
+    script.at(30)
+    first.keyframe(state=CLOSED)
+    script.at(40)
+    second = script.ring()
+    mine = second.queued("after")
+    second.admitted(mine)
+    second.step(0, [(mine, 8, 0)], start_ms=50, end_ms=70)
+    second.finished(mine)
+    _, finals = script.play(until_ms=900)
+    assert [final.ledger_missing for final in finals.requests] == ["", ""]
