@@ -215,7 +215,7 @@ def has_several_cores(rings: Iterable[RingState], newest: dict[tuple[str, int], 
     """Return whether two processes report as the same core now: their steps cannot be told apart.
 
     Args:
-        rings: of an engine; those that nobody waits for are out.
+        rings: of an engine, `is_out` up to date.
         newest: the newest ring of each role and rank.
     """
     for ring in rings:

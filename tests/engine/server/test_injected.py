@@ -1,4 +1,4 @@
-"""Waits that are arranged over HTTP, on purpose, and for whom they are laid."""
+"""Waits that are injected over HTTP: their rows, and the requests that are blamed for them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def share_of(final: FinalRequest, cause: str, of: FinalRequest) -> float:
     return named / final.ledger_ns[cause]
 
 
-def test_who_waits_behind_a_prefill_waits_in_the_queue_for_it(
+def test_a_wait_behind_a_prefill_is_queue_and_is_blamed_on_it(
     struck: dict[str, FinalRequest],
 ) -> None:
     victim, big = struck["victim"], struck["big"]
