@@ -202,11 +202,13 @@ class Ledger:
         self._hung: set[int] = set()
         """Those of them in a step whose end is not known."""
         self._num_in_flight = 0
+        self._cut_ns = np.zeros(num_slots, dtype=np.int64)
+        """[slots], the last time at which a request left the batch, or was over."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
         per_slot = ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled")
-        for name in (*per_slot, "_is_over"):
+        for name in (*per_slot, "_is_over", "_cut_ns"):
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
@@ -222,6 +224,7 @@ class Ledger:
         self._state[slot], self._substate[slot] = state, RUNNING
         self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
         self._is_over[slot] = False
+        self._cut_ns[slot] = 0
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
@@ -241,7 +244,9 @@ class Ledger:
         self._add(_Block(at_ns, at_ns, kind, np.array((slot,)), since_ns))
         if kind == EDGE:
             self._resume_steps(slot, at_ns)
-        elif (after := _STATE.item(kind)) >= 0:
+        elif _ENDS_STEP[kind] and state != LEAVING:
+            self._cut_ns[slot] = at_ns
+        if (after := _STATE.item(kind)) >= 0:
             self._change(slot, at_ns, after)
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
@@ -251,11 +256,12 @@ class Ledger:
     def step(self, step: Step) -> None:
         """Note a step; a member that was not admitted is admitted by it."""
         slots, start_ns = step.slots, step.start_ns
-        self._admit(slots, start_ns)
+        members = self._admit(slots, start_ns)
         span = self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
         if len(slots):
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
-            self._add(_Block(start_ns, step.end_ns, STEP, slots, 0, step))
+            waiting = slots if members is None else slots[members]
+            self._add(_Block(start_ns, step.end_ns, STEP, waiting, 0, step, members))
             self._recent.append(step)
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
@@ -293,8 +299,8 @@ class Ledger:
 
     def untimed(self, slots: Ints, at_ns: int) -> None:
         """Note a step of which no rank reported the execution."""
-        self._admit(slots, at_ns)
-        self._add(_Block(at_ns, at_ns, UNTIMED, slots))
+        members = self._admit(slots, at_ns)
+        self._add(_Block(at_ns, at_ns, UNTIMED, slots if members is None else slots[members]))
 
     def pause(self, at_ns: int) -> None:
         """Note that the engine is paused: whoever waits from here on waits for that."""
@@ -313,15 +319,27 @@ class Ledger:
     def _add(self, block: _Block) -> None:
         self._blocks.append(block)
 
-    def _admit(self, slots: Ints, at_ns: int) -> None:
+    def _admit(self, slots: Ints, at_ns: int) -> Ints | None:
+        """Admit the members of a step; return which of them wait for it, None for all.
+
+        An engine that plans a step before it has read the tokens of the last one computes requests
+        that have finished or were preempted meanwhile. They do not wait for that step.
+        """
         if self._admitted[0] is slots and self._admitted[1] == self._num_changes:
-            return
+            return None
         is_running = self.state[slots] == RUNNING
+        waits: Ints | None = None
         if not is_running.all():
             for slot in slots[~is_running].tolist():
                 if slot != NOBODY and not self._is_preempted_after(slot, at_ns):
                     self.note(slot, ADMITTED, at_ns)
-        self._admitted = slots, self._num_changes
+            state, cut_ns = self.state[slots], self._cut_ns[slots]
+            is_over = (state == LEAVING) & (cut_ns <= at_ns)
+            is_over |= (state == HELD) & (cut_ns == at_ns)
+            if is_over.any():
+                waits = (~is_over).nonzero()[0]
+        self._admitted = (slots if waits is None else None), self._num_changes
+        return waits
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:
         """Continue the steps that the edge of a request's first token cuts, behind it."""
@@ -329,18 +347,17 @@ class Ledger:
             self._resume_step(step, slot, at_ns)
 
     def _resume_step(self, step: Step, slot: int, at_ns: int) -> None:
-        if step.start_ns < at_ns < step.end_ns:
+        cut_ns = self._cut_ns.item(slot)
+        is_over = cut_ns <= at_ns and (cut_ns >= step.start_ns or self.state.item(slot) == LEAVING)
+        if step.start_ns <= at_ns < step.end_ns and not is_over:
             members = (step.slots == slot).nonzero()[0]
             if len(members):
                 rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
                 self._add(rest)
 
     def _is_preempted_after(self, slot: int, at_ns: int) -> bool:
-        """Return whether a request that a late step names was preempted during that step."""
-        return self.state.item(slot) == HELD and any(
-            block.kind == PREEMPTED and block.at_ns > at_ns and slot in block.slots
-            for block in self._blocks
-        )
+        """Return whether a step that began then was planned before a request was preempted."""
+        return self.state.item(slot) == HELD and self._cut_ns.item(slot) >= at_ns
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)

@@ -433,6 +433,66 @@ def test_a_request_cut_out_of_a_step_waits_for_no_more_of_it(
     assert ledger.is_held(2)
 
 
+@pytest.mark.parametrize("end_ns", [100, 98])
+def test_a_request_that_has_finished_waits_for_no_step_that_was_planned_before(
+    two_running: tuple[Ledger, Ints], end_ns: int
+) -> None:
+    # Asynchronous scheduling: the second step is planned before the first one's tokens are read.
+    ledger, team = two_running
+    ledger.step(Step(team, plain(90, 2), 0, 90))
+    ledger.emitted(team, end_ns)
+    ledger.note(1, ANSWERED, end_ns)
+    ledger.step(Step(team, plain(50, 2), 100, 150))
+    ledger.note(1, EDGE, 120)
+    ledger.note(1, DELIVERED, 200, since_ns=120)
+    ledger.note(1, END, 200)
+    ledger.fold(200)
+    assert ledger_of(ledger, 1) == {
+        "decode_own": 45,
+        "decode_co_batched": 45,
+        "output": 30,
+        "delivery": 80,
+    }
+    assert ledger_of(ledger, 2)["decode_own"] == 45 + 25
+
+
+@pytest.mark.parametrize(("kind", "cause"), [(ANSWERED, "output"), (PREEMPTED, "preempted")])
+def test_a_first_tokens_edge_resumes_no_step_that_is_over_for_the_request(
+    two_running: tuple[Ledger, Ints], kind: int, cause: str
+) -> None:
+    ledger, team = two_running
+    ledger.step(Step(team, plain(100, 2), 0, 100))
+    ledger.note(1, kind, 20)
+    ledger.note(1, EDGE, 50)
+    ledger.note(1, ABORTED, 120)
+    ledger.note(1, END, 120)
+    ledger.fold(200)
+    assert ledger_of(ledger, 1) == {"decode_own": 10, "decode_co_batched": 10, cause: 100}
+
+
+def test_a_step_that_begins_at_the_edge_of_the_first_token_is_whole(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.step(Step(team, plain(100, 2), 0, 100))
+    ledger.step(Step(team, plain(100, 2), 100, 200))
+    ledger.emitted(team, 100)
+    ledger.note(1, EDGE, 100)
+    ledger.fold(200)
+    assert ledger_of(ledger, 1) == {"decode_own": 100, "decode_co_batched": 100}
+
+
+def test_a_step_that_begins_as_a_request_is_preempted_was_planned_before(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.note(1, PREEMPTED, 50)
+    ledger.step(Step(team, plain(100, 2), 50, 150))
+    ledger.note(1, ADMITTED, 200)
+    ledger.fold(200)
+    assert ledger_of(ledger, 1) == {"cpu_gap": 50, "preempted": 150}
+
+
 def test_a_wait_is_a_queue_only_while_the_device_works(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
     ledger.begin(3, 20, WAITING)
