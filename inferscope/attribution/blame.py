@@ -65,7 +65,7 @@ class _Held(msgspec.Struct):
 
 
 class Blame:
-    """The blame among one engine's requests, by slot."""
+    """The blame among the requests of one replica, by slot."""
 
     def __init__(self, num_slots: int) -> None:
         """Start with room for this many requests; `grow` makes more."""
@@ -86,8 +86,8 @@ class Blame:
         self._last_slots: Ints | None = None
         self._last_rows = self._row_of
         """Slots and rows of the last step's members."""
-        self._last: dict[int, tuple[Ints, Grip]] = {}
-        """The last step's slots and what they held, by data-parallel rank."""
+        self._last: tuple[Ints, Grip] | None = None
+        """The last step's slots and what they held."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
@@ -117,6 +117,11 @@ class Blame:
         if total_ns > 0:
             self._add_rows(self._found_of(slot), slot, "queue", parts, total_ns)
 
+    def withdraw(self, slot: int) -> None:
+        """Forget a request's wait: it waits elsewhere."""
+        self._holds.admitted(slot, 0)
+        self.end(slot)
+
     def runs(self, slot: int) -> None:
         """Note that a request holds a slot of the engine."""
         row = self._row_of.item(slot)
@@ -136,7 +141,8 @@ class Blame:
     def preempted(self, slot: int, at_ns: int) -> None:
         """Take a request's blocks: whoever has blocks now had them before it could get any."""
         parts: dict[str, float] = {}
-        for slots, grip in self._last.values():
+        if self._last is not None:
+            slots, grip = self._last
             if (slots == slot).any():
                 rows = self._row_of[slots].tolist()
                 for other, row, held in zip(
@@ -148,7 +154,9 @@ class Blame:
 
     def resumed(self, slot: int, at_ns: int) -> None:
         """Let a preempted request go on, or end."""
-        _note_held(self._found_of(slot), self._held.pop(slot), at_ns)
+        held = self._held.pop(slot, None)
+        if held is not None:
+            _note_held(self._found_of(slot), held, at_ns)
 
     def end(self, slot: int) -> None:
         """Forget a request whose blame has been read, as a victim; others may blame it yet."""
@@ -188,7 +196,7 @@ class Blame:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
         self._holds.step(self._last_rows, grip, adds_ns, from_ns, until_ns)
         if grip is not None:
-            self._last[grip.dp_rank] = slots, grip
+            self._last = slots, grip
         if adds_ns is not None and len(slots) > 1:
             self._steps.append((slots, delay, adds_ns))
 
@@ -330,6 +338,17 @@ class Blame:
         found[cause].add_rows(
             parts, self._holds.names, total_ns=total_ns, but_for=self._names[slot]
         )
+
+
+def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:
+    """Return the blame of a request of which no culprit is known; see `Blame.of`."""
+    nothing = Found()
+    return tuple(
+        culprit
+        for cause in BLAMED
+        if row_ns.get(cause, 0) > 0
+        for culprit in nothing.told(cause, row_ns[cause])
+    )
 
 
 def _note_held(found: dict[str, Found], held: _Held, until_ns: int) -> None:

@@ -91,6 +91,10 @@ class Busy:
             del self._pauses[:-_MOST_PAUSES]
         self.paused_ns = None
 
+    def pause_like(self, other: Busy) -> None:
+        """Copy the pauses of another device of the engine."""
+        self.paused_ns, self._pauses = other.paused_ns, list(other._pauses)
+
     @property
     def ended_ns(self) -> int:
         """Return when the last step ended."""

@@ -41,14 +41,12 @@ class Grip(msgspec.Struct, frozen=True, gc=False):
         block_tokens: tokens in a KV block, 0 where the engine does not say.
         tokens: [members], computed in the step.
         contexts: [members], before it.
-        dp_rank: whose step it was.
     """
 
     binding: str
     block_tokens: int
     tokens: Ints
     contexts: Ints
-    dp_rank: int = 0
 
     def blocks(self) -> Floats:
         """Return the KV blocks that each member holds, or its tokens in them: [members]."""

@@ -31,11 +31,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.blame import Blame
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
+from inferscope.attribution.replicas import Replicas
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -141,6 +141,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """[members], modelled time that the step would save without each; None likewise."""
     is_open: bool = False
     """It stands for one of which the end is not known; see `hold`."""
+    dp_rank: int = 0
+    """The replica that executed it."""
 
 
 class _Block(msgspec.Struct, eq=False, gc=False):
@@ -166,8 +168,8 @@ class Ledger:
     Attributes:
         state: [slots], by all that is noted.
         mark_ns: [slots], up to where each request is booked.
-        device: where the device's time goes.
-        blame: which other requests they waited for.
+        device: where the time of the engine's devices goes; one is busy where any replica's is.
+        replicas: when each replica is busy, and which other requests they waited for.
     """
 
     def __init__(self, num_slots: int = 256, blocked: BlockedTime | None = None) -> None:
@@ -189,7 +191,7 @@ class Ledger:
         self._is_over = np.zeros(num_slots, dtype=np.bool_)
         """[slots], END is booked: later boundaries of the request are left out."""
         self.device = Busy()
-        self.blame = Blame(num_slots)
+        self.replicas = Replicas(num_slots)
         self._blocks: list[_Block] = []
         self._recent: deque[Step] = deque(maxlen=_MOST_RECENT)
         """Steps that may still run."""
@@ -212,7 +214,7 @@ class Ledger:
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
-        self.blame.grow(num_slots)
+        self.replicas.grow(num_slots)
 
     # --- boundaries, in the order of time -----------------------------------------------------
 
@@ -232,7 +234,12 @@ class Ledger:
         self._change(slot, 0, FREE)
         self._held.discard(slot)
         self._hung.discard(slot)
-        self.blame.end(slot)
+        self.replicas.end(slot)
+
+    def place(self, slot: int, dp_rank: int) -> None:
+        """Note which replica a request is on."""
+        is_running = self.state.item(slot) == RUNNING
+        self.replicas.place(slot, dp_rank, self.device, is_running=is_running)
 
     def note(self, slot: int, kind: int, at_ns: int, *, since_ns: int = 0) -> None:
         """Note an event of a request; one that changes nothing in its state is ignored."""
@@ -256,8 +263,13 @@ class Ledger:
     def step(self, step: Step) -> None:
         """Note a step; a member that was not admitted is admitted by it."""
         slots, start_ns = step.slots, step.start_ns
+        for slot in self.replicas.strangers(slots, step.dp_rank):
+            if slot != NOBODY:
+                self.place(slot, step.dp_rank)
         members = self._admit(slots, start_ns)
-        span = self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
+        self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
+        replica = self.replicas.on(step.dp_rank, self.device)
+        span = replica.device.step(start_ns, step.end_ns, is_work_there=False)
         if len(slots):
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
             waiting = slots if members is None else slots[members]
@@ -266,7 +278,7 @@ class Ledger:
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     self._resume_step(step, edge.slots.item(0), edge.at_ns)
-        self.blame.step(slots, step.delay, step.grip, step.adds_ns, *span)
+        replica.blame.step(slots, step.delay, step.grip, step.adds_ns, *span)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.
@@ -284,11 +296,13 @@ class Ledger:
         self._recent.append(step)
         return step
 
-    def hang(self, slots: Ints, start_ns: int, end_ns: int) -> None:
-        """Note that the device was busy with running requests, in a part of such a step."""
+    def hang(self, slots: Ints, start_ns: int, end_ns: int, *, dp_rank: int) -> None:
+        """Note that a replica was busy with running requests, in a part of such a step."""
         none = np.zeros(len(slots), dtype=np.int64)
-        span = self.device.step(start_ns, end_ns, is_work_there=True)
-        self.blame.step(slots, Delay(none, None, [], 0, 0, 0, 0), None, None, *span)
+        self.device.step(start_ns, end_ns, is_work_there=True)
+        replica = self.replicas.on(dp_rank, self.device)
+        span = replica.device.step(start_ns, end_ns, is_work_there=True)
+        replica.blame.step(slots, Delay(none, None, [], 0, 0, 0, 0), None, None, *span)
 
     def release(self, held: list[Step]) -> None:
         """Hold requests back no longer: the step is about to be noted, or was none."""
@@ -306,11 +320,13 @@ class Ledger:
         """Note that the engine is paused: whoever waits from here on waits for that."""
         self.pass_idle(at_ns)
         self.device.pause(at_ns)
+        self.replicas.pause(at_ns)
 
     def unpause(self, at_ns: int) -> None:
         """Note that it is paused no more."""
         self.pass_idle(at_ns)
         self.device.unpause(at_ns)
+        self.replicas.unpause(at_ns)
 
     def pass_idle(self, until_ns: int) -> None:
         """Explain the device's idle time up to here: a request was waiting, or none was there."""
@@ -369,24 +385,24 @@ class Ledger:
             self.pass_idle(at_ns)
             self._num_in_flight += will - was
         if before == WAITING:
-            self.blame.admitted(slot, at_ns)
+            self.replicas.admitted(slot, at_ns)
         elif before == HELD:
-            self.blame.resumed(slot, at_ns)
+            self.replicas.resumed(slot, at_ns)
         elif before == RUNNING:
-            self.blame.left(slot)
+            self.replicas.left(slot)
         self.state[slot] = state
         if state == WAITING:
-            self.blame.queued(slot, at_ns)
+            self.replicas.queued(slot, at_ns)
         elif state == RUNNING:
-            self.blame.runs(slot)
+            self.replicas.runs(slot)
         elif state == HELD:
-            self.blame.preempted(slot, at_ns)
+            self.replicas.preempted(slot, at_ns)
 
     # --- one window ---------------------------------------------------------------------------
 
     def fold(self, until_ns: int | None) -> None:
         """Book all boundaries before a time, but for those that are held back; None for all."""
-        self.blame.fold()
+        self.replicas.fold()
         blocks = sorted(self._blocks, key=_AT_NS)
         self._blocks = []
         self._held, self._hung = set(), set()
@@ -574,7 +590,9 @@ class Ledger:
         chosen = np.concatenate([chosen, odd])
         # Who moves on in a pause was not held up by it.
         is_over = (causes[chosen] == _BY_ARRIVAL) | (kind[rows[chosen]] <= EMIT)
-        busy_ns, paused_ns = self.device.within(since_ns[chosen], until_ns[chosen], is_over=is_over)
+        busy_ns, paused_ns = self.replicas.within(
+            slot[rows[chosen]], since_ns[chosen], until_ns[chosen], self.device, is_over=is_over
+        )
         busy_ns, paused_ns = busy_ns[answer], paused_ns[answer]
         _add(booked, cell[rows] + _BUSY[causes - _NUM], busy_ns)
         _add(booked, cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
@@ -635,10 +653,11 @@ class Ledger:
             return row
         cause = int(_GAP[state, STEP])
         since, until = np.array([mark_ns]), np.array([until_ns])
-        busy, paused = self.device.within(since, until, is_over=np.array([state == ARRIVING]))
+        device = self.replicas.device_of(slot, self.device)
+        busy, paused = device.within(since, until, is_over=np.array([state == ARRIVING]))
         busy_ns, paused_ns = busy.item(), paused.item()
         if unfolded is not None and not paused_ns:
-            begun_ns = max(unfolded[0], self.device.ended_ns, mark_ns)
+            begun_ns = max(unfolded[0], device.ended_ns, mark_ns)
             busy_ns += max(0, min(until_ns, unfolded[1]) - begun_ns)
         row[_BUSY[cause - _NUM]] += busy_ns
         row[_REST[cause - _NUM]] += until_ns - mark_ns - busy_ns - paused_ns

@@ -522,6 +522,8 @@ class EngineFold:
             elif ring.is_front_end and request.arrived_at == "engine":
                 self.lives.met_front_end(request, arrived_ns, self._last_pause)
             request.bind(ring.slots, index)
+            if not ring.is_front_end:
+                table.ledger.place(request.slot, ring.dp_rank)
 
     def _reconcile(self, ring: RingState, listed: set[int], at_ns: int) -> None:
         """Let go of requests that a ring knows no more: their end was lost, or never told.
@@ -629,6 +631,8 @@ class EngineFold:
         elif ring.is_front_end and request.arrived_at == "engine":
             self.lives.met_front_end(request, event.at_ns, self._last_pause)
         request.bind(ring.slots, event.index)
+        if not ring.is_front_end:
+            table.ledger.place(request.slot, ring.dp_rank)
         return request
 
     def _on_emitted(self, ring: RingState, emitted: Emitted) -> None:

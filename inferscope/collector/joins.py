@@ -183,7 +183,8 @@ class Joins:
         for at_ns, members in sorted(since.items()):
             pending.held.append(ledger.hold(np.array(members, dtype=np.int64), at_ns))
         if running and ledger.device.ended_ns < until_ns:
-            ledger.hang(np.array(running, dtype=np.int64), start_ns, until_ns)
+            on_it = np.array(running, dtype=np.int64)
+            ledger.hang(on_it, start_ns, until_ns, dp_rank=pending.dp_rank)
 
     def _release(self, pending: PendingStep) -> None:
         if pending.held:
@@ -327,7 +328,7 @@ class Joins:
             return
         rows, contexts = found
         held = rows.team.tokens, rows.by_request(contexts)
-        grip = Grip(pending.binding, self.block_tokens, *held, pending.dp_rank)
+        grip = Grip(pending.binding, self.block_tokens, *held)
         joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank)
         self._joined_steps.append(joined)
         self._timeline.push(run.start_ns, self._begin, joined)
@@ -437,5 +438,5 @@ class Joins:
 def _without_requests(pending: PendingStep, run: Execution, split: SplitStep) -> Joined:
     """Return a step of which no request is known."""
     none = NO_ROWS.tokens
-    grip = Grip(pending.binding, 0, none, none, pending.dp_rank)
+    grip = Grip(pending.binding, 0, none, none)
     return Joined(run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, split)

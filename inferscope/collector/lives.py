@@ -192,6 +192,7 @@ class Lives:
                 run.wait_ns,
                 split.grip,
                 split.adds_ns,
+                dp_rank=self._rings[run.ranks[0].ring].dp_rank,
             )
         )
         bucket = self._count_idle(start_ns)
@@ -412,7 +413,7 @@ class Lives:
     ) -> tuple[Culprit, ...]:
         """Return the requests that one has waited for so far; see `ledger_of`."""
         ledger_ns = self.ledger_of(request, now_ns, unfolded=unfolded)
-        return self.table.ledger.blame.of(request.slot, ledger_ns, at_ns=now_ns)
+        return self.table.ledger.replicas.blame_of(request.slot, ledger_ns, at_ns=now_ns)
 
     def ledger_of(
         self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
@@ -537,7 +538,9 @@ class Lives:
             parts=prompt_parts(request, table.work, ttft_row, has_flops=self.rates is not None),
             reasoning_tokens=request.reasoning_tokens,
             blame=(
-                table.ledger.blame.of(slot, ledger_ns, at_ns=delivered_ns) if self._sinks else ()
+                table.ledger.replicas.blame_of(slot, ledger_ns, at_ns=delivered_ns)
+                if self._sinks
+                else ()
             ),
             prefill_work=phase_work(prefill, self.rates),
             decode_work=phase_work(decode, self.rates),

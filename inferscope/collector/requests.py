@@ -168,7 +168,7 @@ class RequestTable:
         self.tokens.begin(slot)
         self.work.begin(slot)
         self.blocked.forget(slot)
-        self.ledger.blame.begin(slot, request_id)
+        self.ledger.replicas.begin(slot, request_id)
         self.ledger.begin(slot, arrived_ns, state)
         return request
 

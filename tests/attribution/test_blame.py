@@ -64,9 +64,10 @@ class Bench:
         self.ledger.pass_idle(0)
         self.model = model or model_of(per_token_ns=100.0)
 
-    def begin(self, slot: int, at_ns: int, state: int = WAITING) -> None:
-        self.ledger.blame.begin(slot, f"r{slot}")
+    def begin(self, slot: int, at_ns: int, state: int = WAITING, *, dp_rank: int = 0) -> None:
+        self.ledger.replicas.begin(slot, f"r{slot}")
         self.ledger.begin(slot, at_ns, state)
+        self.ledger.place(slot, dp_rank)
 
     def step(
         self,
@@ -94,10 +95,13 @@ class Bench:
             model, batch, own, modelled_ns=modelled_ns, prefills=prefills or [], recomputed=None,
             delay_ns=took_ns, healthy_ratio=took_ns / modelled_ns,
         )  # fmt: skip
-        grip = Grip(binding, 16, counts, before, dp_rank)
+        grip = Grip(binding, 16, counts, before)
         self.ledger.step(
-            Step(np.array(slots), delay or found, start_ns, end_ns, grip=grip, adds_ns=adds_ns)
-        )
+            Step(
+                np.array(slots), delay or found, start_ns, end_ns,
+                grip=grip, adds_ns=adds_ns, dp_rank=dp_rank,
+            )
+        )  # fmt: skip
 
     def admit(self, slot: int, at_ns: int) -> None:
         self.ledger.note(slot, ADMITTED, at_ns)
@@ -111,7 +115,7 @@ class Bench:
         return by_cause(up_to_first + after)
 
     def of(self, slot: int, at_ns: int = 0) -> tuple[Culprit, ...]:
-        return self.ledger.blame.of(slot, self.row(slot), at_ns=at_ns)
+        return self.ledger.replicas.blame_of(slot, self.row(slot), at_ns=at_ns)
 
 
 # --- the queue ------------------------------------------------------------------------------------
@@ -199,7 +203,9 @@ def test_who_still_waits_can_be_told_whom_for() -> None:
     row = by_cause(bench.ledger.until(2, 4_000, unfolded=None))
     assert row == {"queue": 4_000}
     for _ in range(2):  # asking changes nothing
-        assert bench.ledger.blame.of(2, row, at_ns=4_000) == (Culprit("queue", "r1", 4_000),)
+        assert bench.ledger.replicas.blame_of(2, row, at_ns=4_000) == (
+            Culprit("queue", "r1", 4_000),
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -349,7 +355,7 @@ def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:
 def test_who_runs_on_another_rank_is_no_companion() -> None:
     bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3, 4):
-        bench.begin(slot, 0, RUNNING)
+        bench.begin(slot, 0, RUNNING, dp_rank=slot // 3)
     for at in range(3):
         bench.step([1, 2], 6_000_000 * at, 6_000_000 * at + 1_200_000)
         bench.step([3, 4], 6_000_000 * at + 300_000, 6_000_000 * at + 1_500_000, dp_rank=1)
@@ -364,7 +370,7 @@ def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
     bench.step([1, 2, 3], 0, 1_000, contexts=[15, 47, 100])
     bench.ledger.note(3, PREEMPTED, 1_000)
     bench.step([1, 2], 1_000, 2_000)
-    assert bench.ledger.blame.of(3, {"preempted": 400}, at_ns=1_400) == (
+    assert bench.ledger.replicas.blame_of(3, {"preempted": 400}, at_ns=1_400) == (
         Culprit("preempted", "r2", 300),
         Culprit("preempted", "r1", 100),
     )
@@ -453,7 +459,7 @@ def test_a_hundred_thousand_may_wait() -> None:
         bench.step([1, 2], start, start + 10_000, binding=["slots", "blocks"][at % 2])
         for slot in range(3 + at * num // 100, 3 + (at + 1) * num // 100):
             bench.begin(slot, start + (slot % 100) * 100)
-    blame = bench.ledger.blame
+    blame = bench.ledger.replicas.by_rank[0].blame
     assert blame.num_waiting == num
     assert num_cells(blame) <= holds.MOST_CELLS
     assert blame._holds.num_rows == holds.FIRST_ROWS
@@ -479,10 +485,10 @@ def test_who_held_most_is_remembered_however_many_come_after() -> None:
         bench.ledger.fold(None)
         bench.ledger.free(slot)
         bench.begin(slot + 1, now, RUNNING)
-        bench.ledger.blame._names[slot + 1] = f"small-{at}"
+        bench.ledger.replicas.by_rank[0].blame._names[slot + 1] = f"small-{at}"
         bench.step([slot + 1, 60], now, now + 1_000, binding="slots")
         now += 1_000
-    blame = bench.ledger.blame
+    blame = bench.ledger.replicas.by_rank[0].blame
     assert blame._holds.num_rows == holds.FIRST_ROWS
     bench.admit(63, now)
     told = of_cause(bench.of(63), "queue")
@@ -497,7 +503,9 @@ def test_a_thousand_running_take_bounded_memory() -> None:
     for at in range(3):
         bench.step(list(range(1, 1_025)), at * 200_000, at * 200_000 + 100_000)
         bench.ledger.fold(None)
-    cells = sum(pairs.size for pairs in bench.ledger.blame._pairs if pairs is not None)
+    cells = sum(
+        pairs.size for pairs in bench.ledger.replicas.by_rank[0].blame._pairs if pairs is not None
+    )
     assert cells <= 4 * 2_048 * 2_048
     assert of_cause(bench.of(1), "decode_co_batched")
 

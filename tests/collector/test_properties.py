@@ -212,11 +212,14 @@ def test_nobody_who_looks_changes_what_is_folded_and_nothing_of_the_dead_stays(
                     engine.lives.parts_of(request)
     assert unseen.digest() == seen.digest() == told.digest()
     ledger = unseen.engines["engine"].lives.table.ledger
-    blame, holds = ledger.blame, ledger.blame._holds
-    for kept in (ledger._blocks, blame._held, blame._found, holds._waiting, holds._running):
-        assert not kept
-    assert not holds._marks._kept
-    assert not any(pairs is not None and pairs.any() for pairs in blame._pairs)
+    assert not ledger._blocks
+    assert not ledger.replicas._assumed
+    for replica in ledger.replicas.by_rank.values():
+        blame, holds = replica.blame, replica.blame._holds
+        for kept in (blame._held, blame._found, holds._waiting, holds._running):
+            assert not kept
+        assert not holds._marks._kept
+        assert not any(pairs is not None and pairs.any() for pairs in blame._pairs)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
