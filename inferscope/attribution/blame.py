@@ -12,9 +12,9 @@ The question is: without which of them would the request not have waited?
     prefill_co_batched     the other prefills beside it, likewise
     preempted              who held blocks when one lost one's own
 
-The time that a request adds to a step is T(S) - T(S without it), `table_blame.marginal_ns`. Each
-cause's culprits are scaled to the ledger's row: the ledger says how long, this says because of
-which.
+The time that a request adds is that by which the wait would have been shorter without it, see
+`marginal`. Each cause's culprits are scaled to the ledger's row: the ledger says how long, this
+says because of which.
 
 `queue_idle` has no culprits, for the device did nothing. The queue is kept as one vector of sums by
 culprit, which grows while requests wait: a request that comes remembers it, and blames each culprit
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
 from inferscope.attribution.holds import Grip, Holds
+from inferscope.attribution.marginal import BlameWeights
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,8 +54,8 @@ _SPENT_NS = 1 << 6
 """Waits within steps are whole multiples of this."""
 _FIRST_SEATS = 64
 NOBODY_SEAT = 0
-_Members = tuple[Ints, Delay, Floats]
-"""Slots of a step's members, its delay, and the time that the step would save without each."""
+_Members = tuple[Ints, Delay, BlameWeights]
+"""Slots of a step's members, its delay, and what each is blamed with."""
 
 
 class _Held(msgspec.Struct):
@@ -178,7 +179,7 @@ class Blame:
         slots: Ints,
         delay: Delay,
         grip: Grip | None,
-        adds_ns: Floats | None,
+        weights: BlameWeights | None,
         from_ns: int,
         until_ns: int,
     ) -> None:
@@ -188,17 +189,18 @@ class Blame:
             slots: [members].
             delay: theirs.
             grip: what they hold; None where that is not known.
-            adds_ns: [members], time that the step would save without each; None likewise.
+            weights: what each member is blamed with; None likewise.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
-        self._holds.step(self._last_rows, grip, adds_ns, from_ns, until_ns)
+        of_queue = None if weights is None else weights.queue
+        self._holds.step(self._last_rows, grip, of_queue, from_ns, until_ns)
         if grip is not None:
             self._last = slots, grip
-        if adds_ns is not None and len(slots) > 1:
-            self._steps.append((slots, delay, adds_ns))
+        if weights is not None and len(slots) > 1:
+            self._steps.append((slots, delay, weights))
 
     def fold(self) -> None:
         """Add the steps since the last time to the matrices."""
@@ -225,13 +227,8 @@ class Blame:
             at = [s + p for s, d in zip(starts, delays, strict=True) for p in d.prefills]
             is_prefill[at] = True
             of += is_prefill
-        adds_ns = np.concatenate([adds_ns for _, _, adds_ns in steps])
-        whole_ns = np.bincount(of, adds_ns, 2 * num)
         counts = np.bincount(of, minlength=2 * num)
-        if ((whole_ns <= 0) & (counts > 0)).any():  # the model knows no difference: all alike
-            adds_ns[(whole_ns <= 0)[of]] = 1.0
-            whole_ns = np.where(whole_ns > 0, whole_ns, counts)
-        share = np.rint(adds_ns * (_SHARE / np.maximum(whole_ns, 1e-9))[of])
+        share = _shares(np.concatenate([each.co_batched for _, _, each in steps]), of, counts)
         class_ns = np.array([(d.decode_class_ns, d.prefill_class_ns) for d in delays])
         own_ns = np.concatenate([delay.own_ns for delay in delays])
         waited = class_ns.reshape(-1)[of] - own_ns
@@ -253,14 +250,23 @@ class Blame:
         explained_ns = np.array([delay.explained_ns for delay in delays])
         others_ns = np.rint((explained_ns[:, None] - class_ns) * (1 / _SPENT_NS))
         p = grid.any(axis=0).nonzero()[0]  # few prefill
-        of_decodes, of_prefills = np.where(grid, 0.0, shares), np.where(grid, shares, 0.0)[:, p]
+        of_others = np.zeros(shape)
+        of_others.reshape(-1)[cell] = _shares(
+            np.concatenate([each.interference for _, _, each in steps]), of, counts
+        )
         decodes = (is_in & ~grid).astype(np.float64)
         prefills = grid[:, p].astype(np.float64)
         for cause, victims, spent, culprits, found in (
-            (_DECODE_CO_BATCHED, seats, np.where(grid, 0.0, waits), rows, of_decodes),
-            (_DECODE_INTERFERENCE, seats, decodes * others_ns[:, :1], rows[p], of_prefills),
-            (_PREFILL_CO_BATCHED, seats[p], waits[:, p] * prefills, rows[p], of_prefills),
-            (_PREFILL_INTERFERENCE, seats[p], prefills * others_ns[:, 1:], rows, of_decodes),
+            (_DECODE_CO_BATCHED, seats, waits * ~grid, rows, shares * ~grid),
+            (
+                _DECODE_INTERFERENCE,
+                seats,
+                decodes * others_ns[:, :1],
+                rows[p],
+                (of_others * grid)[:, p],
+            ),
+            (_PREFILL_CO_BATCHED, seats[p], waits[:, p] * prefills, rows[p], (shares * grid)[:, p]),
+            (_PREFILL_INTERFERENCE, seats[p], prefills * others_ns[:, 1:], rows, of_others * ~grid),
         ):
             self._of_cause(cause)[victims[:, None], culprits] += spent.T @ found
 
@@ -338,6 +344,17 @@ class Blame:
         found[cause].add_rows(
             parts, self._holds.names, total_ns=total_ns, but_for=self._names[slot]
         )
+
+
+def _shares(weights: Floats, of: Ints, counts: Ints) -> Floats:
+    """Return each member's part of the weights of its class in its step, as a multiple of one."""
+    whole = np.bincount(of, weights, len(counts))
+    none = (whole <= 0) & (counts > 0)
+    if none.any():  # the model knows no difference: all alike
+        weights[none[of]] = 1.0
+        whole = np.where(none, counts, whole)
+    shares: Floats = np.rint(weights * (_SHARE / np.maximum(whole, 1e-9))[of])
+    return shares
 
 
 def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:

@@ -35,6 +35,7 @@ from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
+from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.replicas import Replicas
 from inferscope.records import CAUSES
 
@@ -137,8 +138,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """The part of the delay's excess that is the wait for the slowest rank."""
     grip: Grip | None = None
     """What the members hold; None where that is not known."""
-    adds_ns: Floats | None = None
-    """[members], modelled time that the step would save without each; None likewise."""
+    weights: BlameWeights | None = None
+    """What each member is blamed with; None likewise."""
     is_open: bool = False
     """It stands for one of which the end is not known; see `hold`."""
     dp_rank: int = 0
@@ -278,7 +279,7 @@ class Ledger:
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     self._resume_step(step, edge.slots.item(0), edge.at_ns)
-        replica.blame.step(slots, step.delay, step.grip, step.adds_ns, *span)
+        replica.blame.step(slots, step.delay, step.grip, step.weights, *span)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.

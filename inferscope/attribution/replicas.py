@@ -1,8 +1,8 @@
 """The data-parallel replicas of one engine: busy time and blame of each.
 
-A request waits for the replica that it is on, and for no other: what runs on another replica keeps
-nobody here out of a step. Which replica that is, the core's first record of the request says. Until
-then an engine's only replica is assumed; of one among several nothing is assumed.
+A request waits for the replica that it is on, and for no other: a step on another
+replica delays no request here. The core's first record of a request says which replica it is on.
+Until then an engine's only replica is assumed; among several none is.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Replicas:
             blame.preempted(slot, at_ns)
 
     def resumed(self, slot: int, at_ns: int) -> None:
-        """Let a preempted request go on, or end."""
+        """End a request's preemption."""
         if (blame := self._blame(slot)) is not None:
             blame.resumed(slot, at_ns)
 
@@ -199,7 +199,7 @@ class Replicas:
         return busy_ns, paused_ns
 
     def blame_of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
-        """Return a request's blame; see `Blame.of`. Where its replica is not known, nobody's."""
+        """Return a request's blame; see `Blame.of`. Unknown while its replica is."""
         if (blame := self._blame(slot)) is not None:
             return blame.of(slot, row_ns, at_ns=at_ns)
         return unknown(row_ns)

@@ -22,23 +22,28 @@ def blame_weights(priced: Priced) -> BlameWeights:
     table = priced.table
     step_ns, shares_ns = marginal_ns(priced), parts_ns(priced)
     queue = _completed(table, step_ns, shares_ns, priced.modelled_ns)
-    co_batched = _co_batched(priced, step_ns, shares_ns)  # right where there is one class
-    interference = np.zeros(len(step_ns))
     num_prefills = np.add.reduceat(table.is_prefill.astype(np.int64), table.first)
     is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
+    co_batched = interference = np.zeros(len(step_ns))
+    if not is_mixed.all():  # right where there is one class
+        co_batched = _co_batched(priced, step_ns, shares_ns)
     if not is_mixed.any():
         return BlameWeights(queue, interference, co_batched)
+    # Each class as a step by itself: the prefills of all mixed steps, then their decodes.
     of_mixed = is_mixed[table.step_of]
-    prefills = np.flatnonzero(of_mixed & table.is_prefill)
-    decodes = np.flatnonzero(of_mixed & ~table.is_prefill)
-    whole_ns = priced.modelled_ns[is_mixed]
-    for members, others in ((prefills, decodes), (decodes, prefills)):
-        part = price(priced.model, table.members(members))
-        co_batched[members] = _co_batched(part, marginal_ns(part), parts_ns(part))
-        interference[others] = _completed(
-            table.members(others), step_ns[others], shares_ns[others],
-            whole_ns - part.modelled_ns,
-        )  # fmt: skip
+    at = np.concatenate(
+        [np.flatnonzero(of_mixed & table.is_prefill), np.flatnonzero(of_mixed & ~table.is_prefill)]
+    )
+    sizes = np.concatenate([num_prefills[is_mixed], (table.sizes - num_prefills)[is_mixed]])
+    classes = StepTable(
+        table.tokens[at], table.context[at], table.sampled[at], table.is_prefill[at], sizes
+    )
+    part = price(priced.model, classes)
+    co_batched, interference = co_batched.copy(), interference.copy()
+    co_batched[at] = _co_batched(part, marginal_ns(part), parts_ns(part))
+    others_ns = np.roll(part.modelled_ns, len(sizes) // 2)  # of the other class in the step
+    whole_ns = np.tile(priced.modelled_ns[is_mixed], 2)
+    interference[at] = _completed(classes, step_ns[at], shares_ns[at], whole_ns - others_ns)
     return BlameWeights(queue, interference, co_batched)
 
 

@@ -191,7 +191,7 @@ class Lives:
                 run.is_cold,
                 run.wait_ns,
                 split.grip,
-                split.adds_ns,
+                split.weights,
                 dp_rank=self._rings[run.ranks[0].ring].dp_rank,
             )
         )

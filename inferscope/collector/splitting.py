@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.step_table import RowsOfMembers, StepTable
-from inferscope.attribution.table_blame import marginal_ns
+from inferscope.attribution.table_blame import blame_weights
 from inferscope.attribution.table_split import (
     Delays,
     Priced,
@@ -119,7 +119,7 @@ class _ModeSteps:
             _of_rank(priced, steps, at) for at in range(max(len(run.ranks) for run in runs))
         ]
         found = _delays(priced.table, explained, steps)
-        adds_ns = marginal_ns(priced)
+        weights = blame_weights(priced)
         members = priced.table.first.tolist()
         chunks = (np.cumsum(priced.table.num_chunks) - priced.table.num_chunks).tolist()
         chunk_ns: list[float] = priced.chunk_ns.tolist()
@@ -142,7 +142,7 @@ class _ModeSteps:
                 model,
                 self._batches[at],
                 chunk_ns[chunks[at] : chunks[at] + num_chunks],
-                adds_ns[members[at] : members[at] + len(rows.members)],
+                weights.part(members[at], members[at] + len(rows.members)),
                 step.grip,
                 model.is_provisional,
             )

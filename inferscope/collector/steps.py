@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import Step
+from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.rules import Components
 from inferscope.collector.clocks import DeviceClock
 from inferscope.collector.rows import Rows
@@ -131,8 +132,8 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """The requests as the model sees them; None likewise."""
     chunk_ns: list[float] = []
     """[chunks], their modelled parts, which were scaled to what was measured."""
-    adds_ns: Floats | None = None
-    """[requests], modelled time that the step would have saved without each; None likewise."""
+    weights: BlameWeights | None = None
+    """What each request is blamed with; None likewise."""
     grip: Grip | None = None
     """What the requests hold that keeps others out."""
     is_provisional: bool = False

@@ -28,7 +28,7 @@ from inferscope.attribution.ledger import (
     Ledger,
     Step,
 )
-from inferscope.attribution.rules import marginal
+from inferscope.attribution.marginal import blame_weights
 from inferscope.attribution.step_table import StepTable
 from inferscope.attribution.table_blame import marginal_ns
 from inferscope.attribution.table_split import price
@@ -90,7 +90,7 @@ class Bench:
         own = model.own(batch)
         modelled_ns = model.f(team.num_tokens) + own.total(batch)
         took_ns = end_ns - start_ns
-        adds_ns = np.maximum(marginal(model, batch, own).values(batch), 0.0)
+        weights = blame_weights(model, batch, own, prefills or [])
         found = explain(
             model, batch, own, modelled_ns=modelled_ns, prefills=prefills or [], recomputed=None,
             delay_ns=took_ns, healthy_ratio=took_ns / modelled_ns,
@@ -99,7 +99,7 @@ class Bench:
         self.ledger.step(
             Step(
                 np.array(slots), delay or found, start_ns, end_ns,
-                grip=grip, adds_ns=adds_ns, dp_rank=dp_rank,
+                grip=grip, weights=weights, dp_rank=dp_rank,
             )
         )  # fmt: skip
 
@@ -127,7 +127,8 @@ class Bench:
         ("slots", {"r1": 3000, "r2": 3000, "r3": 3000}),
         ("blocks", {"r1": 1000, "r2": 3000, "r3": 5000}),  # 1, 3 and 5 blocks of 16 tokens
         ("budget", {"r1": 900, "r2": 900, "r3": 7200}),
-        ("none", {"r1": 900, "r2": 900, "r3": 7200}),
+        # 5, 5 and 40 % of the step are saved without each; all three could have been spared half.
+        ("none", {"r1": 1950, "r2": 1950, "r3": 5100}),
     ],
 )
 def test_what_was_scarce_says_who_is_to_blame(binding: str, expected: dict[str, int]) -> None:
@@ -339,6 +340,35 @@ def test_a_decode_with_a_long_context_is_blamed_for_what_would_have_been_without
     bench.step(slots, 0, 49 * MS, tokens=tokens, contexts=contexts)
     told = of_cause(bench.of(1), "decode_co_batched")
     assert told["r33"] / sum(told.values()) > 0.95
+
+
+def test_decodes_beside_a_chunk_answer_for_what_they_add_to_the_decodes_alone() -> None:
+    # The chunk makes each token dear. Without it 256 tokens cost as much as one.
+    tokens = np.arange(20_001)
+    f_ns = np.where(tokens > 0, np.maximum(1.0 * MS, 0.004 * MS * tokens), 0.0)
+    model = StepModel("made-up", "fit", f_ns, np.zeros(20_001), 10.0, 0.0, 0.0, 0.0, 0.0)
+    bench = Bench(64, model)
+    slots = list(range(1, 34))
+    for slot in slots:
+        bench.begin(slot, 0, RUNNING)
+    counts, contexts = [1] * 32 + [1_000], [99] + [19_999] + [99] * 30 + [0]
+    bench.step(slots, 0, 5 * MS, tokens=counts, contexts=contexts, prefills=[32])
+    told = of_cause(bench.of(1), "decode_co_batched")
+    saved_ns = but_for_ns(model, [1] * 32, contexts[:32], 1)
+    waited_ns = 10.0 * (20_000 + 30 * 100)
+    assert told["r2"] / sum(told.values()) == pytest.approx(saved_ns / waited_ns, abs=0.05)
+
+
+def test_of_a_step_that_no_absence_would_have_shortened_all_are_blamed_alike() -> None:
+    model = model_of(fixed_ns=9.0 * MS, per_token_ns=0.0, context_ns=10.0)
+    bench = Bench(8, model)
+    for slot in (1, 2):
+        bench.begin(slot, 0, RUNNING)
+    bench.begin(3, 0)
+    bench.step([1, 2], 0, 9 * MS, contexts=[99, 999])  # 1 and 10 us of 9 ms
+    bench.admit(3, 9 * MS)
+    told = of_cause(bench.of(3), "queue")
+    assert told["r1"] == pytest.approx(told["r2"], rel=0.01)
 
 
 def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:

@@ -36,7 +36,7 @@ def of(finals: Finals, request_id: str) -> FinalRequest:
 
 
 @pytest.mark.parametrize("other_start_ms", [1, 3])
-def test_who_waits_for_one_replica_waits_for_no_other(other_start_ms: int) -> None:
+def test_a_request_waits_for_no_replica_but_its_own(other_start_ms: int) -> None:
     script = Script()
     first, second = two_replicas(script)
     a, b = first.queued("a"), second.queued("b")
@@ -77,7 +77,7 @@ def test_between_the_steps_of_its_replica_a_request_is_not_left_out_of_anothers(
     assert "not_scheduled" not in of(finals, "a").ledger_ns
 
 
-def test_who_is_tokenised_during_a_step_blames_the_replica_whose_core_takes_it_in() -> None:
+def test_a_request_tokenised_during_a_step_blames_the_replica_that_takes_it_in() -> None:
     script = Script()
     first, second = two_replicas(script)
     front_end = script.ring("frontend")
