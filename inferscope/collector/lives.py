@@ -323,8 +323,11 @@ class Lives:
             if by.is_front_end and event.reason in _NOT_TAKEN:
                 request.finish = event.reason
             return
-        self._end(request, event.at_ns, event.reason if event.reason in FINISHES else "error")
-        if not self.table.has_front_end[request.slot]:
+        at_ns, has_front_end = event.at_ns, bool(self.table.has_front_end[request.slot])
+        if not has_front_end:  # it had one, perhaps, and this is late: no token comes after the end
+            at_ns = max(at_ns, self.table.tokens.edges_of(request.slot)[0])
+        self._end(request, at_ns, event.reason if event.reason in FINISHES else "error")
+        if not has_front_end:
             self._finalise(request)
 
     def last_byte(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
@@ -479,8 +482,9 @@ class Lives:
             )
         )
         table.tokens.end(slot)
-        table.ledger.note(slot, END, self._at_ns)
-        request.over_ns = self._at_ns
+        at_ns = max(self._at_ns, request.finished_ns or 0)
+        table.ledger.note(slot, END, at_ns)
+        request.over_ns = at_ns
 
     def _complete(self, ending: _Ending) -> None:
         """Make a request that is over final, and give its slot back."""

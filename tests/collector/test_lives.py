@@ -3,9 +3,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inferscope.collector.fold import READER
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.view import snapshot
-from inferscope.records import CLOSED, FAILED, OFF, ON, WAITING, Clock, Keyframe
+from inferscope.records import (
+    CLOSED,
+    FAILED,
+    FINISHED,
+    OFF,
+    ON,
+    WAITING,
+    Clock,
+    Keyframe,
+    RequestEvent,
+    Tick,
+)
 from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes
 
 
@@ -538,3 +550,27 @@ def test_a_ring_that_numbers_requests_wildly_costs_no_memory() -> None:
     for index in indices:
         slots.drop(index)
     assert slots.known() == []
+
+
+def test_a_request_whose_end_in_the_core_is_reported_late_ends_with_its_last_token() -> None:
+    script = Script()
+    core, front_end = script.ring(), script.ring("frontend")
+    seen = front_end.received("a")
+    front_end.tokenised(seen)
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.step(0, [(mine, 8, 0)], start_ms=1, end_ms=11)
+    core.step(1, [(mine, 1, 8)], start_ms=12, end_ms=22)
+    script.at(23)
+    front_end.emitted([seen])
+    script.at(30)
+    front_end.emitted([seen])
+    script.at(31)
+    front_end.last_byte(seen)
+    script.at(700)
+    script.told.append((READER, Tick(script.now_ns, script.now_ns)))
+    core.tell(RequestEvent(script.now_ns, mine, FINISHED, START_NS + 25 * MS, reason="stop"))
+    collector, finals = script.play_as_told()
+    assert_all_closes(collector, finals)
+    final = finals.only()
+    assert final.last_token_ns == final.delivered_ns == START_NS + 30 * MS
