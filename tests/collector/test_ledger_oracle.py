@@ -189,7 +189,7 @@ class Engine:
         core.slices(number, [(index_of(core, r.name), n, before) for r, n, before in step.rows])
 
     def emit(self, rank: int, step: Step, at_ns: int) -> None:
-        """Let those of a step emit a token whose prompt is computed, and end some."""
+        """Emit a token of each member that has computed its prompt, and end some of them."""
         emitting = []
         for request, tokens, before in step.rows:
             is_there = not request.finished_ns and not any(
@@ -326,7 +326,7 @@ def expected(engine: Engine, request: Request) -> tuple[Counter[str], Counter[st
     return whole, to_first
 
 
-def told(ledger_ns: dict[str, int], *, has_tail: bool) -> Counter[str]:
+def simplified(ledger_ns: dict[str, int], *, has_tail: bool) -> Counter[str]:
     """Return a ledger with all steps under one name; an end without a token may have either."""
     found = Counter[str]()
     for cause, ns in ledger_ns.items():
@@ -347,5 +347,5 @@ def test_ledgers_say_what_each_request_waited_for(seed: int) -> None:
     for request in engine.requests:
         final, has_tail = by_id[request.name], not request.tokens_ns
         whole, to_first = expected(engine, request)
-        assert told(final.ledger_ns, has_tail=has_tail) == +whole, request.name
-        assert told(final.ttft_ledger_ns, has_tail=False) == +to_first, request.name
+        assert simplified(final.ledger_ns, has_tail=has_tail) == +whole, request.name
+        assert simplified(final.ttft_ledger_ns, has_tail=False) == +to_first, request.name

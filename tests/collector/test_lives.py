@@ -552,7 +552,7 @@ def test_a_ring_that_numbers_requests_wildly_costs_no_memory() -> None:
     assert slots.known() == []
 
 
-def test_a_request_whose_end_in_the_core_is_reported_late_ends_with_its_last_token() -> None:
+def test_an_end_that_the_core_reports_late_is_not_before_the_last_token() -> None:
     script = Script()
     core, front_end = script.ring(), script.ring("frontend")
     seen = front_end.received("a")
