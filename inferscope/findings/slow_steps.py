@@ -2,8 +2,10 @@
 
 Each alternative gets the part of the excess that its own evidence covers:
 
-    co_tenant       time that the engine waited for a CPU, second by second; or how much slower
-                    steps are in seconds with others on the host or the device than in those without
+    co_tenant       time that the engine waited for a CPU that others used, second by second; or how
+                    much slower steps are in seconds with others on the host or the device than in
+                    those without
+    own_threads     time that its threads waited for a CPU while no other process used one
     throttling      time held back by a CPU quota; or how much slower steps are while the driver
                     holds clocks down
     cold_shapes     how much slower the first step of a shape is than later ones of its kind
@@ -26,7 +28,9 @@ from inferscope.findings.tail import Tail
 from inferscope.findings.watch import Run
 from inferscope.findings.words import duration, percent
 
-Why = Literal["co_tenant", "throttling", "cold_shapes", "model_misfit", "unexplained"]
+Why = Literal[
+    "co_tenant", "own_threads", "throttling", "cold_shapes", "model_misfit", "unexplained"
+]
 Confidence = Literal["high", "medium", "low"]
 
 _MATTERS = 0.15
@@ -63,6 +67,8 @@ _FEWEST_LATER = 0.1
 _ADVICE: dict[Why, str] = {
     "co_tenant": "Give the engine's processes CPUs or a device of their own (cpuset, exclusive "
     "node, no other pod on the GPU), or move the neighbour.",
+    "own_threads": "Run fewer threads than the engine has CPUs (`OMP_NUM_THREADS`, the server's "
+    "workers), or give it more CPUs.",
     "throttling": "Raise the limit that holds it back: the CPU quota of its control group, the "
     "power limit, or the cooling.",
     "cold_shapes": "Warm the server up before it takes traffic, with each batch size and prompt "
@@ -75,6 +81,7 @@ _ADVICE: dict[Why, str] = {
 }
 _TITLES: dict[Why, str] = {
     "co_tenant": "Steps are slow: others use the engine's CPUs or device",
+    "own_threads": "Steps are slow: the engine's own threads compete for its CPUs",
     "throttling": "Steps are slow: the CPU or the device is held back",
     "cold_shapes": "Steps are slow: first uses of shapes that the engine does not mark",
     "model_misfit": "Steps are slower than the cost model, which does not fit them",
@@ -186,6 +193,7 @@ def reason(slowness: Slowness) -> Reason | None:
         return None
     parts: dict[Why, _Part] = {
         "co_tenant": _co_tenant(slowness, excess_ns),
+        "own_threads": _own_threads(slowness, excess_ns),
         "throttling": _throttling(slowness, excess_ns),
         "cold_shapes": _cold_shapes(slowness, excess_ns),
         "model_misfit": _model_misfit(slowness, excess_ns),
@@ -329,19 +337,57 @@ def _beyond_ns(buckets: list[Bucket], rate: float) -> float:
     return sum(max(0.0, bucket.excess_ns - rate * bucket.explained_ns) for bucket in buckets)
 
 
+def _usual(slowness: Slowness) -> float | None:
+    """Return the excess over modelled time in seconds without others and without waits."""
+    free = [
+        bucket
+        for bucket in slowness.buckets
+        if bucket.steps and not (_is_shared(bucket, slowness) or _waits(bucket))
+    ]
+    return _rate_of(free, slowness)
+
+
+def _covered_ns(slowness: Slowness, *words: str) -> float:
+    """Return the excess that amounts cover, second by second.
+
+    The excess of undisturbed seconds is not due to waits in the disturbed ones.
+    """
+    rate = _usual(slowness) or 0.0
+    return sum(
+        min(
+            max(0.0, bucket.excess_ns - rate * bucket.explained_ns),
+            sum(bucket.of(word) for word in words),
+        )
+        for bucket in slowness.buckets
+        if bucket.steps
+    )
+
+
+def _compete(amounts: dict[str, float]) -> bool:
+    """Return whether the engine's threads wait for each other: others use too little for it."""
+    return amounts["wait"] > 0 and _others(amounts) < _RIVAL * amounts["wait"] / amounts["told"]
+
+
+def _own_threads(slowness: Slowness, excess_ns: int) -> _Part:
+    amounts = _totals(slowness)
+    if not _compete(amounts):
+        return _NONE
+    share, own = _covered_ns(slowness, "wait") / excess_ns, amounts["cpu"] / amounts["told"]
+    return _Part(
+        share,
+        f"{percent(share)} of it is time in which the engine's threads were ready to run and had "
+        f"no CPU, while no other process used one: its own threads, which used {own:.2g} CPUs, "
+        "compete.",
+    )
+
+
 def _co_tenant(slowness: Slowness, excess_ns: int) -> _Part:
     buckets = [bucket for bucket in slowness.buckets if bucket.steps]
-    free = [each for each in buckets if not (_is_shared(each, slowness) or _waits(each))]
-    usual = _rate_of(free, slowness)
-    # The excess of undisturbed seconds is not due to waits in the disturbed ones.
-    rate = usual or 0.0
-    waited_ns = sum(
-        min(max(0.0, each.excess_ns - rate * each.explained_ns), _stolen_ns(each))
-        for each in buckets
-    )
+    usual, amounts = _usual(slowness), _totals(slowness)
+    words = ("steal",) if _compete(amounts) else ("wait", "steal")
+    waited_ns = _covered_ns(slowness, *words)
     shared = [each for each in buckets if _is_shared(each, slowness)]
     slower_ns = 0.0 if usual is None else _beyond_ns(shared, usual)
-    amounts = _totals(slowness)
     if slower_ns > waited_ns:
         share = min(1.0, slower_ns / excess_ns)
         return _Part(
@@ -352,19 +398,14 @@ def _co_tenant(slowness: Slowness, excess_ns: int) -> _Part:
     if not waited_ns:
         return _NONE
     share = waited_ns / excess_ns
-    others, own = _others(amounts), amounts["cpu"] / amounts["told"]
-    waits_cpus = (amounts["wait"] + amounts["steal"]) / amounts["told"]
-    sentence = (
+    while_ = f"while others used {_others(amounts):.2g} CPUs"
+    if amounts["steal"] > amounts["wait"] or len(words) == 1:
+        while_ = "most of it because the hypervisor gave the CPU away"
+    return _Part(
+        share,
         f"{percent(share)} of it is time in which the engine's threads were ready to run and had "
-        f"no CPU, while others used {others:.2g} CPUs"
+        f"no CPU, {while_}.",
     )
-    if others < _RIVAL * waits_cpus:
-        sentence = (
-            f"{percent(share)} of it is time in which the engine's threads were ready to run and "
-            f"had no CPU, while no other process used one: its own threads, which used {own:.2g} "
-            "CPUs, compete"
-        )
-    return _Part(share, f"{sentence}.")
 
 
 def _throttling(slowness: Slowness, excess_ns: int) -> _Part:

@@ -195,9 +195,20 @@ def test_what_is_not_observed_is_said() -> None:
 
 
 def test_threads_that_compete_among_themselves_are_not_others() -> None:
-    found = why([Second(slower=1.0, wait_ms=110, others=0.0)] * 8)
-    assert found.why == "co_tenant"
+    run = watched([Second(slower=1.0, wait_ms=110, others=0.0)] * 8)
+    found = reason(run)
+    assert found is not None
+    assert (found.why, found.confidence) == ("own_threads", "high")
     assert "no other process used one" in " ".join(found.sentences)
+    assert "neighbour" not in found.advice
+    assert {number.name: number.value for number in found.evidence}["co_tenant_share"] == 0
+
+
+def test_a_hypervisor_that_takes_the_cpu_is_no_thread_of_the_engine() -> None:
+    found = why([Second(slower=0.8, steal_ms=90)] * 8)
+    assert found.why == "co_tenant"
+    assert "hypervisor" in " ".join(found.sentences)
+    assert "compete" not in " ".join(found.sentences)
 
 
 def test_waits_of_a_front_end_are_not_those_of_steps() -> None:
@@ -279,7 +290,8 @@ def test_parts_are_shares_for_any_evidence(run: list[Second]) -> None:
         assert (found.why == "unexplained") == (largest < 0.5)
 
 
-PARTS = {f"{name}_share" for name in ("co_tenant", "throttling", "cold_shapes", "model_misfit")}
+ALTERNATIVES = ("co_tenant", "own_threads", "throttling", "cold_shapes", "model_misfit")
+PARTS = {f"{name}_share" for name in ALTERNATIVES}
 
 
 @given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=30))
