@@ -54,8 +54,9 @@ _SPENT_NS = 1 << 6
 """Waits within steps are whole multiples of this."""
 _FIRST_SEATS = 64
 NOBODY_SEAT = 0
-_Members = tuple[Ints, Delay, BlameWeights]
-"""Slots of a step's members, its delay, and what each is blamed with."""
+_Members = tuple[Ints, Delay, BlameWeights, Floats | None]
+"""Slots of a step's members, its delay, what each is blamed with, and which part of it each waits
+for; None for all of it."""
 
 
 class _Held(msgspec.Struct):
@@ -182,6 +183,7 @@ class Blame:
         weights: BlameWeights | None,
         from_ns: int,
         until_ns: int,
+        waiting: Ints | None = None,
     ) -> None:
         """Take a step: what its members wait for each other, and others for them.
 
@@ -192,6 +194,7 @@ class Blame:
             weights: what each member is blamed with; None likewise.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
+            waiting: positions of the members that wait for it; None for all.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
@@ -200,7 +203,24 @@ class Blame:
         if grip is not None:
             self._last = slots, grip
         if weights is not None and len(slots) > 1:
-            self._steps.append((slots, delay, weights))
+            part = None
+            if waiting is not None:
+                part = np.zeros(len(slots))
+                part[waiting] = 1.0
+            self._steps.append((slots, delay, weights, part))
+
+    def cut(self, slots: Ints, delay: Delay, weights: BlameWeights, slot: int, part: float) -> None:
+        """Take back the last part of a step from a member that did not wait for it.
+
+        Args:
+            slots: [members].
+            delay: theirs.
+            weights: what each member is blamed with.
+            slot: the member's.
+            part: of the step.
+        """
+        if len(slots) > 1:
+            self._steps.append((slots, delay, weights, np.where(slots == slot, -part, 0.0)))
 
     def fold(self) -> None:
         """Add the steps since the last time to the matrices."""
@@ -210,9 +230,13 @@ class Blame:
 
     def _fold(self, steps: list[_Members]) -> None:
         num = len(steps)
-        delays = [delay for _, delay, _ in steps]
-        slots = np.concatenate([slots for slots, _, _ in steps])
-        sizes = np.array([len(slots) for slots, _, _ in steps])
+        delays = [delay for _, delay, _, _ in steps]
+        slots = np.concatenate([slots for slots, _, _, _ in steps])
+        sizes = np.array([len(slots) for slots, _, _, _ in steps])
+        part = None
+        if any(part is not None for _, _, _, part in steps):
+            whole = [np.ones(len(slots)) if part is None else part for slots, _, _, part in steps]
+            part = np.concatenate(whole)
         step = np.repeat(np.arange(num), sizes)
         here = np.bincount(slots, minlength=len(self._row_of)).nonzero()[0]
         place = np.empty(len(self._row_of), dtype=np.int64)
@@ -228,12 +252,14 @@ class Blame:
             is_prefill[at] = True
             of += is_prefill
         counts = np.bincount(of, minlength=2 * num)
-        share = _shares(np.concatenate([each.co_batched for _, _, each in steps]), of, counts)
+        share = _shares(np.concatenate([each.co_batched for _, _, each, _ in steps]), of, counts)
         class_ns = np.array([(d.decode_class_ns, d.prefill_class_ns) for d in delays])
         own_ns = np.concatenate([delay.own_ns for delay in delays])
         waited = class_ns.reshape(-1)[of] - own_ns
         waited = waited / np.maximum(1.0 - share * (1 / _SHARE), 1 / _SHARE)
         waited[(counts == 1)[of]] = 0.0
+        if part is not None:
+            waited *= part
         waited = np.rint(waited * (1 / _SPENT_NS))
         shape = (num, len(here))
         shares, waits = np.zeros(shape), np.zeros(shape)
@@ -245,28 +271,34 @@ class Blame:
             return
         grid = np.zeros(shape, dtype=np.bool_)
         grid.reshape(-1)[cell] = is_prefill
-        is_in = np.zeros(shape, dtype=np.bool_)
-        is_in.reshape(-1)[cell] = True
+        is_in = np.zeros(shape)
+        is_in.reshape(-1)[cell] = 1.0 if part is None else part
         explained_ns = np.array([delay.explained_ns for delay in delays])
-        others_ns = np.rint((explained_ns[:, None] - class_ns) * (1 / _SPENT_NS))
+        others_ns = (explained_ns[:, None] - class_ns) * (1 / _SPENT_NS)
         p = grid.any(axis=0).nonzero()[0]  # few prefill
         of_others = np.zeros(shape)
         of_others.reshape(-1)[cell] = _shares(
-            np.concatenate([each.interference for _, _, each in steps]), of, counts
+            np.concatenate([each.interference for _, _, each, _ in steps]), of, counts
         )
-        decodes = (is_in & ~grid).astype(np.float64)
-        prefills = grid[:, p].astype(np.float64)
+        decodes = np.rint(is_in * ~grid * others_ns[:, :1])
+        prefills = np.rint((is_in * grid * others_ns[:, 1:])[:, p])
         for cause, victims, spent, culprits, found in (
             (_DECODE_CO_BATCHED, seats, waits * ~grid, rows, shares * ~grid),
             (
                 _DECODE_INTERFERENCE,
                 seats,
-                decodes * others_ns[:, :1],
+                decodes,
                 rows[p],
                 (of_others * grid)[:, p],
             ),
-            (_PREFILL_CO_BATCHED, seats[p], waits[:, p] * prefills, rows[p], (shares * grid)[:, p]),
-            (_PREFILL_INTERFERENCE, seats[p], prefills * others_ns[:, 1:], rows, of_others * ~grid),
+            (
+                _PREFILL_CO_BATCHED,
+                seats[p],
+                waits[:, p] * grid[:, p],
+                rows[p],
+                (shares * grid)[:, p],
+            ),
+            (_PREFILL_INTERFERENCE, seats[p], prefills, rows, of_others * ~grid),
         ):
             self._of_cause(cause)[victims[:, None], culprits] += spent.T @ found
 

@@ -253,6 +253,7 @@ class Ledger:
         if kind == EDGE:
             self._resume_steps(slot, at_ns)
         elif _ENDS_STEP[kind] and state != LEAVING:
+            self._cut_blame(slot, at_ns)
             self._cut_ns[slot] = at_ns
         if (after := _STATE.item(kind)) >= 0:
             self._change(slot, at_ns, after)
@@ -279,7 +280,7 @@ class Ledger:
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     self._resume_step(step, edge.slots.item(0), edge.at_ns)
-        replica.blame.step(slots, step.delay, step.grip, step.weights, *span)
+        replica.blame.step(slots, step.delay, step.grip, step.weights, *span, members)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.
@@ -371,6 +372,16 @@ class Ledger:
             if len(members):
                 rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
                 self._add(rest)
+
+    def _cut_blame(self, slot: int, at_ns: int) -> None:
+        """Blame no member for the part of a step that a request no longer waits for."""
+        cut_ns = self._cut_ns.item(slot)
+        for step in self._recent:
+            is_cut = cut_ns < step.start_ns <= at_ns < step.end_ns
+            if is_cut and step.weights is not None and (step.slots == slot).any():
+                part = (step.end_ns - at_ns) / (step.end_ns - step.start_ns)
+                blame = self.replicas.on(step.dp_rank, self.device).blame
+                blame.cut(step.slots, step.delay, step.weights, slot, part)
 
     def _is_preempted_after(self, slot: int, at_ns: int) -> bool:
         """Return whether a step that began then was planned before a request was preempted."""

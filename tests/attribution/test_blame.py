@@ -371,6 +371,33 @@ def test_of_a_step_that_no_absence_would_have_shortened_all_are_blamed_alike() -
     assert told["r1"] == pytest.approx(told["r2"], rel=0.01)
 
 
+@pytest.mark.parametrize("kind", [ABORTED, PREEMPTED])
+def test_only_the_part_of_a_step_that_a_request_waited_for_is_blamed(kind: int) -> None:
+    bench = Bench(model=model_of(fixed_ns=1.0 * MS, per_token_ns=0.1 * MS))
+    for slot in (1, 2, 3, 4):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2, 3], 0, 10 * MS, tokens=[1, 1, 20], prefills=[2])
+    bench.step([1, 2, 4], 10 * MS, 110 * MS, tokens=[1, 1, 1_000], prefills=[2])
+    bench.ledger.note(1, kind, 11 * MS)
+    told = of_cause(bench.of(1, 11 * MS), "decode_interference")
+    # Of 20 of 32 parts of the first 10 ms, and of 1000 of 1012 parts of 1 ms.
+    of_first, of_second = 10 * 20 / 32, 1000 / 1012
+    assert told["r4"] / sum(told.values()) == pytest.approx(
+        of_second / (of_first + of_second), abs=0.01
+    )
+
+
+def test_a_member_that_has_finished_before_its_step_waits_for_nothing_in_it() -> None:
+    bench = Bench(model=model_of(fixed_ns=1.0 * MS, per_token_ns=0.1 * MS))
+    for slot in (1, 2, 3, 4):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2, 3], 0, 10 * MS, tokens=[1, 1, 20], prefills=[2])
+    bench.finish(1, 10 * MS)
+    bench.step([1, 2, 4], 10 * MS, 110 * MS, tokens=[1, 1, 1_000], prefills=[2])
+    assert set(of_cause(bench.of(1, 11 * MS), "decode_interference")) == {"r3"}
+    assert set(of_cause(bench.of(2, 11 * MS), "decode_interference")) == {"r3", "r4"}
+
+
 def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:
     bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3):
