@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -298,7 +298,7 @@ def cause_at(engine: Engine, request: Request, at_ns: int) -> str:
         if step.start_ns <= at_ns < (min(step.end_ns, cut_ns) if cut_ns else step.end_ns):
             return "step"
     # A token on its way: the next emission, unless it is that of a later step.
-    for step, then in zip(request.steps, [*request.steps[1:], None], strict=True):
+    for step, then in zip_longest(request.steps, request.steps[1:]):
         emitted_ns = min((ns for ns in request.tokens_ns if ns >= step.end_ns), default=FOREVER_NS)
         if step.end_ns <= at_ns < emitted_ns < (then.end_ns if then else FOREVER_NS):
             return "output"
