@@ -20,7 +20,7 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 BYS: tuple[By, ...] = get_args(By)
 
 
-def told(script: Script, rule: str, *, until_ms: float = 900) -> tuple[Tally, Finals, Collector]:
+def folded(script: Script, rule: str, *, until_ms: float = 900) -> tuple[Tally, Finals, Collector]:
     """Fold a script into a tally, up to an instant after its last step."""
     tally, kept = Tally(rule), Finals()
     collector = Collector(tally, kept)
@@ -63,7 +63,7 @@ def assert_sums(table: Shares) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("by", BYS)
 def test_rows_and_what_is_of_nobody_sum_to_the_measured_time(rule: str, by: By) -> None:
-    tally, kept, collector = told(two_tenants(), rule)
+    tally, kept, collector = folded(two_tenants(), rule)
     table = tally.table(by, collector)
     assert_sums(table)
     assert table.measured_ns == sum(step.measured_ns for step in kept.steps) == 76 * MS
@@ -74,7 +74,7 @@ def test_rows_and_what_is_of_nobody_sum_to_the_measured_time(rule: str, by: By) 
 
 
 def test_tenants_are_summed_those_still_under_way_too() -> None:
-    tally, kept, collector = told(two_tenants(), "fair")
+    tally, kept, collector = folded(two_tenants(), "fair")
     table = tally.table("tenant", collector)
     sums = Counter[str | None]()
     tenants = {"a": "north", "b": "south", "c": "north", "d": None}
@@ -88,7 +88,7 @@ def test_tenants_are_summed_those_still_under_way_too() -> None:
 
 
 def test_requests_keep_their_names_and_phases_their_tokens() -> None:
-    tally, _, collector = told(two_tenants(), "fair")
+    tally, _, collector = folded(two_tenants(), "fair")
     rows = {row.name: row for row in tally.table("request", collector).rows}
     assert rows["a"].external_id == "chat-a"
     assert rows["a"].engine == "engine"
@@ -130,14 +130,14 @@ def test_a_request_that_shared_no_step_has_no_discount() -> None:
     core.admitted(two)
     core.step(1, [(two, 50, 0)], start_ms=10, end_ms=19)
     core.health()
-    tally, _, collector = told(script, "fair")
+    tally, _, collector = folded(script, "fair")
     for row in tally.table("request", collector).rows:
         assert abs(row.whole.discount_ns) <= 1
         assert abs(row.whole.share_ns - row.whole.marginal_ns) <= 1
 
 
 def test_text_says_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> None:
-    tally, _, collector = told(two_tenants(), "token")
+    tally, _, collector = folded(two_tenants(), "token")
     table = tally.table("request", collector)
     text = to_text(table, most=2)
     assert "`token` (Aumann-Shapley" in text
@@ -186,7 +186,7 @@ def printed(line: str) -> tuple[int, int, int, int]:
 
 
 def test_json_holds_all_rows_in_whole_nanoseconds() -> None:
-    tally, _, collector = told(two_tenants(), "phase")
+    tally, _, collector = folded(two_tenants(), "phase")
     table = tally.table("request", collector)
     read = json.loads(to_json(table))
     assert read["rule"] == "phase"
@@ -209,7 +209,7 @@ def test_more_requests_than_the_first_table_holds_are_counted() -> None:
         core.admitted(mine)
         core.step(n, [(mine, 8, 0)], start_ms=10 * n + 2, end_ms=10 * n + 6)
         core.finished(mine)
-    tally, _, collector = told(script, "fair", until_ms=10 * num + 900)
+    tally, _, collector = folded(script, "fair", until_ms=10 * num + 900)
     table = tally.table("request", collector)
     assert len(table.rows) == num
     assert_sums(table)
