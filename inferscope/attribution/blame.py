@@ -57,6 +57,8 @@ NOBODY_SEAT = 0
 _Members = tuple[Ints, Delay, BlameWeights, Floats | None]
 """Slots of a step's members, its delay, what each is blamed with, and which part of it each waits
 for; None for all of it."""
+Culprits = tuple[Ints, int]
+"""Rows of a step's members, and how many rows were assigned when it was taken."""
 
 
 class _Held(msgspec.Struct):
@@ -83,6 +85,8 @@ class Blame:
         self._seats = list(range(_FIRST_SEATS - 1, NOBODY_SEAT, -1))
         self._steps: list[_Members] = []
         """Not in the matrices yet."""
+        self._cuts: list[tuple[_Members, Culprits]] = []
+        """What is to be taken back, likewise: some of those members may have ended since."""
         self._held: dict[int, _Held] = {}
         self._found: dict[int, dict[str, Found]] = {}
         self._last_slots: Ints | None = None
@@ -184,7 +188,7 @@ class Blame:
         from_ns: int,
         until_ns: int,
         waiting: Ints | None = None,
-    ) -> None:
+    ) -> Culprits:
         """Take a step: what its members wait for each other, and others for them.
 
         Args:
@@ -195,6 +199,9 @@ class Blame:
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
             waiting: positions of the members that wait for it; None for all.
+
+        Returns:
+            the rows of those that can be blamed for it, for `cut`.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
@@ -208,27 +215,43 @@ class Blame:
                 part = np.zeros(len(slots))
                 part[waiting] = 1.0
             self._steps.append((slots, delay, weights, part))
+        return self._last_rows, self._holds.num_taken
 
-    def cut(self, slots: Ints, delay: Delay, weights: BlameWeights, slot: int, part: float) -> None:
+    def cut(
+        self,
+        slots: Ints,
+        delay: Delay,
+        weights: BlameWeights,
+        culprits: Culprits,
+        slot: int,
+        part: float,
+    ) -> None:
         """Take back the last part of a step from a member that did not wait for it.
 
         Args:
             slots: [members].
             delay: theirs.
             weights: what each member is blamed with.
+            culprits: what `step` returned.
             slot: the member's.
             part: of the step.
         """
         if len(slots) > 1:
-            self._steps.append((slots, delay, weights, np.where(slots == slot, -part, 0.0)))
+            of_member = np.where(slots == slot, -part, 0.0)
+            self._cuts.append(((slots, delay, weights, of_member), culprits))
 
     def fold(self) -> None:
         """Add the steps since the last time to the matrices."""
         if self._steps:
             steps, self._steps = self._steps, []
             self._fold(steps)
+        if self._cuts:
+            cuts, self._cuts = self._cuts, []
+            for members, culprits in cuts:
+                self._fold([members], self._holds.kept(*culprits))
 
-    def _fold(self, steps: list[_Members]) -> None:
+    def _fold(self, steps: list[_Members], members_rows: Ints | None = None) -> None:
+        """Add steps to the matrices; with the members' rows where some may have ended."""
         num = len(steps)
         delays = [delay for _, delay, _, _ in steps]
         slots = np.concatenate([slots for slots, _, _, _ in steps])
@@ -242,6 +265,8 @@ class Blame:
         place = np.empty(len(self._row_of), dtype=np.int64)
         place[here] = np.arange(len(here))
         rows, seats = self._row_of[here], self._seat_of[here]
+        if members_rows is not None:
+            rows[place[slots]] = members_rows
         cell = step * len(here) + place[slots]
         # Two classes a step: decodes, then prefills.
         of = step * 2

@@ -168,6 +168,21 @@ class Holds:
         self.names[row] = name
         return row
 
+    @property
+    def num_taken(self) -> int:
+        """Return how many rows were assigned so far."""
+        return self._num_taken
+
+    def kept(self, rows: Ints, num_taken: int) -> Ints:
+        """Return rows of earlier, that of no request for those that are of others by now.
+
+        Args:
+            rows: when `num_taken` were assigned.
+            num_taken: see there.
+        """
+        is_kept = [self.names[row] is not None for row in rows.tolist()]
+        return np.where(is_kept & (self._since[rows] <= num_taken), rows, NOBODY_ROW)
+
     def end(self, row: int) -> None:
         """Note that a request is over; others may have to blame it yet."""
         self._over.append(row)

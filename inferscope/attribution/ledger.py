@@ -31,6 +31,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from inferscope.attribution.blame import Culprits
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
@@ -140,6 +141,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """What the members hold; None where that is not known."""
     weights: BlameWeights | None = None
     """What each member is blamed with; None likewise."""
+    culprits: Culprits | None = None
+    """The rows of those that can be blamed for it, once it is noted."""
     is_open: bool = False
     """It stands for one of which the end is not known; see `hold`."""
     dp_rank: int = 0
@@ -280,7 +283,12 @@ class Ledger:
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     self._resume_step(step, edge.slots.item(0), edge.at_ns)
-        replica.blame.step(slots, step.delay, step.grip, step.weights, *span, members)
+        if members is not None:  # whether they are final by now depends on when windows are booked
+            has_ended = np.isin(self.state[slots], (LEAVING, FREE))
+            has_ended[members] = False
+            slots = np.where(has_ended, NOBODY, slots)
+        given = slots, step.delay, step.grip, step.weights
+        step.culprits = replica.blame.step(*given, *span, members)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.
@@ -353,6 +361,7 @@ class Ledger:
                     self.note(slot, ADMITTED, at_ns)
             state, cut_ns = self.state[slots], self._cut_ns[slots]
             is_over = (state == LEAVING) & (cut_ns <= at_ns)
+            is_over |= (state == FREE) & (slots != NOBODY)
             is_over |= (state == HELD) & (cut_ns == at_ns)
             if is_over.any():
                 waits = (~is_over).nonzero()[0]
@@ -378,10 +387,10 @@ class Ledger:
         cut_ns = self._cut_ns.item(slot)
         for step in self._recent:
             is_cut = cut_ns < step.start_ns <= at_ns < step.end_ns
-            if is_cut and step.weights is not None and (step.slots == slot).any():
+            if is_cut and step.weights and step.culprits and (step.slots == slot).any():
                 part = (step.end_ns - at_ns) / (step.end_ns - step.start_ns)
                 blame = self.replicas.on(step.dp_rank, self.device).blame
-                blame.cut(step.slots, step.delay, step.weights, slot, part)
+                blame.cut(step.slots, step.delay, step.weights, step.culprits, slot, part)
 
     def _is_preempted_after(self, slot: int, at_ns: int) -> bool:
         """Return whether a step that began then was planned before a request was preempted."""
