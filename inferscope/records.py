@@ -20,7 +20,7 @@ import msgspec
 
 FORMAT_VERSION = 1
 """Of rings and recordings: frames, header page, blocks."""
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 """Of the meaning of the records: two folds of one version give the same numbers."""
 
 RequestIndex = NewType("RequestIndex", int)
