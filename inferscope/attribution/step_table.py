@@ -134,7 +134,7 @@ class StepTable:
             sizes[sizes > 0],
         )  # fmt: skip
 
-    def by_step(self, chunk_values: Floats) -> Floats:
+    def by_step(self, chunk_values: Floats | Ints) -> Floats:
         """Sum values of chunks by step, in their order."""
         return np.bincount(self.chunk_step, chunk_values, minlength=len(self)).astype(np.float64)
 

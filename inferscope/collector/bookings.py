@@ -103,7 +103,7 @@ class Bookings:
             self.finish()
             counters.reach(run.end_ns)
         if rows.is_simple:
-            moved, prefill_flops = self._book_singles(rows, contexts, split)
+            moved, prefill_flops = self._book_singles(step)
         else:
             moved, prefill_flops = self._book_rows(rows, contexts, split, step.slices)
         if rows is not self._last_rows:
@@ -124,7 +124,7 @@ class Bookings:
             prefill_ns = sum(of_ranks_ns)
             decode_ns -= prefill_ns
             if lives.table.num_labelled:
-                self._book_parts(rows, contexts, split)
+                self._book_parts(step)
             amounts["prefill_tokens"] += rows.num_prefill_tokens
             amounts["prefill_ns"] += prefill_ns
             if prefill_flops:
@@ -203,12 +203,14 @@ class Bookings:
         for at in rows.member_prefills:
             in_prefill[members.item(at)] = True
 
-    def _book_singles(self, rows: Rows, contexts: Ints, split: SplitStep) -> tuple[Moved, int]:
+    def _book_singles(self, step: Joined) -> tuple[Moved, int]:
         """Book a step of decodes that have one token each, and a few prefills.
 
         Returns:
             what it moved and computed, as far as somebody counts, and its prefills' FLOPs.
         """
+        rows, contexts, split = step.rows, step.contexts, step.split
+        assert split is not None
         rates, decoded = self._lives.rates, self._decoded
         weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
         start = decoded.num_rows
@@ -229,8 +231,7 @@ class Bookings:
         prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
         if rates is None or weights is None or not self._lives.counters.is_on:
             return NOTHING_MOVED, prefill_flops
-        assert split.batch is not None  # it has requests
-        return moved_by(rows, split.batch, prefilled, rates=rates, weights=weights), prefill_flops
+        return moved_by(rows, step.batch, prefilled, rates=rates, weights=weights), prefill_flops
 
     def _book_rows(
         self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices
@@ -274,10 +275,12 @@ class Bookings:
         moved = tuple(of[column] for column in columns for of in (prefill, decode))
         return moved, prefill_flops
 
-    def _book_parts(self, rows: Rows, contexts: Ints, split: SplitStep) -> None:
+    def _book_parts(self, step: Joined) -> None:
         """Divide the chunks of labelled prompts over their parts."""
+        rows, contexts, split = step.rows, step.contexts, step.split
+        assert split is not None
         by_slot, chunks = self._lives.table.by_slot, rows.team.chunks
-        of_pairs = pair_shares(split)
+        of_pairs = pair_shares(step)
         for at in rows.prefills:
             request = by_slot[rows.slots.item(at)]
             if request is None or not request.told_parts:
@@ -305,7 +308,7 @@ class Bookings:
         rows, run, split = step.rows, step.run, step.split
         assert split is not None
         ids, span = self._ids_of(rows.slots), run.span
-        components = components_of(split, rows)
+        components = components_of(step)
         for at, rank in enumerate(run.ranks):
             final = FinalStep(
                 engine_id=self._engine_id,

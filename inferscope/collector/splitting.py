@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,9 +28,8 @@ from inferscope.attribution.table_split import (
     shares_ns,
 )
 from inferscope.collector.steps import Joined, SplitStep
-from inferscope.cost.batch import Batch
-from inferscope.cost.book import CostBook, Mode
-from inferscope.cost.pure_steps import Bounds
+from inferscope.cost.book import CostBook, Mode, is_sure_of, ratios_of
+from inferscope.cost.pure_steps import Bounds, PureStep
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,10 +46,14 @@ def split_steps(book: CostBook, steps: Sequence[Joined]) -> None:
     for step in steps:
         by_mode.setdefault(step.run.span.mode, []).append(step)
     tables = {name: _ModeSteps(book, name, of_mode) for name, of_mode in by_mode.items()}
-    for step in steps:
-        tables[step.run.span.mode].learn_next()
+    for name, run in groupby(steps, key=_mode_of):
+        tables[name].learn(len(list(run)))
     for table in tables.values():
         table.finish()
+
+
+def _mode_of(step: Joined) -> str:
+    return step.run.span.mode
 
 
 class _ModeSteps:
@@ -59,9 +63,17 @@ class _ModeSteps:
         self._book = book
         self._mode: Mode = book.mode(name)
         self._steps = steps
-        self._table = _table(steps)
-        visible = self._table.sum_visible.tolist(), self._table.longest.tolist()
-        self._visible: list[tuple[int, int]] = list(zip(*visible, strict=True))
+        self._table = table = _table(steps)
+        runs = [step.run for step in steps]
+        self._delay_ns = np.array([run.delay_ns for run in runs])
+        self._is_taught: list[bool] = [not (run.span.cold or run.is_dummy) for run in runs]
+        """[steps], the book learns from it."""
+        self._stages_ns = [run.stages_ns for run in runs]
+        if max(map(len, self._stages_ns)) < 2:
+            self._stages_ns = []
+        self._features = _features(table)
+        self._has_prefills: list[bool] = [bool(step.rows.prefills) for step in steps]
+        self._pure = _pure_steps(table, self._delay_ns.tolist(), self._is_taught)
         self._at = 0
         """The step to learn next."""
         self._begin()
@@ -71,36 +83,55 @@ class _ModeSteps:
         self._start = self._at
         self._model = self._mode.model
         self._priced = price(self._model, self._table.part(self._at, len(self._steps)))
-        self._modelled: list[float] = self._priced.modelled_ns.tolist()
-        self._batches: list[Batch] = []
-        self._healthy: list[float] = []
+        self._healthy: list[Floats] = []
         self._bounds: list[Bounds | None] = []
 
-    def learn_next(self) -> None:
-        """Note what the book says of the next step now, and let the book learn from it."""
-        mode, at = self._mode, self._at
-        if mode.model is not self._model:
-            self.finish()
-            self._begin()
-        step = self._steps[at]
-        rows, run = step.rows, step.run
-        batch = Batch(rows.team, rows.by_request(step.contexts), sums=self._visible[at])
-        modelled_ns = self._modelled[at - self._start]
-        delay_ns = run.delay_ns
-        ratio = delay_ns / modelled_ns if modelled_ns > 0 else 1.0
-        self._batches.append(batch)
-        self._healthy.append(ratio if mode.healthy_ratio is None else mode.healthy_ratio)
-        self._bounds.append(self._book.bounds(mode, batch, rows.member_prefills))
-        if not run.span.cold and not run.is_dummy:
-            self._book.learn(
-                mode,
-                batch,
-                rows.member_prefills,
-                measured_ns=delay_ns,
-                modelled_ns=modelled_ns,
-                stages_ns=run.stages_ns,
-            )
-        self._at += 1
+    def learn(self, num: int) -> None:
+        """Note what the book says of each of the next steps, and let the book learn from it."""
+        mode, end = self._mode, self._at + num
+        while self._at < end:
+            if mode.model is not self._model:
+                self.finish()
+                self._begin()
+            start = self._at
+            taught = self._is_taught[start:end]
+            num = taught.index(False) if False in taught else len(taught)
+            steps = slice(start, start + max(1, num))
+            since = slice(start - self._start, steps.stop - self._start)
+            delay_ns, modelled_ns = self._delay_ns[steps], self._priced.modelled_ns[since]
+            if num:
+                healthy = mode.observe(
+                    self._features[steps],
+                    measured_ns=delay_ns,
+                    modelled_ns=modelled_ns,
+                    stages_ns=self._stages_ns[steps],
+                )
+            else:
+                healthy = mode.healthy(ratios_of(delay_ns, modelled_ns))
+            self._healthy.append(healthy)
+            self._at += len(healthy)
+            self._bound(start, self._at)
+
+    def _bound(self, start: int, stop: int) -> None:
+        """Note the bounds of steps, and keep each behind its own."""
+        book, model, table = self._book, self._model, self._table
+        is_sure = is_sure_of(model)
+        kept = start
+        for at in range(start, stop):
+            found = None
+            if self._has_prefills[at] or not is_sure:
+                book.learn_pure(self._pure[kept:at])
+                kept = at
+                first = table.first.item(at)
+                members = slice(first, first + table.sizes.item(at))
+                found = book.bounds(
+                    model,
+                    table.tokens[members],
+                    table.context[members],
+                    self._steps[at].rows.member_prefills,
+                )
+            self._bounds.append(found)
+        book.learn_pure(self._pure[kept:stop])
 
     def finish(self) -> None:
         """Split the steps since the model came into force."""
@@ -110,27 +141,35 @@ class _ModeSteps:
         steps, priced = self._steps[self._start : self._at], self._priced
         if num < len(priced.table):
             priced = price(self._model, priced.table.part(0, num))
+        table = priced.table
         runs = [step.run for step in steps]
-        delay_ns = np.array([run.delay_ns for run in runs])
         explained = delays(
-            priced, delay_ns, np.array(self._healthy), _bounds(priced.table, self._bounds)
+            priced,
+            self._delay_ns[self._start : self._at],
+            np.concatenate(self._healthy),
+            _bounds(table, self._bounds),
         )
         of_ranks = [
             _of_rank(priced, steps, at) for at in range(max(len(run.ranks) for run in runs))
         ]
-        found = _delays(priced.table, explained, steps)
+        found = _delays(table, explained, steps)
         weights = blame_weights(priced)
-        members = priced.table.first.tolist()
-        chunks = (np.cumsum(priced.table.num_chunks) - priced.table.num_chunks).tolist()
+        members = table.first.tolist()
+        chunks = (np.cumsum(table.num_chunks) - table.num_chunks).tolist()
+        visible = zip(table.sum_visible.tolist(), table.longest.tolist(), strict=True)
+        modelled: list[float] = priced.modelled_ns.tolist()
         chunk_ns: list[float] = priced.chunk_ns.tolist()
         model = self._model
-        for at, (step, run, delay) in enumerate(zip(steps, runs, found, strict=True)):
-            rows, modelled_ns = step.rows, self._modelled[at]
+        for at, (step, run, delay, sums) in enumerate(
+            zip(steps, runs, found, visible, strict=True)
+        ):
+            rows, modelled_ns = step.rows, modelled[at]
             num_ranks, num_chunks = len(run.ranks), len(rows.team.chunks)
             if run.wait_ns:
                 delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
-            if delay.bounded_ns and not run.span.cold and not run.is_dummy:
+            if delay.bounded_ns and self._is_taught[self._start + at]:
                 self._mode.note_bounded(delay.bounded_ns)
+            step.visible = sums
             step.split = SplitStep(
                 [of_rank[0][at] for of_rank in of_ranks[:num_ranks]],
                 [of_rank[1][at] for of_rank in of_ranks[:num_ranks]],
@@ -140,12 +179,52 @@ class _ModeSteps:
                 rows.members,
                 delay,
                 model,
-                self._batches[at],
                 chunk_ns[chunks[at] : chunks[at] + num_chunks],
                 weights.part(members[at], members[at] + len(rows.members)),
                 step.grip,
                 model.is_provisional,
             )
+
+
+def _features(table: StepTable) -> Floats:
+    """Return the steps as observations of the fit: [steps, kept], see `cost.fit.features`."""
+    columns = (
+        table.num_tokens,
+        table.num_rows,
+        table.num_single > 0,
+        table.sum_visible,
+        table.num_single * table.longest,
+        table.num_chunks,
+        table.by_step(table.chunk_pairs),
+        table.by_step(table.chunk_visible),
+    )
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _pure_steps(
+    table: StepTable, delay_ns: list[int], is_taught: list[bool]
+) -> list[PureStep | None]:
+    """Return tokens and context of each step's largest member, and its delay.
+
+    None for a step of both phases, and for one that teaches nothing.
+    """
+    tokens, contexts = [1] * len(table), (table.longest - 1).tolist()
+    for step, of_chunk, context in zip(
+        table.chunk_step.tolist(),
+        table.chunk_tokens.tolist(),
+        table.context[table.chunks].tolist(),
+        strict=True,
+    ):
+        if of_chunk > tokens[step]:
+            tokens[step], contexts[step] = of_chunk, context
+    num_prefills = np.bincount(table.step_of[table.prefills], minlength=len(table))
+    is_pure = (num_prefills == 0) | (num_prefills == table.sizes)
+    return [
+        step if pure and taught and step[2] > 0 else None
+        for step, pure, taught in zip(
+            zip(tokens, contexts, delay_ns, strict=True), is_pure.tolist(), is_taught, strict=True
+        )
+    ]
 
 
 def _table(steps: Sequence[Joined]) -> StepTable:

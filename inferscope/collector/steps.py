@@ -128,8 +128,6 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     delay: Delay
     model: StepModel | None = None
     """In force when it was divided; None where it was of no request."""
-    batch: Batch | None = None
-    """The requests as the model sees them; None likewise."""
     chunk_ns: list[float] = []
     """[chunks], their modelled parts, which were scaled to what was measured."""
     weights: BlameWeights | None = None
@@ -153,6 +151,14 @@ class Joined(msgspec.Struct, eq=False, gc=False):
     split: SplitStep | None = None
     """None until the steps of its window are split; likewise its prefill time, by rank."""
     prefill_ns: list[int] = []
+    visible: tuple[int, int] = (0, 0)
+    """Visible tokens of its requests with one token, in all and at most."""
+
+    @property
+    def batch(self) -> Batch:
+        """Return the requests as the cost model sees them."""
+        rows = self.rows
+        return Batch(rows.team, rows.by_request(self.contexts), sums=self.visible)
 
 
 def rank_span(
@@ -229,21 +235,23 @@ def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
     return [fastest[stage] for stage in sorted(fastest)]
 
 
-def pair_shares(split: SplitStep) -> list[float]:
+def pair_shares(step: Joined) -> list[float]:
     """Return how much of each chunk's modelled cost goes by pairs of query and key: [chunks]."""
-    model, batch = split.model, split.batch
-    if model is None or batch is None:
+    split = step.split
+    if split is None or split.model is None:
         return []
+    pair_ns = split.model.pair_ns
     return [
-        min(1.0, model.pair_ns * pairs / part) if part > 0 else 0.0
-        for pairs, part in zip(batch.chunk_pairs, split.chunk_ns, strict=True)
+        min(1.0, pair_ns * pairs / part) if part > 0 else 0.0
+        for pairs, part in zip(step.batch.chunk_pairs, split.chunk_ns, strict=True)
     ]
 
 
-def components_of(split: SplitStep, rows: Rows) -> Components | None:
+def components_of(step: Joined) -> Components | None:
     """Return what a step was divided with, for other rules; None where it was of no request."""
-    model, batch = split.model, split.batch
-    if model is None or batch is None:
+    model = None if step.split is None else step.split.model
+    if model is None:
         return None
+    rows, batch = step.rows, step.batch
     own = model.own(batch)
     return Components(model, batch, own, rows.member_prefills, rows.tokens, rows.member_of_row)

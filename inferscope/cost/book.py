@@ -16,18 +16,22 @@ but for what a slow machine brings with it: work piles up on it as never before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
-from inferscope.cost.fit import OnlineFit, features
+from inferscope.cost.fit import OnlineFit
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
-from inferscope.cost.pure_steps import Bounds, PureSteps
+from inferscope.cost.pure_steps import Bounds, PureStep, PureSteps
 from inferscope.cost.table import is_of_steps, is_sound, measured_flops_s, model_of
 from inferscope.records import CALIBRATION, CostTable, EngineInfo, Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _RATIOS = 256
 _RATIOS_AGAIN = 16
@@ -42,6 +46,25 @@ _ENOUGH_CHUNKED = 32
 _DRIFT = 1.2
 """How far the ratio of healthy steps may rise from what it was when the model was learned. Beyond,
 it is the machine that has changed."""
+
+
+def is_sure_of(model: StepModel) -> bool:
+    """Return whether enough steps of both phases have taught a model to split any step."""
+    return not model.is_provisional and not 0 < model.num_chunked < _ENOUGH_CHUNKED
+
+
+def ratios_of(measured_ns: Ints, modelled_ns: Floats) -> Floats:
+    """Return measured over modelled times, 1 where the model knows nothing: [steps]."""
+    ratios: Floats = np.ones(len(measured_ns))
+    np.divide(measured_ns, modelled_ns, out=ratios, where=modelled_ns > 0)
+    return ratios
+
+
+def _to_weighing(num_seen: int) -> int:
+    """Return with how many more steps ratios are weighed again."""
+    if num_seen < _ENOUGH_RATIOS:
+        return _ENOUGH_RATIOS - num_seen
+    return _RATIOS_AGAIN - num_seen % _RATIOS_AGAIN
 
 
 class Mode:
@@ -72,7 +95,7 @@ class Mode:
         self._sum_ns = self._bounded_ns = 0
         self._has_slowed = False
         """Most recent steps take much longer than was healthy."""
-        self._is_frozen = False
+        self._is_frozen = self._is_refit_due = False
 
     @property
     def num_steps(self) -> int:
@@ -96,12 +119,6 @@ class Mode:
         mode._is_frozen = True
         return mode
 
-    def is_trusted(self, batch: Batch) -> bool:
-        """Return whether enough steps of its phases have taught the model to split a step."""
-        if self.model.is_provisional:
-            return False
-        return not batch.team.chunks or not 0 < self.model.num_chunked < _ENOUGH_CHUNKED
-
     def begin_with(self, model: StepModel) -> None:
         """Put a better first guess in force, unless there is a fit already."""
         if self._learned_ratio is None and model is not self._first and not self._is_frozen:
@@ -112,41 +129,103 @@ class Mode:
 
     def observe(
         self,
-        batch: Batch,
+        rows: Floats,
         *,
-        measured_ns: int,
-        modelled_ns: float,
-        stages_ns: Sequence[int] = (),
-    ) -> None:
-        """Learn from a step that was not cold.
+        measured_ns: Ints,
+        modelled_ns: Floats,
+        stages_ns: Sequence[Sequence[int]] = (),
+    ) -> Floats:
+        """Learn from some steps that were not cold, up to one that brings a model into force.
 
         Args:
-            batch: its requests.
-            measured_ns: its delay, over all stages.
-            modelled_ns: what the model in force said.
-            stages_ns: time of each stage of a pipeline.
+            rows: [steps, kept], see `fit.features`.
+            measured_ns: [steps], their delays, over all stages.
+            modelled_ns: [steps], what the model in force said.
+            stages_ns: [steps], times of the stages of a pipeline; empty where there is none.
+
+        Returns:
+            [learned], measured over modelled time of a healthy step, as it was known before each.
         """
-        self._sum_ns += measured_ns
-        ratio = measured_ns / modelled_ns if modelled_ns > 0 else 1.0
-        self._ratios[self._num_ratios % _RATIOS] = ratio
-        self._num_ratios += 1
-        self._num_seen += 1
-        if self._num_seen % _RATIOS_AGAIN == 0 or self._num_seen == _ENOUGH_RATIOS:
-            self._weigh()
-        if self._is_frozen:
-            return
-        row, learned = features(batch), self._learned_ratio
-        is_slow = learned is not None and (
-            ratio > _SLOW * learned
-            or self._stages.is_slow(stages_ns, _SLOW * learned * modelled_ns)
-        )
-        if is_slow and (self._has_slowed or self._fit.knows(row)):
-            return
-        self._stages.observe(stages_ns)
-        if measured_ns > 0 and self._fit.observe(row, measured_ns):
+        ratios = ratios_of(measured_ns, modelled_ns)
+        is_slow = self._is_slow(ratios, modelled_ns, stages_ns)
+        num = len(ratios)
+        if is_slow.any():  # whether slow ones are learned depends on the weighing before them
+            to_weighing = _to_weighing(self._num_seen)
+            num = min(num, to_weighing - 1 or _to_weighing(self._num_seen + 1))
+        healthy = self.healthy(ratios[:num])
+        noted = 0
+        if _to_weighing(self._num_seen) == 1:
+            noted = self._weigh_next(ratios, healthy, 0)
+        if not self._is_frozen:
+            num = self._learn(rows[:num], measured_ns[:num], is_slow[:num], stages_ns)
+        while noted + _to_weighing(self._num_seen) <= num:
+            noted = self._weigh_next(ratios, healthy, noted)
+        self._note(ratios[noted:num])
+        self._sum_ns += int(measured_ns[:num].sum())
+        if self._is_refit_due:
+            self._is_refit_due = False
             model = self._fit.solve()
             if model is not None:
                 self._take(model)
+        return healthy[:num]
+
+    def _is_slow(
+        self, ratios: Floats, modelled_ns: Floats, stages_ns: Sequence[Sequence[int]]
+    ) -> Flags:
+        """Return which steps took longer than a healthy one may, or a stage of theirs: [steps]."""
+        learned = self._learned_ratio
+        if learned is None:
+            return np.zeros(len(ratios), dtype=np.bool_)
+        is_slow: Flags = ratios > _SLOW * learned
+        for at, stages in enumerate(stages_ns):
+            is_slow[at] |= self._stages.is_slow(stages, _SLOW * learned * modelled_ns.item(at))
+        return is_slow
+
+    def _learn(
+        self,
+        rows: Floats,
+        measured_ns: Ints,
+        is_slow: Flags,
+        stages_ns: Sequence[Sequence[int]],
+    ) -> int:
+        """Teach the fit the healthy ones of some steps, up to one behind which it is to be solved.
+
+        Returns:
+            how many they were with those that are left out.
+        """
+        num, is_healthy = len(rows), ~is_slow
+        if is_slow.any() and not self._has_slowed:
+            is_healthy |= ~self._fit.knows(rows)
+        taken = (is_healthy & (measured_ns > 0)).nonzero()[0]
+        if len(taken):
+            num_taken = self._fit.observe(rows[taken], measured_ns[taken])
+            self._is_refit_due = self._fit.is_due
+            if self._is_refit_due:
+                num = taken.item(num_taken - 1) + 1
+        if stages_ns:
+            for at in is_healthy[:num].nonzero()[0].tolist():
+                self._stages.observe(stages_ns[at])
+        return num
+
+    def _weigh_next(self, ratios: Floats, healthy: Floats, noted: int) -> int:
+        """Note ratios up to the next weighing, and what is healthy behind it; return how many."""
+        num = noted + _to_weighing(self._num_seen)
+        self._note(ratios[noted:num])
+        self._weigh()
+        healthy[num:] = self.healthy(ratios[num : len(healthy)])
+        return num
+
+    def healthy(self, ratios: Floats) -> Floats:
+        """Return measured over modelled time of healthy steps; the steps' own without a fit."""
+        if self.healthy_ratio is None:
+            return ratios.copy()
+        return np.full(len(ratios), self.healthy_ratio)
+
+    def _note(self, ratios: Floats) -> None:
+        at = np.arange(self._num_ratios, self._num_ratios + len(ratios)) % _RATIOS
+        self._ratios[at] = ratios
+        self._num_ratios += len(ratios)
+        self._num_seen += len(ratios)
 
     def note_bounded(self, bounded_ns: int) -> None:
         """Note what measured steps took off a member's own part, of a step that was not cold."""
@@ -272,25 +351,12 @@ class CostBook:
         book.pure_steps = self.pure_steps
         return book
 
-    def learn(
-        self,
-        mode: Mode,
-        batch: Batch,
-        prefills: list[int],
-        *,
-        measured_ns: int,
-        modelled_ns: float,
-        stages_ns: Sequence[int],
-    ) -> None:
-        """Learn from a step that was not cold; see `Mode.observe`."""
+    def learn_pure(self, steps: Iterable[PureStep | None]) -> None:
+        """Add steps of one phase that were not cold; None for another one."""
         if not self._is_frozen:
-            self.pure_steps.observe(batch, prefills, measured_ns)
-        mode.observe(
-            batch,
-            measured_ns=measured_ns,
-            modelled_ns=modelled_ns,
-            stages_ns=stages_ns,
-        )
+            for step in steps:
+                if step is not None:
+                    self.pure_steps.observe(*step)
 
     @property
     def memory_peaks(self) -> dict[str, float]:
@@ -335,18 +401,26 @@ class CostBook:
         """Return what a mode starts with."""
         return self._calibrated.get(name) or self._calibrated.get("") or self._roofline
 
-    def bounds(self, mode: Mode, batch: Batch, prefills: list[int]) -> Bounds | None:
+    def bounds(
+        self, model: StepModel, tokens: Ints, contexts: Ints, prefills: list[int]
+    ) -> Bounds | None:
         """Return what measured steps say a step's members take alone at most.
 
         A model that few steps have taught is bounded for all of them, another one for prefills: it
         knows those of their size from extrapolation only, where most prompts are long. Steps of
         all modes count, for a member alone would have run in the mode of its own.
+
+        Args:
+            model: in force.
+            tokens: [members].
+            contexts: [members].
+            prefills: positions of those that prefill.
         """
-        if len(batch.context) < 2:
+        if len(tokens) < 2:
             return None
-        if mode.is_trusted(batch):
-            return self.pure_steps.bounds(batch, prefills)
-        return self.pure_steps.bounds_of_all(batch)
+        if is_sure_of(model) or (not model.is_provisional and tokens.max() == 1):
+            return self.pure_steps.bounds(tokens, contexts, prefills)
+        return self.pure_steps.bounds_of_all(tokens, contexts)
 
     def mode(self, name: str) -> Mode:
         """Return what is known of an execution mode."""

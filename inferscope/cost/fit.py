@@ -12,10 +12,8 @@ size.
 
 from __future__ import annotations
 
-import struct
 import threading
 from functools import partial
-from operator import le
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +22,8 @@ from inferscope.cost.batch import Batch
 from inferscope.cost.model import ENOUGH_STEPS, MAX_TOKENS, StepModel, Tables
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 REMEMBERED_STEPS = 2048
 REFRESH_STEPS = 512
@@ -42,14 +42,12 @@ _NUM_TOKENS: Floats = np.arange(MAX_TOKENS + 1, dtype=np.float64)
 """All that a table holds."""
 _NUM_F = 2 + len(_CAPS) + len(_HINGES)
 _NUM_FEATURES = _NUM_F + 7
-_CHUNKS = _NUM_F + 4
-"""Feature of the number of chunks."""
+_CHUNKS = 5
+"""Column of an observation: the number of chunks."""
 _SIZES = tuple(2**bits for bits in range(14))
 """Tokens at which a first model is read."""
 _NUM_KEPT = 1 + _NUM_FEATURES - _NUM_F
 """Of an observation: f's features follow from its tokens."""
-_ROW = struct.Struct(f"{_NUM_KEPT}d")
-"""Writes an observation in half the time that numpy takes to convert one."""
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _SLOW_PULL = 0.25
@@ -89,36 +87,32 @@ class _Room(threading.local):
 _room = _Room()
 
 
-def features(batch: Batch) -> tuple[float, ...]:
-    """Return a step's observation."""
+def features(batch: Batch) -> Floats:
+    """Return a step's observation: [1, kept], as `observe` takes those of many steps.
+
+    Tokens, sampled rows, whether there are singles, Σ visible of these, singles · longest visible,
+    chunks, Σ pairs and Σ visible of these.
+    """
     team = batch.team
-    if team.features is None:
-        total = team.num_tokens
-        team.features = (
-            1.0,
-            total,
-            *[min(total, cap) for cap in _CAPS],
-            *[max(total - hinge, 0) for hinge in _HINGES],
-            team.num_rows,
-            1 if team.num_single else 0,
-        )
     of_singles = (batch.single_visible, team.num_single * batch.longest_single)
-    if not team.chunks:
-        return (*team.features, *of_singles, 0, 0, 0)
     of_chunks = (len(team.chunks), sum(batch.chunk_pairs), sum(batch.chunk_visible))
-    return (*team.features, *of_singles, *of_chunks)
+    row = (team.num_tokens, team.num_rows, team.num_single > 0, *of_singles, *of_chunks)
+    return np.array([row], dtype=np.float64)
 
 
 class OnlineFit:
-    """Observations of one execution mode, and the coefficients they give."""
+    """Observations of one execution mode, and the coefficients they give.
+
+    Attributes:
+        is_due: the last step that was taken in makes a refresh due.
+    """
 
     def __init__(self, name: str) -> None:
         """Start empty; `name` is the mode's, for the fit's id."""
         self._name = name
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_KEPT))
-        self._row_bytes = self._rows.data.cast("B")
         self._times = np.zeros(REMEMBERED_STEPS)
-        self._is_first = bytearray(REMEMBERED_STEPS)
+        self._is_first: Flags = np.zeros(REMEMBERED_STEPS, dtype=np.bool_)
         """Of its size."""
         self._has_seen = bytearray(1)
         """By number of tokens up to the most so far, MAX_TOKENS for all beyond."""
@@ -126,11 +120,12 @@ class OnlineFit:
         self._num_chunked = 0
         self._num_unknown = 0
         """Since the last fit, steps of kinds that it does not know."""
+        self.is_due = False
         self._first: Floats | None = None
         """Coefficients of the first model, if it is a guess."""
         self._first_id = self._first_source = ""
         self._coefficients: Floats | None = None
-        self._most = [0.0] * _NUM_FEATURES
+        self._most: Floats = np.zeros(_NUM_FEATURES)
         """Of each feature, what a step may have that is of a known kind."""
 
     def begin_with(self, model: StepModel) -> None:
@@ -144,28 +139,48 @@ class OnlineFit:
         """Return whether the first model still counts: too few steps carry a model themselves."""
         return self._first is not None and self._seen < FIRST_STEPS[0]
 
-    def observe(self, row: tuple[float, ...], measured_ns: int) -> bool:
-        """Take a healthy step in; return whether a refresh is due."""
-        at = self._seen % REMEMBERED_STEPS
-        _ROW.pack_into(self._row_bytes, at * _ROW.size, row[1], *row[_NUM_F:])
-        self._times[at] = measured_ns
-        size = int(row[1]) if row[1] < MAX_TOKENS else MAX_TOKENS
-        if size >= len(self._has_seen):
-            self._has_seen.extend(bytes(size + 1 - len(self._has_seen)))
-        self._is_first[at] = not self._has_seen[size]
-        self._has_seen[size] = True
-        self._seen += 1
-        self._num_chunked += row[_CHUNKS] > 0
-        if self._coefficients is not None and not self.knows(row):
-            self._num_unknown += 1
-        is_due = self._seen % REFRESH_STEPS == 0 or self._seen in FIRST_STEPS
-        if self.is_provisional:
-            return self._num_unknown > 0 or self._seen in PROVISIONAL_STEPS
-        return is_due or self._num_unknown >= _FIRST_OF_KIND
+    def observe(self, rows: Floats, measured_ns: Ints | int) -> int:
+        """Take healthy steps in, up to one that makes a refresh due; return how many.
 
-    def knows(self, row: tuple[float, ...]) -> bool:
-        """Tell whether a step is of a kind that was learned from: then its time is no guess."""
-        return all(map(le, row, self._most))
+        Args:
+            rows: [steps, kept], as `features` has one.
+            measured_ns: [steps].
+        """
+        num = self._num_to_refresh(rows)
+        self.is_due = num <= len(rows)
+        rows = rows[:num]
+        at = np.arange(self._seen, self._seen + len(rows)) % REMEMBERED_STEPS
+        self._rows[at] = rows
+        self._times[at] = measured_ns if isinstance(measured_ns, int) else measured_ns[:num]
+        is_first, has_seen = [], self._has_seen
+        for size in np.minimum(rows[:, 0], MAX_TOKENS).astype(np.int64).tolist():
+            if size >= len(has_seen):
+                has_seen.extend(bytes(size + 1 - len(has_seen)))
+            is_first.append(not has_seen[size])
+            has_seen[size] = True
+        self._is_first[at] = is_first
+        self._seen += len(rows)
+        self._num_chunked += np.count_nonzero(rows[:, _CHUNKS])
+        return len(rows)
+
+    def _num_to_refresh(self, rows: Floats) -> int:
+        """Return with how many of some steps a refresh is due, more than they are if with none."""
+        seen, is_provisional = self._seen, self.is_provisional
+        marks = (*PROVISIONAL_STEPS, *FIRST_STEPS) if is_provisional else FIRST_STEPS
+        due_at = min((mark for mark in marks if mark > seen), default=0)
+        num = due_at - seen if due_at else REFRESH_STEPS - seen % REFRESH_STEPS
+        if self._coefficients is not None and not (is_known := self.knows(rows[:num])).all():
+            num_unknown = self._num_unknown + (~is_known).cumsum()
+            most = 1 if is_provisional else _FIRST_OF_KIND
+            num = min(num, int(num_unknown.searchsorted(most)) + 1)
+            self._num_unknown = num_unknown.item(min(num, len(rows)) - 1)
+        return num
+
+    def knows(self, rows: Floats) -> Flags:
+        """Return which steps are of a kind that was learned from: then their time is no guess."""
+        observed = _observed(rows, out=np.empty((len(rows), _NUM_FEATURES)))
+        known: Flags = (observed <= self._most).all(axis=1)
+        return known
 
     def solve(self) -> StepModel | None:
         """Fit what is remembered; None if the observations do not carry a model."""
@@ -174,7 +189,7 @@ class OnlineFit:
             return None
         self._num_unknown = 0
         weights = _RECENCY[(self._seen - 1 - np.arange(num)) % REMEMBERED_STEPS]
-        weights[np.frombuffer(self._is_first, np.bool_, num)] *= _FIRST_PULL
+        weights[self._is_first[:num]] *= _FIRST_PULL
         design, weighted = _room.design[:num], _room.weighted[:num]
         rows = _observed(self._rows[:num], out=_room.rows[:num])
         np.divide(rows, self._times[:num, None], out=design)
@@ -204,7 +219,7 @@ class OnlineFit:
         if prior is not None:  # no step says anything of these
             solution[most == 0.0] = prior[most == 0.0]
         self._coefficients = solution / scale
-        self._most = list(map(max, self._most, (_KNOWN * most).tolist()))
+        self._most = np.maximum(self._most, _KNOWN * most)
         return self._model(self._coefficients, int(min(most.item(1), MAX_TOKENS)))
 
     def _prior(

@@ -14,8 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -24,7 +22,7 @@ TOLERANCE = 1.25
 _MORE_CONTEXT = 1.25
 """Context of a member, against a step's, up to which they compare: a decode's grows with each step.
 Attention is linear in it, so the time grows by this factor at most."""
-_Step = tuple[int, int, int]
+PureStep = tuple[int, int, int]
 """Tokens and context of its largest member, and its nanoseconds."""
 
 
@@ -47,28 +45,21 @@ class PureSteps:
     def __init__(self) -> None:
         """Start without steps."""
         self._cells: dict[int, int] = {}
-        self._last: list[_Step] = []
+        self._last: list[PureStep] = []
         """[cells], the last step."""
-        self._kept: list[_Step] = []
+        self._kept: list[PureStep] = []
         """[cells], the longer time and the smaller size of the last two."""
         self._chunked: list[int] = []
         """Cells of steps with chunks, which are few."""
 
-    def observe(self, batch: Batch, prefills: list[int], measured_ns: int) -> None:
-        """Add a step that was not cold; a mixed one is left out.
+    def observe(self, tokens: int, context: int, measured_ns: int) -> None:
+        """Add a step of one phase that was not cold.
 
         Args:
-            batch: its requests.
-            prefills: positions of those that prefill.
+            tokens: of its largest member.
+            context: of the same.
             measured_ns: its delay.
         """
-        team = batch.team
-        if measured_ns <= 0 or (prefills and len(prefills) < len(team.tokens)):
-            return
-        tokens, context = 1, batch.longest_single - 1
-        for at, of_chunk in zip(team.chunks, team.chunk_tokens, strict=True):
-            if of_chunk > tokens:
-                tokens, context = of_chunk, batch.context.item(at)
         step = (tokens, context, measured_ns)
         key = _cell(tokens) << 16 | _cell(context)
         cell = self._cells.get(key)
@@ -87,27 +78,26 @@ class PureSteps:
         )
         self._last[cell] = step
 
-    def bounds(self, batch: Batch, prefills: list[int]) -> Bounds | None:
+    def bounds(self, tokens: Ints, contexts: Ints, prefills: list[int]) -> Bounds | None:
         """Return the bounds of a step's prefills; None where no step compares."""
         if not prefills or not self._cells:
             return None
         own_ns: Floats | None = None
         for at in prefills:
-            bound_ns = self._own_ns(batch.team.tokens.item(at), batch.context.item(at))
+            bound_ns = self._own_ns(tokens.item(at), contexts.item(at))
             if bound_ns < math.inf:
                 if own_ns is None:
-                    own_ns = np.full(len(batch.context), math.inf)
+                    own_ns = np.full(len(tokens), math.inf)
                 own_ns[at] = bound_ns
         return None if own_ns is None else Bounds(own_ns)
 
-    def bounds_of_all(self, batch: Batch) -> Bounds | None:
+    def bounds_of_all(self, tokens: Ints, contexts: Ints) -> Bounds | None:
         """Return the bounds of a step and of all its members; None where no step compares."""
         if not self._cells:
             return None
         kept = np.array(self._kept, dtype=np.float64)
-        contexts = batch.context[:, None] + 1
-        more = np.maximum(contexts / (kept[:, 1] + 1), 1.0)
-        compares = (kept[:, 0] >= batch.team.tokens[:, None]) & (more <= _MORE_CONTEXT)
+        more = np.maximum((contexts[:, None] + 1) / (kept[:, 1] + 1), 1.0)
+        compares = (kept[:, 0] >= tokens[:, None]) & (more <= _MORE_CONTEXT)
         own_ns: Floats = np.where(compares, kept[:, 2] * more, math.inf).min(axis=1)
         return Bounds(own_ns, TOLERANCE * float(own_ns.sum()))
 

@@ -11,6 +11,7 @@ from inferscope.attribution.split import fair
 from inferscope.collector.finals import FinalStep
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook
+from inferscope.cost.fit import features
 from tests.collector.scripts import Finals, Ring, Script, assert_all_closes
 
 STAGE_MS = 4.0
@@ -124,6 +125,11 @@ def test_slow_stage_is_not_learned_as_healthy() -> None:
         stages_ns = [1_000_000, 1_000_000, 1_000_000, last_ns]
         modelled_ns = fair(mode.model, batch, mode.model.own(batch)).total(batch)
         measured_ns = sum(stages_ns)
-        mode.observe(batch, measured_ns=measured_ns, modelled_ns=modelled_ns, stages_ns=stages_ns)
+        mode.observe(
+            features(batch),
+            measured_ns=np.array([measured_ns]),
+            modelled_ns=np.array([modelled_ns]),
+            stages_ns=[stages_ns],
+        )
     assert mode.healthy_ratio == pytest.approx(1.0, abs=0.05)
     assert mode.residual == pytest.approx(0.25, abs=0.05)

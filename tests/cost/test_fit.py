@@ -32,7 +32,8 @@ def fitted(truth: Truth, seed: int, num_steps: int = 2048) -> tuple[OnlineFit, S
     fit = OnlineFit("eager")
     model = None
     for batch in traffic(random.Random(seed), num_steps):
-        if fit.observe(features(batch), truth.step_ns(batch)):
+        fit.observe(features(batch), truth.step_ns(batch))
+        if fit.is_due:
             model = fit.solve() or model
     assert model is not None
     return fit, model
@@ -88,7 +89,7 @@ def test_a_co_tenant_s_bad_second_is_not_learned() -> None:
         mode = book.mode("eager")
         measured_ns = truth.step_ns(batch) * (3 if slow.random() < 0.2 else 1)
         whole_ns = modelled_ns(mode.model, batch)
-        mode.observe(batch, measured_ns=measured_ns, modelled_ns=whole_ns)
+        observe(mode, batch, measured_ns, whole_ns)
     mode = book.mode("eager")
     assert mode.model.source == "fit"
     assert mode.healthy_ratio == pytest.approx(1.0, abs=0.05)
@@ -150,8 +151,43 @@ def test_late_shape_or_calibration_replaces_a_provisional_fit() -> None:
     assert mode.model.fit_id == "measured"
 
 
-def observe(mode: Mode, batch: Batch, measured_ns: int) -> None:
-    mode.observe(batch, measured_ns=measured_ns, modelled_ns=modelled_ns(mode.model, batch))
+def observe(mode: Mode, batch: Batch, measured_ns: int, whole_ns: float | None = None) -> None:
+    if whole_ns is None:
+        whole_ns = modelled_ns(mode.model, batch)
+    mode.observe(
+        features(batch), measured_ns=np.array([measured_ns]), modelled_ns=np.array([whole_ns])
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_learned_at_once_teach_what_they_teach_one_by_one(seed: int) -> None:
+    """Some are slow: for a while all, then one in ten."""
+    draw, truth = random.Random(seed), Truth(random.Random(seed), noise=0.05)
+    told = [
+        (features(batch), round(truth.step_ns(batch) * (3 if at // 300 == 1 else 1)))
+        for at, batch in enumerate(traffic(random.Random(seed), 900))
+    ]
+    told = [(row, took_ns * (3 if draw.random() < 0.1 else 1)) for row, took_ns in told]
+    modes = [CostBook().mode("eager") for _ in range(2)]
+    healthy: list[list[float]] = [[], []]
+    fits: list[list[str]] = [[], []]
+    for mode, most, of_mode, ids in zip(modes, (1, 64), healthy, fits, strict=True):
+        at = 0
+        while at < len(told):
+            rows, measured_ns = zip(*told[at : at + most], strict=True)
+            found = mode.observe(
+                np.concatenate(rows),
+                measured_ns=np.array(measured_ns),
+                modelled_ns=np.full(len(rows), 5e6),
+            )
+            assert len(found)
+            ids += [mode.model.fit_id]
+            of_mode += found.tolist()
+            at += len(found)
+    assert healthy[0] == healthy[1]
+    assert list(dict.fromkeys(fits[0])) == list(dict.fromkeys(fits[1]))
+    assert modes[0].residual == modes[1].residual
+    assert (modes[0].model.f_ns == modes[1].model.f_ns).all()
 
 
 @pytest.mark.parametrize("times", [1.6, 3.0])
@@ -216,7 +252,8 @@ def test_a_co_tenant_that_slows_large_steps_most_is_not_learned(seed: int) -> No
     for at, batch in enumerate(traffic(random.Random(seed), 2048)):
         is_there = at // 200 % 2 == 0 and slow.random() < 0.9
         slowness = 1 + 0.5 * min(1.0, batch.team.num_tokens / 100) * is_there
-        if fit.observe(features(batch), round(truth.step_ns(batch) * slowness)):
+        fit.observe(features(batch), round(truth.step_ns(batch) * slowness))
+        if fit.is_due:
             model = fit.solve()
     assert model is not None
     assert median_error(model, truth, list(traffic(random.Random(9), 400))) < 0.008
@@ -239,7 +276,8 @@ def test_what_the_first_step_of_a_size_takes_longer_is_not_learned(seed: int) ->
         batch = batch_of([1, size - 1], [draw.randint(10, 500), 0])
         slowness = 1.0 if size in seen else 1.5
         seen.add(size)
-        if fit.observe(features(batch), round(truth.step_ns(batch) * slowness)):
+        fit.observe(features(batch), round(truth.step_ns(batch) * slowness))
+        if fit.is_due:
             model = fit.solve()
     assert model is not None
     for size in (40, 80, 120):
@@ -253,7 +291,8 @@ def test_steps_of_which_none_is_of_another_s_size_are_learned_from() -> None:
     model = None
     for tokens in range(20, 20 + 256):
         batch = batch_of([tokens], [0])
-        if fit.observe(features(batch), truth.step_ns(batch)):
+        fit.observe(features(batch), truth.step_ns(batch))
+        if fit.is_due:
             model = fit.solve()
     assert model is not None
     assert modelled_ns(model, batch_of([100], [0])) == pytest.approx(
@@ -268,7 +307,8 @@ def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
     model = None
     for batch in traffic(random.Random(6), 2048):
         extra_ns = once_ns if batch.team.num_single else 0.0
-        if fit.observe(features(batch), round(truth.step_ns(batch) + extra_ns)):
+        fit.observe(features(batch), round(truth.step_ns(batch) + extra_ns))
+        if fit.is_due:
             model = fit.solve()
     assert model is not None
     assert model.decoding_ns == pytest.approx(once_ns, rel=0.2)
@@ -293,7 +333,8 @@ def test_traffic_that_says_little_gives_a_sound_model_or_none(
 ) -> None:
     fit = OnlineFit("eager")
     for at in range(512):
-        if fit.observe(features(batches[at % len(batches)]), times_ns[at % len(times_ns)]):
+        fit.observe(features(batches[at % len(batches)]), times_ns[at % len(times_ns)])
+        if fit.is_due:
             model = fit.solve()
     if model is not None:
         whole = [modelled_ns(model, batch) for batch in batches]
@@ -323,7 +364,7 @@ def test_two_folds_give_the_same_coefficients_to_the_bit() -> None:
 def test_steps_of_no_time_are_neither_learned_nor_fatal() -> None:
     book = CostBook()
     for _ in range(600):
-        book.mode("eager").observe(batch_of([1], [5]), measured_ns=0, modelled_ns=0.0)
+        observe(book.mode("eager"), batch_of([1], [5]), 0, 0.0)
     assert [(name, mode.model.source) for name, mode in book.modes.items()] == [("eager", "tokens")]
 
 

@@ -113,7 +113,8 @@ def test_a_fit_is_never_replaced_by_a_calibration() -> None:
     book.describe(CPU)
     mode = book.mode("eager")
     for batch in traffic(random.Random(2), 300):
-        mode.observe(batch, measured_ns=truth.step_ns(batch), modelled_ns=1e6)
+        took_ns = np.array([truth.step_ns(batch)])
+        mode.observe(features(batch), measured_ns=took_ns, modelled_ns=np.array([1e6]))
     assert mode.model.source == "fit"
     book.calibrate(of_steps(truth))
     assert mode.model.source == "fit"
