@@ -325,7 +325,9 @@ class Blame:
             ),
             (_PREFILL_INTERFERENCE, seats[p], prefills, rows, of_others * ~grid),
         ):
-            self._of_cause(cause)[victims[:, None], culprits] += spent.T @ found
+            pairs = self._of_cause(cause)
+            cells = (victims * pairs.shape[1])[:, None] + culprits
+            pairs.reshape(-1)[cells.reshape(-1)] += (spent.T @ found).reshape(-1)
 
     def _of_cause(self, cause: int) -> Floats:
         """Return the matrix of a cause, with room for all that are there."""

@@ -252,7 +252,7 @@ class Ledger:
             return
         if kind == ADMITTED and state == ARRIVING:
             self.note(slot, QUEUED, at_ns)
-        self._add(_Block(at_ns, at_ns, kind, np.array((slot,)), since_ns))
+        self._blocks.append(_Block(at_ns, at_ns, kind, np.array((slot,)), since_ns))
         if kind == EDGE:
             self._resume_steps(slot, at_ns)
         elif _ENDS_STEP[kind] and state != LEAVING:
@@ -263,7 +263,7 @@ class Ledger:
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
-        self._add(_Block(at_ns, at_ns, EMIT, slots))
+        self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
 
     def step(self, step: Step) -> None:
         """Note a step; a member that was not admitted is admitted by it."""
@@ -278,11 +278,12 @@ class Ledger:
         if len(slots):
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
             waiting = slots if members is None else slots[members]
-            self._add(_Block(start_ns, step.end_ns, STEP, waiting, 0, step, members))
+            self._blocks.append(_Block(start_ns, step.end_ns, STEP, waiting, 0, step, members))
             self._recent.append(step)
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
-                    self._resume_step(step, edge.slots.item(0), edge.at_ns)
+                    if start_ns <= edge.at_ns < step.end_ns:
+                        self._resume_step(step, edge.slots.item(0), edge.at_ns)
         if members is not None:  # whether they are final by now depends on when windows are booked
             has_ended = np.isin(self.state[slots], (LEAVING, FREE))
             has_ended[members] = False
@@ -302,7 +303,7 @@ class Ledger:
         none = np.zeros(len(slots), dtype=np.int64)
         delay = Delay(none, None, [], 0, 0, 0, excess_ns=NEVER_NS - since_ns)
         step = Step(slots, delay, since_ns, NEVER_NS, is_open=True)
-        self._add(_Block(since_ns, NEVER_NS, STEP, slots, 0, step))
+        self._blocks.append(_Block(since_ns, NEVER_NS, STEP, slots, 0, step))
         self._recent.append(step)
         return step
 
@@ -324,7 +325,8 @@ class Ledger:
     def untimed(self, slots: Ints, at_ns: int) -> None:
         """Note a step of which no rank reported the execution."""
         members = self._admit(slots, at_ns)
-        self._add(_Block(at_ns, at_ns, UNTIMED, slots if members is None else slots[members]))
+        waiting = slots if members is None else slots[members]
+        self._blocks.append(_Block(at_ns, at_ns, UNTIMED, waiting))
 
     def pause(self, at_ns: int) -> None:
         """Note that the engine is paused: whoever waits from here on waits for that."""
@@ -341,9 +343,6 @@ class Ledger:
     def pass_idle(self, until_ns: int) -> None:
         """Explain the device's idle time up to here: a request was waiting, or none was there."""
         self.device.idle(until_ns, is_work_there=self._num_in_flight > 0)
-
-    def _add(self, block: _Block) -> None:
-        self._blocks.append(block)
 
     def _admit(self, slots: Ints, at_ns: int) -> Ints | None:
         """Admit the members of a step; return which of them wait for it, None for all.
@@ -370,17 +369,17 @@ class Ledger:
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:
         """Continue the steps that the edge of a request's first token cuts, behind it."""
-        for step in self._recent:
+        for step in [step for step in self._recent if step.start_ns <= at_ns < step.end_ns]:
             self._resume_step(step, slot, at_ns)
 
     def _resume_step(self, step: Step, slot: int, at_ns: int) -> None:
         cut_ns = self._cut_ns.item(slot)
-        is_over = cut_ns <= at_ns and (cut_ns >= step.start_ns or self.state.item(slot) == LEAVING)
-        if step.start_ns <= at_ns < step.end_ns and not is_over:
-            members = (step.slots == slot).nonzero()[0]
-            if len(members):
-                rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
-                self._add(rest)
+        if cut_ns <= at_ns and (cut_ns >= step.start_ns or self.state.item(slot) == LEAVING):
+            return  # it waits for the step no more
+        members = (step.slots == slot).nonzero()[0]
+        if len(members):
+            rest = _Block(at_ns, step.end_ns, STEP, step.slots[members], 0, step, members)
+            self._blocks.append(rest)
 
     def _cut_blame(self, slot: int, at_ns: int) -> None:
         """Blame no member for the part of a step that a request no longer waits for."""
@@ -498,15 +497,15 @@ class Ledger:
         place = order - len(live)
         of = np.repeat(np.arange(len(blocks)), sizes)[place]
         of[place < 0] = -1
-        table = np.array(
+        columns = np.array(
             [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
             + [(0, 0, _CARRIED, 0)]
-        )
+        ).T.copy()
         is_first = of < 0
         if any(block.kind == END for block in blocks):
-            keep = _up_to_end(table[of, 2] == END, is_first)
+            keep = _up_to_end(columns[2, of] == END, is_first)
             place, of, is_first = place[keep], of[keep], is_first[keep]
-        at_ns, end_ns, kind, since_ns = table[of].T.copy()
+        at_ns, end_ns, kind, since_ns = (column.take(of) for column in columns)
         tail_ns = emitted_ns[of]
         has_tail = tail_ns >= 0
         tail_ns[~has_tail] = end_ns[~has_tail]

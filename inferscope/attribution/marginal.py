@@ -60,12 +60,6 @@ class BlameWeights(NamedTuple):
     co_batched: Floats
     """[members], to the other members of the same class."""
 
-    def part(self, start: int, end: int) -> BlameWeights:
-        """Return the weights of some members that follow each other."""
-        return BlameWeights(
-            self.queue[start:end], self.interference[start:end], self.co_batched[start:end]
-        )
-
 
 def marginals(model: StepModel, batch: Batch, own: Line, prefills: list[int]) -> Marginals:
     """Return how much shorter a step, and its class alone, would have been without each member.

@@ -369,7 +369,7 @@ class _Decoded:
         """[steps], bytes of each row, and those that the first row has in addition."""
 
     def add(
-        self, slots: Ints, shares_ns: list[Ints], contexts: Ints, weights: PlainShares | None
+        self, slots: Ints, shares_ns: Sequence[Ints], contexts: Ints, weights: PlainShares | None
     ) -> None:
         """Add a step.
 

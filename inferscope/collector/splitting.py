@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, islice
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
+from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.step_table import RowsOfMembers, StepTable
 from inferscope.attribution.table_blame import blame_weights
 from inferscope.attribution.table_split import (
@@ -33,6 +35,7 @@ from inferscope.cost.pure_steps import Bounds, PureStep
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 def split_steps(book: CostBook, steps: Sequence[Joined]) -> None:
@@ -142,47 +145,53 @@ class _ModeSteps:
         if num < len(priced.table):
             priced = price(self._model, priced.table.part(0, num))
         table = priced.table
-        runs = [step.run for step in steps]
         explained = delays(
             priced,
             self._delay_ns[self._start : self._at],
             np.concatenate(self._healthy),
             _bounds(table, self._bounds),
         )
-        of_ranks = [
-            _of_rank(priced, steps, at) for at in range(max(len(run.ranks) for run in runs))
-        ]
+        of_ranks_ns, padded_ns = _of_ranks(priced, steps)
         found = _delays(table, explained, steps)
-        weights = blame_weights(priced)
-        members = table.first.tolist()
-        chunks = (np.cumsum(table.num_chunks) - table.num_chunks).tolist()
+        weights = _weights(blame_weights(priced), table.sizes)
         visible = zip(table.sum_visible.tolist(), table.longest.tolist(), strict=True)
-        modelled: list[float] = priced.modelled_ns.tolist()
-        chunk_ns: list[float] = priced.chunk_ns.tolist()
+        residuals = ratios_of(self._delay_ns[self._start : self._at], priced.modelled_ns) - 1.0
+        chunk_ns = iter(priced.chunk_ns.tolist())
         model = self._model
-        for at, (step, run, delay, sums) in enumerate(
-            zip(steps, runs, found, visible, strict=True)
+        fit_id, is_provisional = model.fit_id, model.is_provisional
+        for step, taught, delay, shares, padding, each, sums, residual in zip(
+            steps,
+            self._is_taught[self._start : self._at],
+            found,
+            of_ranks_ns,
+            padded_ns,
+            weights,
+            visible,
+            residuals.tolist(),
+            strict=True,
         ):
-            rows, modelled_ns = step.rows, modelled[at]
-            num_ranks, num_chunks = len(run.ranks), len(rows.team.chunks)
+            rows, run = step.rows, step.run
             if run.wait_ns:
                 delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
-            if delay.bounded_ns and self._is_taught[self._start + at]:
+            if delay.bounded_ns and taught:
                 self._mode.note_bounded(delay.bounded_ns)
+            unattributed_ns: Sequence[int] = (0,) * len(shares)
+            if run.span.dummy:
+                unattributed_ns = [rank.measured_ns for rank in run.ranks]
             step.visible = sums
             step.split = SplitStep(
-                [of_rank[0][at] for of_rank in of_ranks[:num_ranks]],
-                [of_rank[1][at] for of_rank in of_ranks[:num_ranks]],
-                [rank.measured_ns if run.span.dummy else 0 for rank in run.ranks],
-                run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0,
-                model.fit_id,
+                shares,
+                padding,
+                unattributed_ns,
+                residual,
+                fit_id,
                 rows.members,
                 delay,
                 model,
-                chunk_ns[chunks[at] : chunks[at] + num_chunks],
-                weights.part(members[at], members[at] + len(rows.members)),
+                tuple(islice(chunk_ns, len(rows.team.chunks))),
+                each,
                 step.grip,
-                model.is_provisional,
+                is_provisional,
             )
 
 
@@ -281,40 +290,62 @@ def _bounds(table: StepTable, bounds: Sequence[Bounds | None]) -> TableBounds | 
     return TableBounds(step_ns, own_ns)
 
 
-def _of_rank(priced: Priced, steps: Sequence[Joined], rank: int) -> tuple[list[Ints], list[int]]:
-    """Return by step one rank's shares, and its padding; those without such a rank have none."""
-    took_ns = [
-        step.run.ranks[rank].measured_ns
-        if rank < len(step.run.ranks) and not step.run.span.dummy
-        else 0
-        for step in steps
-    ]
-    measured_ns = np.array(took_ns)
-    padding = padding_ns(
-        priced, measured_ns, np.array([step.run.span.padded_tokens for step in steps])
-    )
-    shares = shares_ns(priced, measured_ns - padding)
-    sizes = [len(step.rows.slots) for step in steps]
-    ends = np.cumsum(sizes).tolist()
-    by_step = [shares[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    return by_step, padding.tolist()
+def _of_ranks(
+    priced: Priced, steps: Sequence[Joined]
+) -> tuple[Sequence[Sequence[Ints]], Sequence[Sequence[int]]]:
+    """Return by step its ranks' shares and padding."""
+    padded_tokens = np.array([step.run.span.padded_tokens for step in steps])
+    sizes = priced.table.sizes if priced.table.rows is None else priced.table.rows.sizes
+    of_ranks_ns, paddings_ns = [], []
+    num_ranks = [len(step.run.ranks) for step in steps]
+    for rank in range(max(num_ranks)):
+        took_ns = [
+            step.run.ranks[rank].measured_ns if rank < num and not step.run.span.dummy else 0
+            for step, num in zip(steps, num_ranks, strict=True)
+        ]
+        measured_ns = np.array(took_ns)
+        padded_ns = padding_ns(priced, measured_ns, padded_tokens)
+        of_ranks_ns.append(_by_step(shares_ns(priced, measured_ns - padded_ns), sizes))
+        paddings_ns.append(padded_ns.tolist())
+    shares, paddings = list(zip(*of_ranks_ns, strict=True)), list(zip(*paddings_ns, strict=True))
+    if min(num_ranks) < len(of_ranks_ns):
+        shares = [each[:num] for each, num in zip(shares, num_ranks, strict=True)]
+        paddings = [each[:num] for each, num in zip(paddings, num_ranks, strict=True)]
+    return shares, paddings
+
+
+def _by_step(values: NDArray[_Number], sizes: Ints) -> list[NDArray[_Number]]:
+    """Return columns of all steps, cut into steps."""
+    ends: list[int] = sizes.cumsum().tolist()
+    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _weights(weights: BlameWeights, sizes: Ints) -> list[BlameWeights]:
+    """Return what members of all steps are blamed with, cut into steps."""
+    return list(map(BlameWeights, *(_by_step(column, sizes) for column in weights)))
 
 
 def _delays(table: StepTable, explained: Delays, steps: Sequence[Joined]) -> list[Delay]:
     """Return the delay of each step."""
-    columns = zip(
-        explained.prefill_class_ns.tolist(),
-        explained.decode_class_ns.tolist(),
-        explained.explained_ns.tolist(),
-        explained.excess_ns.tolist(),
-        explained.bounded_ns.tolist(),
-        strict=True,
+    rows = [step.rows for step in steps]
+    again: Sequence[Ints | None] = [None] * len(rows)
+    if explained.recompute_ns is not None:
+        again = [
+            None if each.recomputed is None else of_step
+            for each, of_step in zip(
+                rows, _by_step(explained.recompute_ns, table.sizes), strict=True
+            )
+        ]
+    return list(
+        map(
+            Delay,
+            _by_step(explained.own_ns, table.sizes),
+            again,
+            [each.member_prefills for each in rows],
+            explained.prefill_class_ns.tolist(),
+            explained.decode_class_ns.tolist(),
+            explained.explained_ns.tolist(),
+            explained.excess_ns.tolist(),
+            explained.bounded_ns.tolist(),
+        )
     )
-    found = []
-    for step, start, numbers in zip(steps, table.first.tolist(), columns, strict=True):
-        rows, members = step.rows, slice(start, start + len(step.rows.members))
-        again = None
-        if rows.recomputed is not None and explained.recompute_ns is not None:
-            again = explained.recompute_ns[members]
-        found.append(Delay(explained.own_ns[members], again, rows.member_prefills, *numbers))
-    return found

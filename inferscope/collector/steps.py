@@ -7,6 +7,8 @@ are computed once, with the fit then in force, and never revised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -117,10 +119,10 @@ class Execution(msgspec.Struct, frozen=True, gc=False):
 class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """A step with its time divided: what each rank took, and what its members waited for."""
 
-    shares_ns: list[Ints]
+    shares_ns: Sequence[Ints]
     """For each rank, [rows]."""
-    padding_ns: list[int]
-    unattributed_ns: list[int]
+    padding_ns: Sequence[int]
+    unattributed_ns: Sequence[int]
     residual: float
     fit_id: str
     slots: Ints
@@ -128,7 +130,7 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     delay: Delay
     model: StepModel | None = None
     """In force when it was divided; None where it was of no request."""
-    chunk_ns: list[float] = []
+    chunk_ns: Sequence[float] = ()
     """[chunks], their modelled parts, which were scaled to what was measured."""
     weights: BlameWeights | None = None
     """What each request is blamed with; None likewise."""
