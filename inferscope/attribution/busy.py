@@ -65,13 +65,15 @@ class Busy:
 
         A step that is announced after its start takes back what was explained as idle.
         """
-        if self.mark_ns is None or start_ns >= self.mark_ns:
+        mark_ns = self.mark_ns
+        if mark_ns is None or start_ns >= mark_ns:
             self.idle(start_ns, is_work_there=is_work_there)
-        mark_ns = self.mark_ns or 0
-        from_ns = min(mark_ns, max(start_ns, self._idle_from_ns))
-        of_gap_ns = min(mark_ns - from_ns, self.idle_host_gap_ns)
-        self.idle_host_gap_ns -= of_gap_ns
-        self.idle_no_work_ns -= mark_ns - from_ns - of_gap_ns
+            from_ns = start_ns
+        else:
+            from_ns = min(mark_ns, max(start_ns, self._idle_from_ns))
+            of_gap_ns = min(mark_ns - from_ns, self.idle_host_gap_ns)
+            self.idle_host_gap_ns -= of_gap_ns
+            self.idle_no_work_ns -= mark_ns - from_ns - of_gap_ns
         self.mark_ns = until_ns = max(from_ns, end_ns)
         if until_ns > from_ns:
             self._new.append((from_ns, until_ns, self.busy_ns))

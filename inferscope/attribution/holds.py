@@ -258,8 +258,10 @@ class Holds:
         spans = self._spans
         while spans and spans[0].from_ns < until_ns:
             span = spans[0]
-            spent_ns = min(span.until_ns, until_ns) - max(span.from_ns, self._at_ns)
-            if self._waiting and spent_ns > 0:
+            spent_ns = 0
+            if self._waiting:
+                spent_ns = min(span.until_ns, until_ns) - max(span.from_ns, self._at_ns)
+            if spent_ns > 0:
                 if self._unmarked:
                     self._mark(until_ns)
                 rows, parts = span.shares()

@@ -70,23 +70,20 @@ class Bookings:
         """Whose shares the digest takes now."""
         self._decoded = _Decoded()
 
-    def begin(self, run: Execution, split: SplitStep, prefill_ns: list[int]) -> None:
-        """Open a step in the ledgers, and book it with the devices that executed it.
-
-        Args:
-            run: its execution.
-            split: its time, divided.
-            prefill_ns: of it, by rank.
-        """
-        for at, span in enumerate(run.ranks):
+    def begin(self, step: Joined) -> None:
+        """Open a split step in the ledgers, and book it with the devices that executed it."""
+        split = step.split
+        assert split is not None  # its window is split before facts are taken
+        for span, prefill_ns, padding_ns, unattributed_ns in zip(
+            step.run.ranks, step.prefill_ns, split.padding_ns, split.unattributed_ns, strict=True
+        ):
             rank = self.ranks.get(span.ring)
             if rank is None:
                 rank = self.ranks[span.ring] = RankTime(self.first_ns)
-            padding_ns, unattributed_ns = split.padding_ns[at], split.unattributed_ns[at]
-            decode_ns = span.measured_ns - prefill_ns[at] - padding_ns - unattributed_ns
-            parts_ns = [prefill_ns[at], decode_ns, padding_ns, unattributed_ns]
+            decode_ns = span.measured_ns - prefill_ns - padding_ns - unattributed_ns
+            parts_ns = (prefill_ns, decode_ns, padding_ns, unattributed_ns)
             rank.book(span.start_ns, span.end_ns, parts_ns)
-        self._lives.open_step(run, split)
+        self._lives.open_step(step.run, split)
 
     def book(self, step: Joined) -> None:
         """Add a split step to its requests, the windows and the digest; note its prefill time."""
@@ -362,11 +359,9 @@ class _Decoded:
     def __init__(self) -> None:
         self.num_rows = 0
         self.prefills: list[tuple[int, int, list[int]]] = []
-        self._slots: list[Ints] = []
-        self._shares_ns: list[Ints] = []
-        self._contexts: list[Ints] = []
-        self._weights: list[tuple[int, int]] = []
-        """[steps], bytes of each row, and those that the first row has in addition."""
+        self._steps: list[tuple[Ints, Ints, Ints, int, int]] = []
+        """Slots, shares and contexts by row; bytes that each row reads of the weights, and those
+        that the first one does in addition."""
 
     def add(
         self, slots: Ints, shares_ns: Sequence[Ints], contexts: Ints, weights: PlainShares | None
@@ -380,22 +375,19 @@ class _Decoded:
             weights: what they read of the weights, None where that is not counted.
         """
         self.num_rows += len(slots)
-        self._slots.append(slots)
-        self._shares_ns.append(shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns))
-        self._contexts.append(contexts)
-        self._weights.append((0, 0) if weights is None else (weights.each, weights.rest))
+        whole_ns = shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns)
+        each, rest = (0, 0) if weights is None else (weights.each, weights.rest)
+        self._steps.append((slots, whole_ns, contexts, each, rest))
 
     def book(self, work: Work, rates: Rates | None) -> None:
         """Add all of them to their requests."""
         if not self.num_rows:
             return
-        sizes = np.array([len(slots) for slots in self._slots])
-        each, rest = np.array(self._weights).T
-        weights = np.repeat(each, sizes)
+        *columns, each, rest = zip(*self._steps, strict=True)
+        sizes = np.array([len(slots) for slots in columns[0]])
+        weights = np.repeat(np.array(each), sizes)
         weights[np.cumsum(sizes) - sizes] += rest
-        slots, shares_ns, contexts = (
-            np.concatenate(of) for of in (self._slots, self._shares_ns, self._contexts)
-        )
+        slots, shares_ns, contexts = map(np.concatenate, columns)
         if self.prefills:
             positions, prefilling, amounts = zip(*self.prefills, strict=True)
             is_decode = np.ones(self.num_rows, dtype=np.bool_)

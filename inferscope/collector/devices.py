@@ -8,7 +8,7 @@ A rank that is started again goes on where the one before it ended: its device i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import add, itemgetter
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class RankTime:
         self.until_ns = first_ns
         self.busy_ns = [0, 0, 0, 0]
 
-    def book(self, start_ns: int, end_ns: int, parts_ns: list[int]) -> None:
+    def book(self, start_ns: int, end_ns: int, parts_ns: Sequence[int]) -> None:
         """Add a step.
 
         Args:

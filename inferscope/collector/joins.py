@@ -187,9 +187,8 @@ class Joins:
             ledger.hang(on_it, start_ns, until_ns, dp_rank=pending.dp_rank)
 
     def _release(self, pending: PendingStep) -> None:
-        if pending.held:
-            ledger = self._lives.table.ledger
-            self._timeline.push(pending.start_ns, ledger.release, pending.held)
+        ledger = self._lives.table.ledger
+        self._timeline.push(pending.start_ns, ledger.release, pending.held)
 
     def pending(self) -> Iterable[PendingStep]:
         """Return the steps of which something is still to come."""
@@ -201,10 +200,8 @@ class Joins:
             return True
         runs = [step.run for step in self._joined_steps]
         for _, action, arguments in self._timeline.waiting():
-            if action == self._begin:
+            if action == self._bookings.begin:
                 runs.append(arguments[0].run)
-            elif action == self._bookings.begin:
-                runs.append(arguments[0])
         return any(span.ring == ring for run in runs for span in run.ranks)
 
     def oldest_ns(self, now_ns: int) -> int | None:
@@ -304,7 +301,8 @@ class Joins:
         spans, slices, rings = pending.spans, pending.slices, self._rings
         key = (pending.dp_rank, pending.step)
         del self._pending[key]
-        self._release(pending)
+        if pending.held:
+            self._release(pending)
         if not spans:
             self._note_bare(pending)
             return
@@ -331,11 +329,7 @@ class Joins:
         grip = Grip(pending.binding, self.block_tokens, *held)
         joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank)
         self._joined_steps.append(joined)
-        self._timeline.push(run.start_ns, self._begin, joined)
-
-    def _begin(self, joined: Joined) -> None:
-        assert joined.split is not None  # its window is split before facts are taken
-        self._bookings.begin(joined.run, joined.split, joined.prefill_ns)
+        self._timeline.push(run.start_ns, self._bookings.begin, joined)
 
     def settle(self) -> None:
         """Split and book the steps that were joined since the last time.
@@ -372,7 +366,8 @@ class Joins:
             self._join(pending)
             return
         del self._pending[pending.dp_rank, pending.step]
-        self._release(pending)
+        if pending.held:
+            self._release(pending)
         if pending.spans:
             self.num_unjoined += 1
         else:
@@ -418,25 +413,29 @@ class Joins:
         self.settle()
         split, unnamed = divide(self._book, run)
         prefill_ns = self._bookings.book_unnamed(split, unnamed, run)
-        self._timeline.push(run.start_ns, self._bookings.begin, run, split, prefill_ns)
+        step = _without_requests(pending, run, split, prefill_ns)
+        self._timeline.push(run.start_ns, self._bookings.begin, step)
         if self._sinks:
-            self._bookings.hand_on(_without_requests(pending, run, split), unnamed)
+            self._bookings.hand_on(step, unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
         self.settle()
         split = among_none(run)
-        self._timeline.push(run.start_ns, self._bookings.begin, run, split, [0] * len(run.ranks))
+        step = _without_requests(pending, run, split, [0] * len(run.ranks))
+        self._timeline.push(run.start_ns, self._bookings.begin, step)
         amounts = self._lives.windows.at(run.end_ns).amounts
         amounts["unattributed_ns"] += sum(split.unattributed_ns)
         amounts["steps"] += 1
         self.num_unjoined += is_unjoined
         if self._sinks and not is_unjoined:
-            self._bookings.hand_on(_without_requests(pending, run, split))
+            self._bookings.hand_on(step)
 
 
-def _without_requests(pending: PendingStep, run: Execution, split: SplitStep) -> Joined:
+def _without_requests(
+    pending: PendingStep, run: Execution, split: SplitStep, prefill_ns: list[int]
+) -> Joined:
     """Return a step of which no request is known."""
     none = NO_ROWS.tokens
     grip = Grip(pending.binding, 0, none, none)
-    return Joined(run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, split)
+    return Joined(run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, split, prefill_ns)

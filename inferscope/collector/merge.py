@@ -8,6 +8,7 @@ whoever folds a stream decides its deadlines at the same places.
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from inferscope.collector.fold import READER
@@ -65,23 +66,26 @@ class Merger:
         if until_ns is None:
             due, self._waiting = waiting, []
         else:
-            num = _num_due(waiting, until_ns)
+            num = bisect_right(waiting, until_ns, key=_time)
             due, self._waiting = waiting[:num], waiting[num:]
         out: list[Item] = []
-        next_ns = self._next_tick_ns or 0
-        for item in due:
-            record = item[3]
-            if type(record) is Clock:
-                offset_ns = record.real_ns - record.at_ns
-                if abs(offset_ns) < _END_OF_TIME_NS:  # else a Tick could not hold its wall time
-                    self._real_offset_ns = offset_ns
-            if next_ns <= item[0]:
-                self._tick_until(item[0], out)
-                next_ns = self._next_tick_ns or 0
-            out.append(item)
+        at = 0
+        while at < len(due):
+            self._take_clocks(due[at : at + 1])
+            self._tick_until(due[at][0], out)
+            end = bisect_left(due, self._next_tick_ns or 0, at, key=_time)
+            self._take_clocks(due[at:end])
+            out += due[at:end]
+            at = end
         if until_ns is not None:
             self._tick_until(until_ns, out)
         return out
+
+    def _take_clocks(self, items: list[Item]) -> None:
+        for clock in [item[3] for item in items if type(item[3]) is Clock]:
+            offset_ns = clock.real_ns - clock.at_ns
+            if abs(offset_ns) < _END_OF_TIME_NS:  # else a Tick could not hold its wall time
+                self._real_offset_ns = offset_ns
 
     def _tick_until(self, t_ns: int, out: list[Item]) -> None:
         if self._next_tick_ns is None:
@@ -98,16 +102,6 @@ class Merger:
 
 
 _place = operator.itemgetter(0, 1, 2)
+_time = operator.itemgetter(0)
 _item = tuple.__new__
 """Makes an Item of a tuple: half the time of its own constructor, which is Python code."""
-
-
-def _num_due(ordered: list[Item], until_ns: int) -> int:
-    low, high = 0, len(ordered)
-    while low < high:
-        middle = (low + high) // 2
-        if ordered[middle].t_ns <= until_ns:
-            low = middle + 1
-        else:
-            high = middle
-    return low
