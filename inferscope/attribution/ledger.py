@@ -199,6 +199,9 @@ class Ledger:
         self._blocks: list[_Block] = []
         self._recent: deque[Step] = deque(maxlen=_MOST_RECENT)
         """Steps that may still run."""
+        self._recent_until_ns = 0
+        """Latest end of a step so far."""
+        self._each: Ints = np.arange(num_slots)
         self._num_changes = 0
         """Changes of states so far."""
         self._admitted: tuple[Ints | None, int] = (None, 0)
@@ -218,6 +221,7 @@ class Ledger:
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
+        self._each = np.arange(num_slots)
         self.replicas.grow(num_slots)
 
     # --- boundaries, in the order of time -----------------------------------------------------
@@ -252,7 +256,7 @@ class Ledger:
             return
         if kind == ADMITTED and state == ARRIVING:
             self.note(slot, QUEUED, at_ns)
-        self._blocks.append(_Block(at_ns, at_ns, kind, np.array((slot,)), since_ns))
+        self._blocks.append(_Block(at_ns, at_ns, kind, self._each[slot : slot + 1], since_ns))
         if kind == EDGE:
             self._resume_steps(slot, at_ns)
         elif _ENDS_STEP[kind] and state != LEAVING:
@@ -280,6 +284,7 @@ class Ledger:
             waiting = slots if members is None else slots[members]
             self._blocks.append(_Block(start_ns, step.end_ns, STEP, waiting, 0, step, members))
             self._recent.append(step)
+            self._recent_until_ns = max(self._recent_until_ns, step.end_ns)
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     if start_ns <= edge.at_ns < step.end_ns:
@@ -305,6 +310,7 @@ class Ledger:
         step = Step(slots, delay, since_ns, NEVER_NS, is_open=True)
         self._blocks.append(_Block(since_ns, NEVER_NS, STEP, slots, 0, step))
         self._recent.append(step)
+        self._recent_until_ns = NEVER_NS
         return step
 
     def hang(self, slots: Ints, start_ns: int, end_ns: int, *, dp_rank: int) -> None:
@@ -321,6 +327,7 @@ class Ledger:
         self._blocks = [block for block in self._blocks if id(block.step) not in steps]
         kept = [step for step in self._recent if id(step) not in steps]
         self._recent = deque(kept, maxlen=_MOST_RECENT)
+        self._recent_until_ns = max((step.end_ns for step in kept), default=0)
 
     def untimed(self, slots: Ints, at_ns: int) -> None:
         """Note a step of which no rank reported the execution."""
@@ -369,8 +376,10 @@ class Ledger:
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:
         """Continue the steps that the edge of a request's first token cuts, behind it."""
-        for step in [step for step in self._recent if step.start_ns <= at_ns < step.end_ns]:
-            self._resume_step(step, slot, at_ns)
+        if at_ns < self._recent_until_ns:
+            for step in self._recent:
+                if step.start_ns <= at_ns < step.end_ns:
+                    self._resume_step(step, slot, at_ns)
 
     def _resume_step(self, step: Step, slot: int, at_ns: int) -> None:
         cut_ns = self._cut_ns.item(slot)
@@ -383,6 +392,8 @@ class Ledger:
 
     def _cut_blame(self, slot: int, at_ns: int) -> None:
         """Blame no member for the part of a step that a request no longer waits for."""
+        if at_ns >= self._recent_until_ns:
+            return
         cut_ns = self._cut_ns.item(slot)
         for step in self._recent:
             is_cut = cut_ns < step.start_ns <= at_ns < step.end_ns

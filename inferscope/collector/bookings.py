@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,19 +85,31 @@ class Bookings:
             rank.book(span.start_ns, span.end_ns, parts_ns)
         self._lives.open_step(step.run, split)
 
-    def book(self, step: Joined) -> None:
-        """Add a split step to its requests, the windows and the digest; note its prefill time."""
+    def book(self, steps: Sequence[Joined]) -> None:
+        """Add split steps to their requests, the windows and the digest; note prefill times."""
+        if self._mix is not None:
+            self._mix(b"".join(self._mixed(steps)))
+        for step in steps:
+            self._book(step)
+        self._book_decoded()
+
+    def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
+        """Yield what the digest takes of steps."""
+        for step in steps:
+            slot_bytes = step.rows.slot_bytes
+            if slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
+                self._mixed_slots = slot_bytes
+                yield slot_bytes
+            assert step.split is not None
+            for shares_ns in step.split.shares_ns:
+                yield shares_ns.data
+
+    def _book(self, step: Joined) -> None:
         rows, contexts, split, run = step.rows, step.contexts, step.split, step.run
         assert split is not None
         lives, counters = self._lives, self._lives.counters
-        if self._mix is not None:
-            if rows.slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
-                self._mixed_slots = rows.slot_bytes
-                self._mix(rows.slot_bytes)
-            for shares_ns in split.shares_ns:
-                self._mix(shares_ns)
         if run.end_ns >= counters.reach_ns:
-            self.finish()
+            self._book_decoded()
             counters.reach(run.end_ns)
         if rows.is_simple:
             moved, prefill_flops = self._book_singles(step)
@@ -143,8 +155,8 @@ class Bookings:
             counters.step(run, split, of_ranks_ns, moved)
         step.prefill_ns = of_ranks_ns
 
-    def finish(self) -> None:
-        """Add to the requests what was booked of them and is kept to be added at once."""
+    def _book_decoded(self) -> None:
+        """Add to the requests the decodes that are kept to be added at once."""
         decoded, self._decoded = self._decoded, _Decoded()
         decoded.book(self._lives.table.work, self._lives.rates)
 

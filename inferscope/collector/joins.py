@@ -341,11 +341,10 @@ class Joins:
             return
         steps, self._joined_steps = self._joined_steps, []
         split_steps(self._book, steps)
-        for step in steps:
-            self._bookings.book(step)
-            if self._sinks:
+        self._bookings.book(steps)
+        if self._sinks:
+            for step in steps:
                 self._bookings.hand_on(step)
-        self._bookings.finish()
 
     def _lacks_span(self, pending: PendingStep) -> bool:
         """Return whether a rank that was there when a step began did not report its execution."""

@@ -43,7 +43,9 @@ class Recent(Generic[Key]):
     def _forget(self, before_ns: int) -> None:
         """Let go of many at once: a dict that loses its first entry again and again gets slower."""
         newest = itertools.islice(self._at_ns.items(), max(0, len(self._at_ns) - self._num), None)
-        self._at_ns = {key: at_ns for key, at_ns in newest if at_ns >= before_ns}
-        if self._for_ns < _END_OF_TIME_NS:
+        if self._for_ns == _END_OF_TIME_NS:
+            self._at_ns = dict(newest)
+        else:
+            self._at_ns = {key: at_ns for key, at_ns in newest if at_ns >= before_ns}
             some = max(_FEWEST, len(self._at_ns) + len(self._at_ns) // 4)
             self._room = min(self._num + self._num // 4, some)
