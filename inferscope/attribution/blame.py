@@ -341,21 +341,23 @@ class Blame:
 
     def _forget(self, rows: list[int]) -> None:
         """Remove culprits: what is theirs in the matrices is of unknown requests from here on."""
+        is_gone = np.zeros(self._holds.num_rows)
+        is_gone[rows] = 1.0
         for pairs in self._pairs:
             if pairs is not None:
-                known = [row for row in rows if row < pairs.shape[1]]
-                pairs[:, 0] += pairs[:, known].sum(axis=1)
-                pairs[:, known] = 0.0
+                gone = is_gone[: pairs.shape[1]]
+                unknown = pairs @ gone
+                pairs *= 1.0 - gone
+                pairs[:, 0] += unknown
 
     def _weight_of(self, rows: list[int]) -> Floats:
         """Return what culprits are blamed for in the matrices: [rows]."""
         self.fold()
-        weight: Floats = np.zeros(len(rows))
+        weight = np.zeros(self._holds.num_rows)
         for pairs in self._pairs:
             if pairs is not None:
-                found = np.array(rows) < pairs.shape[1]
-                weight[found] += pairs[:, np.array(rows)[found]].sum(axis=0)
-        return weight * (_SPENT_NS / _SHARE)
+                weight[: pairs.shape[1]] += pairs.sum(axis=0)
+        return weight[rows] * (_SPENT_NS / _SHARE)
 
     # --- what is found ------------------------------------------------------------------------
 

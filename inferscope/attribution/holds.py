@@ -218,8 +218,11 @@ class Holds:
         self._over = [row for row in over if row not in gone]
         kept = np.arange(num)
         kept[lesser] = NOBODY_ROW
-        for span in (*self._spans, *self._past):
-            span.rows = kept[span.rows]
+        spans = (*self._spans, *self._past)
+        rows = {id(span.rows): span.rows for span in spans}  # of many spans the same
+        rows = {key: kept[each] for key, each in rows.items()}
+        for span in spans:
+            span.rows = rows[id(span.rows)]
         for row in sorted(lesser, reverse=True):
             self._free.append(row)
             self.names[row] = None
