@@ -548,7 +548,7 @@ class Ledger:
         # Parts: a decode behind a prefill shows that the first token was made before it.
         is_prefill = np.zeros(len(kind), dtype=np.bool_)
         is_prefill[rows] = members.is_prefill[member]
-        has_prefilled = _before(is_prefill, starts, group) | self._has_prefilled[live][group]
+        has_prefilled = _before(is_prefill, group, len(live)) | self._has_prefilled[live][group]
         part = np.zeros(len(kind), dtype=np.int64)
         part[is_first] = self._part[live]
         is_decode = np.zeros(len(kind), dtype=np.bool_)
@@ -886,18 +886,22 @@ def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice
 
 def _last_said(values: NDArray[np.int8]) -> NDArray[np.int8]:
     """Replace each value below 0 by the last one before it that is not."""
-    at = np.where(values < 0, 0, np.arange(len(values)))
-    return values[np.maximum.accumulate(at)]
+    is_said = values >= 0
+    unsaid, said = (~is_said).nonzero()[0], is_said.nonzero()[0]
+    values[unsaid] = values[said[said.searchsorted(unsaid) - 1]]
+    return values
 
 
-def _before(flags: Flags, starts: Ints, group: Ints) -> Flags:
+def _before(flags: Flags, group: Ints, num_groups: int) -> Flags:
     """Return whether a row of the same request before it has the flag."""
-    num = flags.cumsum() - flags
-    found: Flags = num > num[starts][group]
+    flagged = flags.nonzero()[0][::-1]
+    first = np.full(num_groups, len(flags))
+    first[group[flagged]] = flagged  # of several in a group, the last to be assigned
+    found: Flags = np.arange(len(flags)) > first[group]
     return found
 
 
 def _up_to_end(is_end: Flags, is_first: Flags) -> Flags:
     """Return which rows have no END of their request before them."""
-    starts, group = is_first.nonzero()[0], is_first.cumsum() - 1
-    return ~_before(is_end, starts, group)
+    group = is_first.cumsum() - 1
+    return ~_before(is_end, group, group.item(-1) + 1)
