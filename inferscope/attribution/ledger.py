@@ -645,13 +645,14 @@ class Ledger:
         """
         up_to_first, on_its_way, after = self._rows[slot].copy()
         if is_streamed and self._part.item(slot) == _AFTER:
-            spent_ns = int(on_its_way.sum())
+            spent_ns = sum(on_its_way.tolist())
             blocked_ns = 0
             if edge_ns is not None:
                 since_ns = edge_ns - spent_ns
                 blocked_ns = min(self._blocked.within_ns(slot, since_ns, edge_ns), spent_ns)
             up_to_first[_OUTPUT] += spent_ns - blocked_ns
-            up_to_first[_BEHIND[DELIVERED]] += blocked_ns
+            if blocked_ns:
+                up_to_first[_BEHIND[DELIVERED]] += blocked_ns
         else:
             up_to_first += on_its_way
         return up_to_first, after

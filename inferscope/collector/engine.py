@@ -636,10 +636,11 @@ class EngineFold:
         return request
 
     def _on_emitted(self, ring: RingState, emitted: Emitted) -> None:
-        num = len(emitted.requests) // 4
+        size = len(emitted.requests)
+        num = size // 4
         counts: NDArray[np.uint32] | None = None
-        if emitted.tokens != _ONE * num or len(emitted.requests) % 4:
-            if len(emitted.tokens) != len(emitted.requests) or len(emitted.requests) % 4:
+        if emitted.tokens != _ONE * num or size % 4:
+            if len(emitted.tokens) != size or size % 4:
                 self._num_unread += 1
                 return
             counts = np.frombuffer(emitted.tokens, dtype=COLUMNS["tokens"])

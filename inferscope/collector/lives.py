@@ -451,9 +451,9 @@ class Lives:
             request.slot, is_streamed=_is_streamed(request), edge_ns=request.first_edge_ns
         )
         if request.first_edge_ns is not None:
-            late_ns = int(row.sum()) - (request.first_edge_ns - request.arrived_ns)
-            if late_ns > 0:  # its first token was reported behind the watermark
-                kept = scaled(row[None, :], np.array([request.first_edge_ns - request.arrived_ns]))
+            ttft_ns = request.first_edge_ns - request.arrived_ns
+            if sum(row.tolist()) > ttft_ns:  # its first token was reported behind the watermark
+                kept = scaled(row[None, :], np.array([ttft_ns]))
                 after += row - kept[0]
                 row = kept[0]
         return row, after
@@ -536,8 +536,10 @@ class Lives:
             fit_id=self.fit_id,
             clock=self.clock,
             preempted_ns=tuple(
-                (since_ns, delivered_ns if until_ns is None else until_ns)
-                for since_ns, until_ns in request.preempted_ns
+                [
+                    (since_ns, delivered_ns if until_ns is None else until_ns)
+                    for since_ns, until_ns in request.preempted_ns
+                ]
             ),
             parts=prompt_parts(request, table.work, ttft_row, has_flops=self.rates is not None),
             reasoning_tokens=request.reasoning_tokens,
