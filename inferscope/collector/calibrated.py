@@ -23,7 +23,7 @@ from inferscope.ring.discovery import boot_id
 TablesOf = Callable[[EngineInfo], Sequence[CostTable]]
 _WITHOUT_DEVICE = ("frontend", SAMPLER_ROLE)
 _DESCRIBING = frozenset((EngineInfo, RingOpened))
-_record_of = operator.itemgetter(3)
+_record_of = operator.attrgetter("record")
 
 
 class _Ring(NamedTuple):

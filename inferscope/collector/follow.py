@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from inferscope.calibration import cost_tables
 from inferscope.collector.calibrated import Calibrated, TablesOf
 from inferscope.collector.fold import READER
@@ -306,7 +308,7 @@ class RingFollower:
         t_ns = out[-1].t_ns
         if self._restate_ns is not None and t_ns >= self._restate_ns:
             for number, reader in self._readers.items():
-                out.append(_opened(number, reader)._replace(t_ns=t_ns))
+                out.append(replace(_opened(number, reader), t_ns=t_ns))
         if self._restate_ns is None or t_ns >= self._restate_ns:
             self._restate_ns = t_ns + RESTATE_NS
 

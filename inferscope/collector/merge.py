@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
+
+import msgspec
 
 from inferscope.collector.fold import READER
 from inferscope.records import TICK_NS, Clock, Missed, Record, Tick, encode
@@ -21,8 +22,8 @@ _MOST_TICKED_NS = 60_000_000_000
 """Of a silence, at its beginning and at its end."""
 
 
-class Item(NamedTuple):
-    """A record with its place in the fold; compares by that place."""
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """A record with its place in the fold."""
 
     t_ns: int
     ring: int
@@ -43,7 +44,7 @@ class Merger:
     @property
     def num_bytes(self) -> int:
         """Return how much was taken and is not given out: its payload, and what records take."""
-        return sum(len(item[4]) + RECORD_BYTES for item in self._waiting)
+        return sum(len(item.payload) + RECORD_BYTES for item in self._waiting)
 
     def add(self, ring: int, sequence: int, record: Record, payload: bytes) -> None:
         """Take a record; time within a ring never runs backwards."""
@@ -51,7 +52,7 @@ class Merger:
         if t_ns < last_ns:
             t_ns = last_ns
         self._last_ns[ring] = t_ns
-        self._waiting.append(_item(Item, (t_ns, ring, sequence, record, payload)))
+        self._waiting.append(Item(t_ns, ring, sequence, record, payload))
 
     def miss(self, ring: int, num_frames: int, reason: str) -> None:
         """Note frames that are missing between a ring's last record and its next one."""
@@ -62,7 +63,8 @@ class Merger:
     def take(self, until_ns: int | None) -> list[Item]:
         """Return what is due by a time, in order, Ticks included; None: everything."""
         waiting = self._waiting
-        waiting.sort(key=_place)
+        if len(self._last_ns) > 1:  # one ring's are in order
+            waiting.sort(key=_place)
         if until_ns is None:
             due, self._waiting = waiting, []
         else:
@@ -72,7 +74,7 @@ class Merger:
         at = 0
         while at < len(due):
             self._take_clocks(due[at : at + 1])
-            self._tick_until(due[at][0], out)
+            self._tick_until(due[at].t_ns, out)
             end = bisect_left(due, self._next_tick_ns or 0, at, key=_time)
             self._take_clocks(due[at:end])
             out += due[at:end]
@@ -82,7 +84,7 @@ class Merger:
         return out
 
     def _take_clocks(self, items: list[Item]) -> None:
-        for clock in [item[3] for item in items if type(item[3]) is Clock]:
+        for clock in [item.record for item in items if type(item.record) is Clock]:
             offset_ns = clock.real_ns - clock.at_ns
             if abs(offset_ns) < _END_OF_TIME_NS:  # else a Tick could not hold its wall time
                 self._real_offset_ns = offset_ns
@@ -101,7 +103,5 @@ class Merger:
             self._next_tick_ns = at_ns + TICK_NS
 
 
-_place = operator.itemgetter(0, 1, 2)
-_time = operator.itemgetter(0)
-_item = tuple.__new__
-"""Makes an Item of a tuple: half the time of its own constructor, which is Python code."""
+_place = operator.attrgetter("t_ns", "ring", "sequence")
+_time = operator.attrgetter("t_ns")

@@ -217,9 +217,10 @@ class Mode:
 
     def healthy(self, ratios: Floats) -> Floats:
         """Return measured over modelled time of healthy steps; the steps' own without a fit."""
-        if self.healthy_ratio is None:
-            return ratios.copy()
-        return np.full(len(ratios), self.healthy_ratio)
+        healthy: Floats = ratios.copy()
+        if self.healthy_ratio is not None:
+            healthy[:] = self.healthy_ratio
+        return healthy
 
     def _note(self, ratios: Floats) -> None:
         at = np.arange(self._num_ratios, self._num_ratios + len(ratios)) % _RATIOS

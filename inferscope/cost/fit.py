@@ -179,7 +179,7 @@ class OnlineFit:
     def knows(self, rows: Floats) -> Flags:
         """Return which steps are of a kind that was learned from: then their time is no guess."""
         observed = _observed(rows, out=np.empty((len(rows), _NUM_FEATURES)))
-        known: Flags = (observed <= self._most).all(axis=1)
+        known: Flags = np.logical_and.reduce(observed <= self._most, axis=1)
         return known
 
     def solve(self) -> StepModel | None:
