@@ -721,9 +721,12 @@ class _Members:
                     offset_of[id(block.step)] + block.members
                 )
         self.is_prefill = np.zeros(int(self._sizes.sum()), dtype=np.bool_)
-        for step, offset in zip(self._steps, offsets.tolist(), strict=True):
-            if step.delay.prefills:
-                self.is_prefill[[offset + at for at in step.delay.prefills]] = True
+        prefills = [
+            offset + at
+            for step, offset in zip(self._steps, offsets.tolist(), strict=True)
+            for at in step.delay.prefills
+        ]
+        self.is_prefill[prefills] = True
         self.is_decode = ~self.is_prefill
         for step, offset in zip(self._steps, offsets.tolist(), strict=True):
             if step.is_open:
