@@ -177,7 +177,7 @@ class OnlineFit:
         return num
 
     def knows(self, rows: Floats) -> Flags:
-        """Return which steps are of a kind that was learned from: then their time is no guess."""
+        """Return which steps are of a kind that the fit has learned from: [steps]."""
         observed = _observed(rows, out=np.empty((len(rows), _NUM_FEATURES)))
         known: Flags = np.logical_and.reduce(observed <= self._most, axis=1)
         return known

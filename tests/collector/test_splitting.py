@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
+from inferscope.attribution.step_table import StepTable
 from inferscope.collector.fold import Collector
+from inferscope.collector.splitting import _pure_steps
 from tests.collector.scripts import Finals
 from tests.collector.test_properties import _Engine
 from tests.collector.test_work import DENSE, some_traffic
@@ -57,6 +59,15 @@ def test_steps_of_several_ranks_and_modes_do_not_depend_on_tables(seed: int) -> 
 def test_nor_do_steps_with_drafts_chunks_and_recomputed_tokens(seed: int) -> None:
     traffic, _ = some_traffic(seed, DENSE)
     assert_tables_do_not_show(traffic.script.items(until_ms=1_000), seed)
+
+
+def test_only_steps_of_one_phase_that_teach_bound_others() -> None:
+    """A chunk beside a decode, a prompt alone, decodes, and decodes in a cold step."""
+    tokens = np.array([16, 1, 13, 1, 1, 1])
+    contexts = np.array([0, 100, 7, 500, 3000, 9])
+    table = StepTable(tokens, contexts, np.ones_like(tokens), tokens > 1, np.array([2, 1, 2, 1]))
+    found = _pure_steps(table, [90, 60, 30, 20], [True, True, True, False])
+    assert found == [None, (13, 7, 60), (1, 3000, 30), None]
 
 
 def test_steps_get_to_sinks_whole() -> None:
