@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from threading import get_native_id
 
-from inferscope.host_signals import block_signals
+from inferscope.host_signals import block_signals, suppressed
 
 _MOST_UNSAID = 16
 _ROOM_AGAIN_S = 0.5
@@ -26,13 +26,16 @@ _speaking_pid = 0
 def warn(message: str, *values: object) -> None:
     """Write a line that the host's owner should read into the host's log, without blocking.
 
-    While standard output or error is a full pipe, a thread of its own waits for room.
+    While standard output or error is a full pipe, a thread of its own waits for room. A filter or
+    handler of that log that raises costs the line alone: what is logged here may be called from
+    within a call of the host.
     """
-    if not _unsaid and not would_block():
-        _log(message, *values)
-        return
-    _unsaid.append(message % values if values else message)
-    _begin_to_speak()
+    with suppressed(Exception):
+        if not _unsaid and not would_block():
+            _log(message, *values)
+            return
+        _unsaid.append(message % values if values else message)
+        _begin_to_speak()
 
 
 def _begin_to_speak() -> None:
@@ -79,6 +82,7 @@ def would_block() -> bool:
 
     A handler without a stream of its own (loguru's, rich's) may write to standard output or error.
     A thread that waits for one holds the handler's lock, which `logging.shutdown` takes at exit.
+    Where eventlet has removed `select.poll` the answer is no: a line then waits as the host's do.
     """
     import logging
     import select
@@ -90,6 +94,8 @@ def would_block() -> bool:
         logger = logger.parent if logger.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers.append(logging.lastResort)
+    if not hasattr(select, "poll"):
+        return False
     poll, descriptors = select.poll(), {1, 2}
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLOUT)
@@ -109,5 +115,6 @@ def note(message: str, *values: object) -> None:
     import sys
 
     logger, has_error = logging.getLogger("inferscope"), sys.exc_info()[0] is not None
-    if logger.isEnabledFor(logging.DEBUG) and not would_block():
-        logger.debug("inferscope: " + message, *values, exc_info=has_error)
+    with suppressed(Exception):  # of a filter or handler of that log
+        if logger.isEnabledFor(logging.DEBUG) and not would_block():
+            logger.debug("inferscope: " + message, *values, exc_info=has_error)

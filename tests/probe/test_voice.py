@@ -7,11 +7,12 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from inferscope.probe.voice import warn, would_block
+from inferscope.probe.voice import note, warn, would_block
 
 PROGRAM = """
 import logging
@@ -105,3 +106,34 @@ def test_a_line_for_a_full_pipe_blocks_no_call_and_comes_later(
     os.close(reading)
     said = found[found.index(b"inferscope: ") :].decode().split("\n")
     assert [line for line in said if line] == [f"inferscope: line {n}" for n in range(84, 100)]
+
+
+class OutsideOfRequest(logging.Filter):
+    """A filter that needs what is there only within a request of the host."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise LookupError("outside of a request")
+
+
+@pytest.mark.parametrize("say", [warn, note])
+def test_a_filter_that_raises_costs_its_line_alone(say: Callable[[str], None]) -> None:
+    logger, handler, raising = logging.getLogger("inferscope"), Redirecting(), OutsideOfRequest()
+    level = logger.level
+    logger.addHandler(handler)
+    handler.addFilter(raising)
+    logger.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(LookupError):
+            logger.warning("it does raise")
+        say("a line")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def test_a_line_is_logged_where_eventlet_has_removed_poll(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(select, "poll")
+    warn("a line")
+    assert [record.getMessage() for record in caplog.records] == ["inferscope: a line"]
