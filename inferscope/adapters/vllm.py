@@ -21,5 +21,8 @@ def register() -> None:
         pass_on(error)
         import logging
 
-        what = type(error).__name__
-        logging.getLogger("inferscope").error("inferscope: not observing: %s: %s", what, error)
+        what, logger = type(error).__name__, logging.getLogger("inferscope")
+        try:
+            logger.error("inferscope: not observing: %s: %s", what, error)
+        except Exception as fault:  # of a filter or a handler of the host
+            pass_on(fault)

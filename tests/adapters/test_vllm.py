@@ -1041,6 +1041,25 @@ print("served")
     assert "inferscope: not observing: " in done.stderr
 
 
+def test_a_log_that_raises_leaves_vllm_running_too() -> None:
+    program = """
+import logging, sys
+sys.modules["inferscope.adapters.vllm_hooks"] = None
+logging.getLogger("inferscope").addFilter(lambda record: 1 / 0)
+from inferscope.adapters.vllm import register
+register()
+print("served")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"INFERSCOPE": "1", "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
+    )
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+
+
 def test_the_names_of_faults_are_those_of_hooks() -> None:
     hooks = {name for name in vars(vllm_core.CoreHooks) if not name.startswith("_")}
     assert hooks - {"install", "made_otherwise"} == {
