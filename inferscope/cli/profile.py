@@ -126,7 +126,13 @@ def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
         reason = failed.read_text(encoding="utf-8", errors="replace")
         failed.unlink()
         raise InferScopeError(f"there is no profile: {reason}")
-    content = trace.read_bytes()
+    try:
+        content = trace.read_bytes()
+    except FileNotFoundError:
+        raise InferScopeError(
+            f"there is no profile: neither it nor the reason could be written to {trace.parent}. "
+            "Is the disk full?"
+        ) from None
     trace.unlink()
     found: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     return found

@@ -87,8 +87,8 @@ def requested(ring_path: Path) -> float | None:
 
 def answer(ring_path: Path, *, error: str = "") -> None:
     """Say that a request is done; the trace lies there already where there is one."""
-    with suppress(OSError):  # first: a full disk would have the request answered again and again
-        request_path(ring_path).unlink(missing_ok=True)
-    with suppress(OSError):
+    with suppress(OSError):  # a full disk: else the request would be answered again and again
         if error:
             write_private(error_path(ring_path), error.encode())
+    with suppress(OSError):  # last: who asked looks for an answer when this is gone
+        request_path(ring_path).unlink(missing_ok=True)

@@ -4,17 +4,20 @@ import json
 import os
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from inferscope.cli import profile
 from inferscope.cli.profile import told_of
-from inferscope.errors import BadInput
+from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import DECODE, PREFILL
 from inferscope.report.kernels import steps_of
-from inferscope.ring.discovery import find_engines
+from inferscope.ring.discovery import RingFile, find_engines
+from inferscope.ring.layout import Identity
 from inferscope.ring.profile_request import (
     ProfileBusy,
     answer,
@@ -118,6 +121,24 @@ def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("2.0")
     request_path(tmp_path / "a.ring").symlink_to(tmp_path / "elsewhere")
     assert requested(tmp_path / "a.ring") is None
+
+
+def test_the_reason_is_there_before_the_request_is_gone(tmp_path: Path) -> None:
+    ring_path = tmp_path / "core-0-1.ring"
+    for _ in range(200):
+        ask(ring_path, 0.1)
+        answering = threading.Thread(target=answer, args=(ring_path,), kwargs={"error": "why"})
+        answering.start()
+        while request_path(ring_path).exists():
+            pass
+        assert error_path(ring_path).read_text() == "why"
+        answering.join()
+
+
+def test_a_profile_and_a_reason_that_could_not_be_written_are_one_line(tmp_path: Path) -> None:
+    me = Identity("a", "core", 0, 1, "host", "", 1, 2)
+    with pytest.raises(InferScopeError, match="Is the disk full"):
+        profile._answer(RingFile(tmp_path / "core-0-1.ring", 0, me, 0, 0), 0.0)
 
 
 def test_a_process_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
