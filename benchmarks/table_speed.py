@@ -1,9 +1,8 @@
-"""What it costs to price, split and explain steps: one by one, and as a table, as the fold does.
+"""What it costs to price, split and explain steps as tables, by the steps of a table.
 
 Each variant does the same steps: decodes, every tenth step with a chunk of a prompt among them, in
-every hundredth two. One by one, the steps without a prompt share their layout, as where
-requests stay; a table is made anew from columns for each window. The variants take turns in every
-round; processor time, the median over rounds and the best.
+every hundredth two. A table is made anew from columns for each window. The variants take turns in
+every round; processor time, the median over rounds and the best.
 
     python benchmarks/table_speed.py --out benchmarks/results/table_speed.json
 """
@@ -24,53 +23,33 @@ from attribution_speed import BUSY_NS, LLAMA_8B, padding_model
 from numpy.typing import NDArray
 from probe_cost import machine
 
-from inferscope.attribution.counterfactual import explain
-from inferscope.attribution.rules import Components, scaled_ns
-from inferscope.attribution.split import fair
-from inferscope.attribution.step_table import StepTable
-from inferscope.attribution.table_blame import blame_weights
-from inferscope.attribution.table_split import delays, price, shares_ns
-from inferscope.cost.batch import Batch, Chunk, PlainTeams
+from inferscope.attribution.counterfactual import delays
+from inferscope.attribution.marginal import blame_weights
+from inferscope.attribution.split import price, shares_ns
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
+from inferscope.cost.step_table import StepTable
 
 Ints = NDArray[np.int64]
 BATCHES, WINDOWS = (8, 64, 256), (1, 25, 250)
 
 
 class Steps:
-    """Consecutive steps of a batch, as layouts and as columns."""
+    """Consecutive steps of a batch, as columns."""
 
     def __init__(self, batch: int, num: int) -> None:
         """Draw contexts and chunks."""
-        draw, teams = np.random.default_rng(0), PlainTeams()
+        draw = np.random.default_rng(0)
         first = draw.integers(300, 3000, batch)
         self.batch, self.num = batch, num
-        self.contexts = [first + step for step in range(num)]
-        self.chunks: list[tuple[Chunk, ...]] = []
-        for step in range(num):
-            num_chunks = 2 if step % 100 == 50 else int(step % 10 == 5)
-            sizes = draw.integers(16, 1024, num_chunks).tolist()
-            self.chunks.append(tuple((at, size, 1) for at, size in enumerate(sizes)))
-        self.teams = [teams.team(batch, chunks) for chunks in self.chunks]
-        self.tokens = np.concatenate([team.tokens for team in self.teams])
-        self.context = np.concatenate(self.contexts)
+        tokens = np.ones((num, batch), dtype=np.int64)
+        for step in range(5, num, 10):
+            num_chunks = 2 if step % 100 == 55 else 1
+            tokens[step, :num_chunks] = draw.integers(16, 1024, num_chunks)
+        self.tokens = tokens.reshape(-1)
+        self.context = (first + np.arange(num)[:, None]).reshape(-1)
         self.sampled = np.ones(len(self.tokens), dtype=np.int64)
         self.is_prefill = self.tokens > 1
-
-    def one_by_one(self, model: StepModel) -> None:
-        """Do it with each step by itself."""
-        for team, contexts in zip(self.teams, self.contexts, strict=True):
-            batch = Batch(team, contexts)
-            own = model.own(batch)
-            parts = fair(model, batch, own)
-            modelled_ns = parts.total(batch)
-            of = Components(model, batch, own, team.chunks, team.tokens, None)
-            scaled_ns(parts, of, modelled_ns=modelled_ns, busy_ns=BUSY_NS)
-            explain(
-                model, batch, own, modelled_ns=modelled_ns, prefills=team.chunks, recomputed=None,
-                delay_ns=BUSY_NS, healthy_ratio=1.0,
-            )  # fmt: skip
 
     def as_tables(self, model: StepModel, window: int, *, with_blame: bool = False) -> None:
         """Do the same, a window at a time, and weigh blame if it is asked for."""
@@ -94,7 +73,6 @@ def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]
     compared: dict[str, Callable[[], None]] = {}
     plain = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
     for name, model in (("", plain), (", padded attention", padding_model(plain))):
-        compared[f"one by one{name}"] = partial(steps.one_by_one, model)
         for window in WINDOWS:
             compared[f"window of {window}{name}"] = partial(steps.as_tables, model, window)
             compared[f"window of {window}{name}, with blame"] = partial(

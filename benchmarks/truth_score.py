@@ -12,9 +12,10 @@ from naive_rules import by_tokens, equal
 from numpy.typing import NDArray
 from served import Frozen
 
-from inferscope.attribution.counterfactual import explain
-from inferscope.attribution.split import fair, to_whole_ns
+from inferscope.attribution.counterfactual import delays
+from inferscope.attribution.split import Priced, parts_ns, price, to_whole_ns
 from inferscope.cost.batch import Batch, Team
+from inferscope.cost.step_table import StepTable
 
 Floats = NDArray[np.float64]
 
@@ -65,8 +66,8 @@ def shares_ns(shape: StepShape, run: Coalitions, cost_ns: Floats) -> Floats:
     return np.concatenate([chunks, np.full(num_decodes, decodes / num_decodes)])
 
 
-def batch_of(shape: StepShape) -> Batch:
-    """Return a step as the cost model sees it."""
+def priced(frozen: Frozen, shape: StepShape) -> Priced:
+    """Return a step as the cost model prices it."""
     tokens, sampled, contexts = (
         np.array(column, dtype=np.int64)
         for column in zip(
@@ -74,13 +75,13 @@ def batch_of(shape: StepShape) -> Batch:
             strict=True,
         )
     )
-    return Batch(Team(tokens, sampled), contexts)
+    table = StepTable.of(Batch(Team(tokens, sampled), contexts), range(len(shape.chunks)))
+    return price(frozen.model, table)
 
 
 def by_ours(frozen: Frozen, shape: StepShape) -> Floats:
     """Return the fair split in the model's nanoseconds: [requests]."""
-    batch = batch_of(shape)
-    return fair(frozen.model, batch, frozen.model.own(batch)).values(batch)
+    return parts_ns(priced(frozen, shape))
 
 
 RULES = ("fair", "tokens", "equal")
@@ -166,27 +167,16 @@ def interference(frozen: Frozen, shape: StepShape, true: Truth) -> dict[str, flo
     Where a step took longer than a healthy one, the ledger books the excess as slowdown. So as to
     judge the model apart from that, `ledger_at_speed_ms` takes the moment's speed for healthy.
     """
-    batch, model = batch_of(shape), frozen.model
-    own = model.own(batch)
-    modelled_ns = fair(model, batch, own).total(batch)
+    of = priced(frozen, shape)
 
     def waited_ms(healthy_ratio: float) -> float:
-        delay = explain(
-            model,
-            batch,
-            own,
-            modelled_ns=modelled_ns,
-            prefills=list(range(len(shape.chunks))),
-            recomputed=None,
-            delay_ns=round(true.step_ns),
-            healthy_ratio=healthy_ratio,
-        )
+        (delay,) = delays(of, np.array([round(true.step_ns)]), np.array([healthy_ratio]))
         return delay.decode_interference_ns / 1e6
 
     return {
         "measured_ms": (true.step_ns - true.decodes_only_ns) / 1e6,
         "ledger_ms": waited_ms(frozen.healthy_ratio),
-        "ledger_at_speed_ms": waited_ms(true.step_ns / modelled_ns),
+        "ledger_at_speed_ms": waited_ms(true.step_ns / of.modelled_ns.item()),
     }
 
 

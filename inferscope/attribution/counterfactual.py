@@ -19,15 +19,19 @@ recomputes lost tokens as `recompute`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.alone import alone
-from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import StepModel
-from inferscope.cost.pure_steps import TOLERANCE, Bounds
+from inferscope.attribution.split import Priced, values_ns
+from inferscope.cost.model import look_up
+from inferscope.cost.pure_steps import TOLERANCE
+from inferscope.cost.step_table import StepTable, cut_into_steps
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -70,151 +74,121 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
         return co_batched
 
 
-def explain(
-    model: StepModel,
-    batch: Batch,
-    own: Line,
-    *,
-    modelled_ns: float,
-    prefills: list[int],
-    recomputed: Ints | None,
-    delay_ns: int,
-    healthy_ratio: float,
-    bounds: Bounds | None = None,
-) -> Delay:
-    """Explain a step's delay to each of its members.
+class TableBounds(NamedTuple):
+    """Bounds from measured steps, as `cost.pure_steps.Bounds` of one step; infinite where none."""
+
+    step_ns: Floats
+    """[steps]."""
+    own_ns: Floats
+    """[members]."""
+
+
+def delays(
+    priced: Priced, delay_ns: Ints, healthy_ratio: Floats, bounds: TableBounds | None = None
+) -> list[Delay]:
+    """Explain each step's delay to its members.
 
     Args:
-        model: the cost model of the mode in which the step ran.
-        batch: the members.
-        own: their attention, as `model.own` gives it.
-        modelled_ns: T(S), unscaled.
-        prefills: positions of the members that prefill.
-        recomputed: [members], tokens lost to a preemption; None where there are none.
-        delay_ns: from the earliest start to the latest end over all ranks.
-        healthy_ratio: measured over modelled time of a healthy step in this mode.
+        priced: the steps.
+        delay_ns: [steps], from the earliest start to the latest end over all ranks.
+        healthy_ratio: [steps], measured over modelled time of a healthy step then.
         bounds: from measured steps; None where the model needs none.
     """
-    whole = modelled_ns or 1.0
-    explained_ns = min(delay_ns, round(healthy_ratio * whole))
-    bounded_ns = 0
-    if bounds is not None and explained_ns > bounds.step_ns:
-        bounded_ns = explained_ns - round(bounds.step_ns)
-        explained_ns -= bounded_ns
-    scale = explained_ns / whole
-    by_itself = alone(model, batch, own)
-    own_ns = by_itself.values(batch, scale).astype(np.int64)
-    beyond_ns: Ints | None = None
+    table = priced.table
+    modelled = np.where(priced.modelled_ns == 0, 1.0, priced.modelled_ns)
+    explained = np.minimum(delay_ns, np.rint(healthy_ratio * modelled)).astype(np.int64)
+    bounded = np.zeros(len(table), dtype=np.int64)
     if bounds is not None:
-        is_beyond = own_ns > TOLERANCE * bounds.own_ns
-        if is_beyond.any():
-            beyond_ns = np.where(is_beyond, own_ns - np.where(is_beyond, bounds.own_ns, 0.0), 0.0)
-            beyond_ns = beyond_ns.astype(np.int64)
-            own_ns -= beyond_ns
-            bounded_ns += int(beyond_ns.max())
-    prefill_ns = decode_ns = explained_ns
-    of_them: list[int] = []
-    if prefills:
-        of_prefills, of_decodes = _class_ns(model, batch, own, prefills)
-        if of_prefills:
-            prefill_ns = min(explained_ns, round(of_prefills * scale))
-        if of_decodes:
-            decode_ns = min(explained_ns, round(of_decodes * scale))
-        if beyond_ns is not None and of_prefills and of_decodes:
-            prefill_ns, decode_ns = _bounded(own_ns, beyond_ns, prefills, prefill_ns, decode_ns)
-        of_them = [min(own_ns.item(at), prefill_ns) for at in prefills]
-    np.minimum(own_ns, decode_ns, out=own_ns)
-    if prefills:
-        for at, mine_ns in zip(prefills, of_them, strict=True):
-            own_ns[at] = mine_ns
+        is_over = explained > bounds.step_ns
+        most = np.rint(np.where(is_over, bounds.step_ns, 0.0)).astype(np.int64)
+        bounded = np.where(is_over, explained - most, 0)
+        explained -= bounded
+    scale = explained / modelled
+    own_ns = alone_ns(priced, scale).astype(np.int64)
+    beyond: Ints | None = None
+    if bounds is not None:
+        beyond = _beyond_bounds(own_ns, bounds.own_ns)
+        own_ns -= beyond
+        bounded += np.maximum.reduceat(beyond, table.first)
+    prefill_class, decode_class = explained.copy(), explained.copy()
+    if len(table.prefills):
+        of_prefills, of_decodes = _classes(priced)
+        for of_class, class_ns in ((of_prefills, prefill_class), (of_decodes, decode_class)):
+            bound = np.minimum(explained, np.rint(of_class * scale)).astype(np.int64)
+            class_ns[:] = np.where(of_class > 0, bound, explained)
+        if beyond is not None:
+            has_both = (of_prefills > 0) & (of_decodes > 0)
+            for is_of_class, class_ns in (
+                (table.is_prefill, prefill_class),
+                (~table.is_prefill, decode_class),
+            ):
+                is_bounded = np.add.reduceat(np.where(is_of_class, beyond, 0), table.first) > 0
+                all_alone = np.add.reduceat(np.where(is_of_class, own_ns, 0), table.first)
+                is_less = is_bounded & has_both & (all_alone < class_ns)
+                class_ns[is_less] = all_alone[is_less]
+    class_of = decode_class[table.step_of]
+    class_of[table.prefills] = prefill_class[table.step_of[table.prefills]]
+    np.minimum(own_ns, class_of, out=own_ns)
     again: Ints | None = None
-    if recomputed is not None:
-        again = (own_ns * (recomputed / batch.team.tokens)).astype(np.int64)
+    if table.recomputed is not None:
+        again = (own_ns * (table.recomputed / table.tokens)).astype(np.int64)
         own_ns -= again
-    return Delay(
-        own_ns,
-        again,
-        prefills,
-        prefill_ns,
-        decode_ns,
-        explained_ns,
-        delay_ns - explained_ns,
-        bounded_ns,
-    )
+    own = cut_into_steps(own_ns, table.sizes)
+    recompute_ns: Sequence[Ints | None] = [None] * len(own)
+    if again is not None and table.recomputed is not None:
+        lost = np.add.reduceat(table.recomputed, table.first).tolist()
+        by_step = zip(lost, cut_into_steps(again, table.sizes), strict=True)
+        recompute_ns = [of_step if tokens else None for tokens, of_step in by_step]
+    numbers = (prefill_class, decode_class, explained, delay_ns - explained, bounded)
+    columns = [column.tolist() for column in numbers]
+    return list(map(Delay, own, recompute_ns, _prefills(table), *columns))
 
 
-def _bounded(
-    own_ns: Ints, beyond_ns: Ints, prefills: list[int], prefill_ns: int, decode_ns: int
-) -> tuple[int, int]:
-    """Return the times of both classes, at most their members' one after the other.
-
-    A class of which no member exceeded its bound stays as the model has it.
-    """
-    whole_ns, all_beyond_ns = int(own_ns.sum()), int(beyond_ns.sum())
-    of_prefills_ns, prefills_beyond_ns = int(own_ns[prefills].sum()), int(beyond_ns[prefills].sum())
-    if prefills_beyond_ns:
-        prefill_ns = min(prefill_ns, of_prefills_ns)
-    if all_beyond_ns > prefills_beyond_ns:
-        decode_ns = min(decode_ns, whole_ns - of_prefills_ns)
-    return prefill_ns, decode_ns
+def _prefills(table: StepTable) -> list[list[int]]:
+    """Return by step the positions of the members that prefill."""
+    found: list[list[int]] = [[] for _ in range(len(table))]
+    of = table.step_of[table.prefills]
+    for step, at in zip(of.tolist(), (table.prefills - table.first[of]).tolist(), strict=True):
+        found[step].append(at)
+    return found
 
 
-def _class_ns(
-    model: StepModel, batch: Batch, own: Line, prefills: list[int]
-) -> tuple[float, float]:
-    """Return what the step would have taken with its prefills only, and with its decodes only."""
-    team = batch.team
-    if prefills == team.chunks:
-        prefills_ns, others_ns = _classes_alone(model, team)
-        visible, longest = batch.single_visible, batch.longest_single
-        of_singles = _singles_ns(model, team.num_single, visible, longest)
-        return prefills_ns + sum(own.chunks), others_ns + of_singles
-    tokens = rows = 0
-    of_prefills = 0.0
-    singles: list[int] = []
-    for at in prefills:
-        tokens += team.tokens.item(at)
-        rows += team.rows_of(at)
-        if team.tokens.item(at) == 1:
-            singles.append(at)
-        else:
-            of_prefills += own.one(batch, at)
-    of_decodes = max(0.0, sum(own.chunks) - of_prefills)
-    visible, longest = batch.single_visible, batch.longest_single
-    if singles:  # all of a prompt but its last token was cached
-        theirs = [batch.context.item(at) + 1 for at in singles]
-        of_prefills += _singles_ns(model, len(singles), sum(theirs), max(theirs))
-        visible -= sum(theirs)
-        if max(theirs) == longest:
-            of_others = batch.context.copy()
-            of_others[[*singles, *team.chunks]] = -1
-            longest = int(np.maximum.reduce(of_others)) + 1
-    of_decodes += _singles_ns(model, team.num_single - len(singles), visible, longest)
-    others = team.num_tokens - tokens
-    return (
-        model.f(tokens) + model.g(rows) + of_prefills,
-        model.f(others) + model.g(team.num_rows - rows) + of_decodes if others else 0.0,
-    )
+def _beyond_bounds(own_ns: Ints, most_ns: Floats) -> Ints:
+    """Return by how much each member's own time exceeds its bound, where by much: [members]."""
+    is_beyond = own_ns > TOLERANCE * most_ns
+    beyond = np.where(is_beyond, own_ns - np.where(is_beyond, most_ns, 0.0), 0.0)
+    return beyond.astype(np.int64)
 
 
-def _classes_alone(model: StepModel, team: Team) -> tuple[float, float]:
-    """Return f and g of the chunks only, and of the others only."""
-    tokens, rows = sum(team.chunk_tokens), sum(team.chunk_rows)
-    of_others = 0.0
-    if team.num_single:
-        of_others = model.f(team.num_single) + model.g(team.num_rows - rows)
-    return model.f(tokens) + model.g(rows), of_others
-
-
-def _singles_ns(model: StepModel, num: int, visible: int, longest: int) -> float:
-    """Return what the attention of so many requests with one token takes.
+def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
+    """Return what each member would take alone, with nobody to be padded to: [members].
 
     Args:
-        model: the cost model in force.
-        num: of them.
-        visible: tokens of all together.
-        longest: the most that one of them has.
+        priced: the steps.
+        scale: [steps], of the model's nanoseconds; None for 1.
     """
-    if not num:
-        return 0.0
-    return model.decoding_ns + model.single_ns * visible + model.padded_ns * num * longest
+    model, table = priced.model, priced.table
+    scale = np.ones(len(table)) if scale is None else scale
+    f_one = model.f(1) + model.decoding_ns
+    level = f_one + look_up(model.g_ns, table.sampled)
+    chunk_ns = priced.attention_ns
+    if len(table.chunks):
+        of_tokens = look_up(model.f_ns, table.chunk_tokens)
+        chunk_ns = chunk_ns + (of_tokens + look_up(model.g_ns, table.sampled[table.chunks]))
+    return values_ns(priced, level, chunk_ns, scale)
+
+
+def _classes(priced: Priced) -> tuple[Floats, Floats]:
+    """Return what each step would take with its prefills only, and with its decodes only.
+
+    Both are [steps]: 0 where there are no prefills, and the second where there are no others.
+    """
+    model, table = priced.model, priced.table
+    of_prefills, of_decodes = np.zeros(len(table)), np.zeros(len(table))
+    has_prefills = np.add.reduceat(table.is_prefill, table.first, dtype=np.int64) > 0
+    for is_of_class, class_ns in ((table.is_prefill, of_prefills), (~table.is_prefill, of_decodes)):
+        members = np.flatnonzero(is_of_class & has_prefills[table.step_of])
+        if len(members):
+            there = np.unique(table.step_of[members])
+            class_ns[there] = model.steps_ns(table.members(members))
+    return of_prefills, of_decodes

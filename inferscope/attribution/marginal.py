@@ -1,4 +1,4 @@
-"""Blame weights of a step's members: how much shorter the step would have been without each.
+"""Blame weights of steps' members: how much shorter each step would have been without each.
 
 A share is what a member costs, and it holds a part of what the step costs however few are in it.
 Blame asks another question: whose absence would have shortened the wait? Three waits end with a
@@ -22,28 +22,20 @@ have been saved. These need not sum to the wait:
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.rules import marginal
-from inferscope.attribution.split import fair
-from inferscope.cost.alone import alone
-from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import StepModel
+from inferscope.attribution.counterfactual import alone_ns
+from inferscope.attribution.split import Priced, parts_ns, price
+from inferscope.cost.model import look_up
+from inferscope.cost.step_table import Grid, StepTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-class Marginals(NamedTuple):
-    """Marginal times of a step's members, in the model's nanoseconds; none is negative."""
-
-    step_ns: Floats
-    """T(S) - T(S - i): [members]."""
-    class_ns: Floats
-    """T(D) - T(D - i), D being the members of the same class, prefills or decodes: [members]."""
+Bools = NDArray[np.bool_]
 
 
 class BlameWeights(NamedTuple):
@@ -61,112 +53,112 @@ class BlameWeights(NamedTuple):
     """[members], to the other members of the same class."""
 
 
-def marginals(model: StepModel, batch: Batch, own: Line, prefills: list[int]) -> Marginals:
-    """Return how much shorter a step, and its class alone, would have been without each member.
-
-    Args:
-        model: the cost model in force.
-        batch: the members.
-        own: their attention, as `model.own` gives it.
-        prefills: positions of the members that prefill; the others decode.
-    """
-    step_ns = _marginal_ns(model, batch, own)
-    class_ns = step_ns
-    if 0 < len(prefills) < len(step_ns):
-        class_ns = np.empty(len(step_ns))
-        for members in _classes(len(step_ns), prefills):
-            part = _part(batch, members)
-            class_ns[members] = _marginal_ns(model, part, model.own(part))
-    return Marginals(step_ns, class_ns)
-
-
-def blame_weights(model: StepModel, batch: Batch, own: Line, prefills: list[int]) -> BlameWeights:
-    """Return the weights of a step's members in the waits of others.
-
-    Args:
-        model: the cost model in force.
-        batch: the members.
-        own: their attention, as `model.own` gives it.
-        prefills: positions of the members that prefill; the others decode.
-    """
-    step_ns = _marginal_ns(model, batch, own)
-    shares = fair(model, batch, own)
-    shares_ns, whole_ns = shares.values(batch), shares.total(batch)
-    queue = _completed(step_ns, shares_ns, whole_ns)
-    if not 0 < len(prefills) < len(step_ns):
-        co_batched = _co_batched(model, batch, own, step_ns, shares_ns, whole_ns)
-        return BlameWeights(queue, np.zeros(len(step_ns)), co_batched)
-    interference, co_batched = np.empty(len(step_ns)), np.empty(len(step_ns))
-    classes = _classes(len(step_ns), prefills)
-    for members, others in (classes, classes[::-1]):
-        part = _part(batch, members)
-        part_own = model.own(part)
-        part_shares = fair(model, part, part_own)
-        part_ns = part_shares.total(part)
-        co_batched[members] = _co_batched(
-            model, part, part_own, _marginal_ns(model, part, part_own),
-            part_shares.values(part), part_ns,
-        )  # fmt: skip
-        interference[others] = _completed(step_ns[others], shares_ns[others], whole_ns - part_ns)
-    return BlameWeights(queue, interference, co_batched)
+def marginal_ns(priced: Priced) -> Floats:
+    """Return T(S) - T(S - i), not below 0: [members]."""
+    model, table = priced.model, priced.table
+    step, num_rows = table.step_of, table.num_rows
+    f_ns = look_up(model.f_ns, table.num_tokens)
+    g_ns = look_up(model.g_ns, num_rows)
+    of_one = f_ns - look_up(model.f_ns, table.num_tokens - 1)
+    of_one += np.where(table.num_single == 1, model.decoding_ns, 0.0)
+    saved = model.single_ns * table.visible + of_one[step]
+    if model.padded_ns:
+        saved += model.padded_ns * _padding_saved(table)
+    if len(table.chunks):
+        of = table.chunk_step
+        rest = look_up(model.f_ns, table.num_tokens[of] - table.chunk_tokens)
+        saved[table.chunks] = priced.attention_ns + (f_ns[of] - rest)
+    saved += g_ns[step] - look_up(model.g_ns, num_rows[step] - table.sampled)
+    return np.maximum(saved, 0.0)
 
 
-def _marginal_ns(model: StepModel, batch: Batch, own: Line) -> Floats:
-    saved: Floats = np.maximum(marginal(model, batch, own).values(batch), 0.0)
+def _padding_saved(table: StepTable) -> Floats:
+    """Return by how much the padding shrinks without each single: [members]."""
+    saved = table.longest[table.step_of].astype(np.float64)
+    longest = _first_where(table, table.visible == table.longest[table.step_of])
+    others = table.visible.copy()
+    others[longest] = 0
+    fewer = np.maximum(table.num_single - 1, 0)
+    saved[longest] += fewer * (table.longest - np.maximum.reduceat(others, table.first))
     return saved
 
 
-def _classes(num: int, prefills: list[int]) -> tuple[Ints, Ints]:
-    is_decode = np.ones(num, dtype=np.bool_)
-    is_decode[prefills] = False
-    return np.asarray(prefills), is_decode.nonzero()[0]
+def blame_weights(priced: Priced) -> BlameWeights:
+    """Return the weights of each step's members in the waits of others: [members] each."""
+    table = priced.table
+    step_ns, shares_ns = marginal_ns(priced), parts_ns(priced)
+    queue = _completed(table, step_ns, shares_ns, priced.modelled_ns)
+    num_prefills = np.add.reduceat(table.is_prefill.astype(np.int64), table.first)
+    is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
+    co_batched = interference = np.zeros(len(step_ns))
+    if not is_mixed.all():  # right where there is one class
+        co_batched = _co_batched(priced, step_ns, shares_ns)
+    if not is_mixed.any():
+        return BlameWeights(queue, interference, co_batched)
+    # Each class as a step by itself: the prefills of all mixed steps, then their decodes.
+    of_mixed = is_mixed[table.step_of]
+    at = np.concatenate(
+        [np.flatnonzero(of_mixed & table.is_prefill), np.flatnonzero(of_mixed & ~table.is_prefill)]
+    )
+    sizes = np.concatenate([num_prefills[is_mixed], (table.sizes - num_prefills)[is_mixed]])
+    classes = StepTable(
+        table.tokens[at], table.context[at], table.sampled[at], table.is_prefill[at], sizes
+    )
+    part = price(priced.model, classes)
+    co_batched, interference = co_batched.copy(), interference.copy()
+    co_batched[at] = _co_batched(part, marginal_ns(part), parts_ns(part))
+    others_ns = np.roll(part.modelled_ns, len(sizes) // 2)  # of the other class in the step
+    whole_ns = np.tile(priced.modelled_ns[is_mixed], 2)
+    interference[at] = _completed(classes, step_ns[at], shares_ns[at], whole_ns - others_ns)
+    return BlameWeights(queue, interference, co_batched)
 
 
-def _part(batch: Batch, members: Ints) -> Batch:
-    """Return the step with these members only."""
-    team = batch.team
-    if team.rows is not None:
-        rows = team.rows[members]
-    else:
-        sampled = np.ones(len(team.tokens), dtype=np.int64)
-        sampled[team.chunks] = team.chunk_rows
-        rows = sampled[members]
-    return Batch(Team(team.tokens[members], rows), batch.context[members])
+def _co_batched(priced: Priced, marginals: Floats, shares_ns: Floats) -> Floats:
+    """Return the weights within one class, of which the table has nothing else."""
+    table, alone = priced.table, alone_ns(priced)
+    least = np.minimum.reduceat(alone, table.first)
+    shortest = _first_where(table, alone == least[table.step_of])
+    waited_ns = priced.modelled_ns - alone[shortest] + marginals[shortest]
+    return _completed(table, marginals, shares_ns, waited_ns)
 
 
-def _completed(marginal_ns: Floats, shares_ns: Floats, waited_ns: float) -> Floats:
-    """Return weights that sum to a wait, as close to the marginal times as the module says."""
-    rest_ns = waited_ns - float(marginal_ns.sum())
-    if rest_ns < 0.0:
-        return _lowered(marginal_ns, waited_ns)
-    excess_ns = np.maximum(shares_ns - marginal_ns, 0.0)
-    whole_ns = float(excess_ns.sum())
-    if whole_ns <= 0.0:
-        excess_ns, whole_ns = np.ones(len(marginal_ns)), float(len(marginal_ns))
-    completed: Floats = marginal_ns + excess_ns * (rest_ns / whole_ns)
-    return completed
+def _first_where(table: StepTable, is_it: Bools) -> Ints:
+    """Return the first member of each step of which something holds: [steps], some in each."""
+    found = np.flatnonzero(is_it)[::-1]
+    first: Ints = np.empty(len(table), dtype=np.int64)
+    first[table.step_of[found]] = found
+    return first
 
 
-def _lowered(marginal_ns: Floats, waited_ns: float) -> Floats:
-    """Lower all marginal times by one amount, none below 0, to sum to a wait (or to little)."""
-    falling = np.sort(marginal_ns)[::-1]
-    lower_by = (np.cumsum(falling) - max(waited_ns, 0.0)) / np.arange(1, len(falling) + 1)
-    # Those that stay above 0 are the longest run whose smallest exceeds the amount for that run.
-    last = int(np.flatnonzero(falling >= lower_by)[-1])
-    lowered: Floats = np.maximum(marginal_ns - lower_by[last], 0.0)
-    return lowered if lowered.any() else marginal_ns
+def _completed(table: StepTable, marginals: Floats, shares_ns: Floats, waited_ns: Floats) -> Floats:
+    """Return weights that sum to each step's wait; as close to the marginal times as can be."""
+    step, first = table.step_of, table.first
+    rest_ns = waited_ns - np.add.reduceat(marginals, first)
+    excess_ns = np.maximum(shares_ns - marginals, 0.0)
+    whole_ns = np.add.reduceat(excess_ns, first)
+    none = whole_ns <= 0.0
+    if none.any():
+        excess_ns = np.where(none[step], 1.0, excess_ns)
+        whole_ns = np.where(none, table.sizes, whole_ns)
+    weights = marginals + excess_ns * (np.maximum(rest_ns, 0.0) / whole_ns)[step]
+    is_more = rest_ns < 0.0
+    if is_more.any():
+        members = np.flatnonzero(is_more[step])
+        weights[members] = _lowered(marginals[members], waited_ns[is_more], table.sizes[is_more])
+    return weights
 
 
-def _co_batched(
-    model: StepModel,
-    batch: Batch,
-    own: Line,
-    marginal_ns: Floats,
-    shares_ns: Floats,
-    whole_ns: float,
-) -> Floats:
-    """Return the weights within one class: of the waits, the longest is completed."""
-    alone_ns = alone(model, batch, own).values(batch)
-    shortest = int(alone_ns.argmin())
-    waited_ns = whole_ns - alone_ns.item(shortest) + marginal_ns.item(shortest)
-    return _completed(marginal_ns, shares_ns, waited_ns)
+def _lowered(marginals: Floats, waited_ns: Floats, sizes: Ints) -> Floats:
+    """Lower each step's marginal times by one amount, none below 0, to sum to its wait."""
+    grid = Grid(sizes)
+    falling = -np.sort(grid.lay(-marginals, math.inf), axis=1)
+    is_member = np.arange(grid.width) < sizes[:, None]
+    falling[~is_member] = 0.0
+    sums = np.add.accumulate(falling, axis=1) - np.maximum(waited_ns, 0.0)[:, None]
+    lower_by = sums / np.arange(1, grid.width + 1)
+    stays = (falling >= lower_by) & is_member
+    last = grid.width - 1 - stays[:, ::-1].argmax(axis=1)
+    amount = lower_by[np.arange(len(sizes)), last]
+    lowered = np.maximum(marginals - np.repeat(amount, sizes), 0.0)
+    is_any = np.add.reduceat(lowered, np.cumsum(sizes) - sizes) > 0
+    return np.where(np.repeat(is_any, sizes), lowered, marginals)

@@ -16,10 +16,12 @@ the wrong request.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
 
 import numpy as np
 from numpy.typing import NDArray
+
+from inferscope.cost.step_table import Grid
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,41 +33,36 @@ def padding(visible: Floats) -> Floats:
     Args:
         visible: tokens, [requests], at least one request.
     """
-    return visible + beyond_own(visible)
+    return visible + beyond_own(visible, np.array([len(visible)]))
 
 
-def beyond_own(visible: Floats | Ints) -> Floats:
-    """Return what each pays for padding beyond its own visible tokens: [requests].
+def beyond_own(visible: Floats | Ints, sizes: Ints) -> Floats:
+    """Return what each pays for padding beyond its own visible tokens, of many steps: [requests].
 
     The lowest level is everybody's own, so it is only how much longer one is than another that
     counts.
 
     Args:
         visible: tokens, or how many more than any number, [requests], at least one request.
+        sizes: [steps], requests of each.
     """
-    order = visible.argsort(kind="stable")
-    ordered = visible[order].astype(np.float64)
-    levels = ordered[1:] - ordered[:-1]
-    by_shorter, more_by_longer = _level_prices(len(visible))
-    prices = np.empty(len(visible))
-    # One after the other, as a table of steps does: a product's sum depends on its length.
-    prices[0] = np.add.accumulate(levels * by_shorter)[-1] if len(levels) else 0.0
-    np.multiply(levels, more_by_longer, out=prices[1:])
-    beyond = np.empty(len(visible))
-    beyond[order] = np.add.accumulate(prices)
-    return beyond
-
-
-@lru_cache(maxsize=256)
-def _level_prices(num: int) -> tuple[Floats, Floats]:
-    """Return what each level but the lowest costs, beyond the own part of who is as long.
-
-    Returns:
-        for a request that is shorter, and how much more for one that is not: both [requests - 1],
-        by how many are shorter than the level.
-    """
-    longer: Floats = np.arange(num - 1, 0, -1, dtype=np.float64)
-    return longer / (longer + 1), num / (longer * (longer + 1)) - 1
+    grid = Grid(sizes)
+    laid = grid.lay(visible.astype(np.float64), math.inf)
+    order = grid.positions(laid.argsort(axis=1))  # of equals, all pay the same
+    ordered = laid.reshape(-1)[order]
+    num = sizes[:, None]
+    longer = num - np.arange(1, grid.width)
+    is_level = longer > 0
+    longer = np.where(is_level, longer, 1).astype(np.float64)
+    ordered[:, 1:][~is_level] = 0.0  # cells beyond the step
+    levels = np.where(is_level, ordered[:, 1:] - ordered[:, :-1], 0.0)
+    prices = np.zeros_like(ordered)
+    if grid.width > 1:
+        prices[:, 0] = np.add.accumulate(levels * (longer / (longer + 1)), axis=1)[:, -1]
+    prices[:, 1:] = levels * (num / (longer * (longer + 1)) - 1)
+    beyond = np.zeros(order.size)
+    beyond[order] = np.add.accumulate(prices, axis=1)
+    return grid.pick(beyond)
 
 
 def airport(heights: Floats) -> Floats:

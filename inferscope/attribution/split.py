@@ -1,4 +1,7 @@
-"""The fair split: one step's measured time over its requests, by the Shapley value.
+"""The fair split: the measured time of many steps over their requests, by the Shapley value.
+
+    price(model, table)         T(S) and the fair parts of every member
+    shares_ns(priced, busy_ns)  whole nanoseconds by row, for one rank's time of each step
 
 A request's share is what it adds to the step, averaged over every order in which the batch could
 have been put together: the only rule that an ablation of the batch measures directly. The model
@@ -15,80 +18,178 @@ For f, players are alike when they bring the same number of tokens. D players br
     two           likewise, weighted by who of the two comes first             O(D)
     more          all subsets, or close to them where those are too many       see `chunks`
 
-Shares are then scaled to the measured time, so they are conserved by construction; how well the
-model fits is told by its residual, never by the sum.
+Steps of at most one chunk are split by columns, others one by one, once for each make-up. Shares
+are then scaled to the measured time, so they are conserved by construction; how well the model
+fits is told by its residual, never by the sum.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.chunks import split_chunks
 from inferscope.attribution.padding import beyond_own
-from inferscope.cost.batch import Batch, Line, Team
-from inferscope.cost.model import StepModel
+from inferscope.cost.model import StepModel, look_up
+from inferscope.cost.step_table import Grid, StepTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NOTHING_NS = 1e-6
+"""Parts that sum to less than this are all alike."""
 
 
-def fair(model: StepModel, batch: Batch, own: Line) -> Line:
-    """Return each request's fair part of the modelled step time.
+class Priced(NamedTuple):
+    """Steps with what a model says of them, in its nanoseconds."""
+
+    model: StepModel
+    table: StepTable
+    modelled_ns: Floats
+    """[steps], T(S)."""
+    level_ns: Floats
+    """[members], a single's part beside that by visible tokens; of chunks it says nothing."""
+    chunk_ns: Floats
+    """[chunks], their whole parts."""
+    attention_ns: Floats
+    """[chunks], of these their own attention."""
+
+
+def price(model: StepModel, table: StepTable) -> Priced:
+    """Return T(S) of each step and the fair parts of its members."""
+    num_single, num_tokens = table.num_single, table.num_tokens
+    model.reach(max(int(num_tokens.max()), int(table.num_rows.max())))
+    attention = model.attention_ns(table)
+    per_row = look_up(model.g_ns, table.num_rows) / np.maximum(table.num_rows, 1)
+    of_chunks, of_single = _shared(model, table)
+    of_single += model.decoding_ns / np.maximum(num_single, 1)
+    of_chunks += per_row[table.chunk_step] * table.sampled[table.chunks]
+    chunk_ns = attention + of_chunks
+    level_ns = (per_row[table.step_of] * table.sampled) + of_single[table.step_of]
+    levels = np.where(
+        table.is_plain,
+        (of_single + per_row) * num_single,
+        of_single * num_single + per_row * table.single_rows,
+    )
+    if model.padded_ns:
+        is_single = table.visible > 0
+        if is_single.any():
+            beyond = beyond_own(table.visible[is_single], num_single)
+            level_ns[is_single] += beyond * model.padded_ns
+        levels = model.padded_ns * (num_single * table.longest - table.sum_visible) + levels
+    padded = model.padded_ns * (num_single * table.longest) / np.maximum(table.sum_visible, 1)
+    slope_ns = model.single_ns + np.where(num_single > 1, model.padded_ns, padded)
+    modelled_ns = slope_ns * table.sum_visible + levels + table.by_step(chunk_ns)
+    return Priced(model, table, modelled_ns, level_ns, chunk_ns, attention)
+
+
+def values_ns(priced: Priced, level: Floats, chunk_ns: Floats, scale: Floats) -> Floats:
+    """Return members' nanoseconds, scaled: singles' by visible tokens, the chunks' one by one.
 
     Args:
-        model: the cost model in force.
-        batch: the requests of the step.
-        own: the slices' own cost, as `model.own` gives it.
-
-    Returns:
-        nanoseconds by request, summing to the model's T(S) (to rounding; where there are more than
-        `chunks.MOST_COALITIONS`, too, though single parts are approximate then).
+        priced: the steps.
+        level: [members], of a single beside what it pays by visible token.
+        chunk_ns: [chunks].
+        scale: [steps].
     """
-    team = batch.team
-    line, chunks = _shared(model, team), own.chunks
-    if chunks:
-        chunks = list(map(add, chunks, line.chunks))
-    if model.padded_ns and team.num_single > 1:
-        return _padded(model, batch, line, chunks)
-    return Line(own.slope, own.level + line.level, chunks, line.levels)
+    table, slope = priced.table, priced.model.single_ns + priced.model.padded_ns
+    values = table.context * (slope * scale)[table.step_of]
+    values += (slope + level) * scale[table.step_of]
+    if len(table.chunks):
+        values[table.chunks] = chunk_ns * scale[table.chunk_step]
+    return values
 
 
-def _padded(model: StepModel, batch: Batch, line: Line, chunks: list[float]) -> Line:
-    """Return the line of those who pay for padding beyond their own visible tokens as well.
+def parts_ns(priced: Priced) -> Floats:
+    """Return the fair parts in the model's nanoseconds: [members]."""
+    return values_ns(priced, priced.level_ns, priced.chunk_ns, np.ones(len(priced.table)))
+
+
+def padding_ns(priced: Priced, measured_ns: Ints, padded_tokens: Ints) -> Ints:
+    """Return what padding to a number of tokens takes of each step's time.
 
     Args:
-        model: the cost model in force.
-        batch: the requests of the step.
-        line: what else those with one token pay.
-        chunks: all that the others pay.
+        priced: the steps.
+        measured_ns: [steps], a rank's time.
+        padded_tokens: [steps], computed; 0 where nothing is padded.
     """
-    team = batch.team
-    singles = np.arange(len(team.tokens)) if team.singles is None else team.singles
-    level = np.zeros(len(team.tokens))
-    level[singles] = beyond_own(batch.context[singles]) * model.padded_ns
-    level[singles] += line.level if isinstance(line.level, float) else line.level[singles]
-    levels = line.level * team.num_single if line.levels is None else line.levels
-    more = model.padded_ns * (team.num_single * batch.longest_single - batch.single_visible)
-    return Line(model.single_ns + model.padded_ns, level, chunks, float(more + levels))
+    model, num_tokens = priced.model, priced.table.num_tokens
+    is_padded = padded_tokens > num_tokens
+    if not is_padded.any():
+        return np.zeros(len(num_tokens), dtype=np.int64)
+    model.reach(int(padded_tokens.max()))
+    f_ns = look_up(model.f_ns, np.maximum(padded_tokens, num_tokens))
+    extra = f_ns - look_up(model.f_ns, num_tokens)
+    padding = np.rint(measured_ns * extra / np.where(is_padded, priced.modelled_ns + extra, 1.0))
+    return np.where(is_padded, padding, 0.0).astype(np.int64)
 
 
-def _shared(model: StepModel, team: Team) -> Line:
-    """Return each request's part of f and g, and of what decoding costs once."""
-    per_row = model.g(team.num_rows) / team.num_rows if team.num_rows else 0.0
-    of_chunks, of_single = split_f(model, team.chunk_tokens, team.num_single)
-    of_single += model.decoding_ns / team.num_single if team.num_single else 0.0
-    chunks = [part + per_row * rows for part, rows in zip(of_chunks, team.chunk_rows, strict=True)]
-    if team.rows is None:
-        return Line(0.0, of_single + per_row, chunks)
-    levels: Floats = np.multiply(team.rows, per_row)
-    levels += of_single
-    rows = team.num_rows - sum(team.chunk_rows)
-    return Line(0.0, levels, chunks, of_single * team.num_single + per_row * rows)
+def shares_ns(priced: Priced, busy_ns: Ints) -> Ints:
+    """Scale the steps' parts to a rank's time: whole nanoseconds by row, which sum to it.
+
+    Args:
+        priced: the steps.
+        busy_ns: [steps], without padding.
+    """
+    table, modelled_ns = priced.table, priced.modelled_ns
+    is_known = (modelled_ns > NOTHING_NS) & (modelled_ns < math.inf)
+    scale = busy_ns / np.where(is_known, modelled_ns, 1.0)
+    exact, sizes = values_ns(priced, priced.level_ns, priced.chunk_ns, scale), table.row_sizes
+    exact = by_row(table, exact)
+    if not is_known.all():
+        exact = np.where(np.repeat(is_known, sizes), exact, np.repeat(busy_ns / sizes, sizes))
+    return round_steps_ns(exact, busy_ns, sizes)
+
+
+def by_row(table: StepTable, parts: Floats) -> Floats:
+    """Divide members' parts over their rows, by tokens: [rows]."""
+    rows = table.rows
+    if rows is None:
+        return parts
+    by_tokens = (parts / table.tokens)[rows.member] * rows.tokens
+    is_cut = np.repeat(rows.sizes != table.sizes, rows.sizes)
+    return np.where(is_cut, by_tokens, parts[rows.member])
+
+
+# --- the parts of f -----------------------------------------------------------------------------
+
+
+def _shared(model: StepModel, table: StepTable) -> tuple[Floats, Floats]:
+    """Return each chunk's part of f, and by step each single's."""
+    num_single = table.num_single
+    whole = look_up(model.f_ns, table.num_tokens)
+    of_single = whole / np.maximum(num_single, 1)
+    of_chunks = np.zeros(len(table.chunks))
+    if not len(table.chunks):
+        return of_chunks, of_single
+    num_chunks = table.num_chunks[table.chunk_step]
+    is_inside = table.num_tokens[table.chunk_step] < len(model.f_ns)
+    is_one = (num_chunks == 1) & is_inside
+    one = np.flatnonzero(is_one)
+    if len(one):
+        step, tokens = table.chunk_step[one], table.chunk_tokens[one]
+        parts = _one_chunk(model.f_sum, tokens, num_single[step], 0)
+        of_chunks[one] = np.where(num_single[step], parts, whole[step])
+        rest = np.maximum(0.0, whole[step] - of_chunks[one])
+        of_single[step] = rest / np.maximum(num_single[step], 1)
+    made: dict[tuple[int, ...], tuple[list[float], float]] = {}
+    others = np.flatnonzero(~is_one)
+    at = 0
+    while at < len(others):
+        this = table.chunk_step.item(others.item(at))
+        end = at + table.num_chunks.item(this)
+        tokens_of = table.chunk_tokens[others[at:end]].tolist()
+        key = (num_single.item(this), *tokens_of)
+        if key not in made:
+            made[key] = split_f(model, tokens_of, key[0])
+        of_chunks[others[at:end]], of_single[this] = made[key]
+        at = end
+    return of_chunks, of_single
 
 
 def split_f(
@@ -112,18 +213,20 @@ def split_f(
     if len(chunks) > 2 or num_before + total >= len(model.f_ns):
         return split_chunks(model, chunks, num_single, num_before=num_before, whole=whole)
     if len(chunks) == 1:
-        parts = [_one_chunk(model.f_sum, chunks[0], num_single, num_before)]
+        parts = [float(_one_chunk(model.f_sum, chunks[0], num_single, num_before))]
     else:
         parts = _two_chunks(model.f_ns[num_before:], chunks[0], chunks[1], num_single)
     rest = whole - sum(parts)
     return parts, max(0.0, rest / num_single) if num_single else 0.0
 
 
-def _one_chunk(f_sum: Floats, chunk: int, num_single: int, before: int) -> float:
+def _one_chunk(f_sum: Floats, chunk: Ints | int, num_single: Ints | int, before: int) -> Floats:
+    """Return the part of the only chunk, of one step or of many."""
     alone = num_single + 1
-    with_it = f_sum.item(before + chunk + alone) - f_sum.item(before + chunk)
-    part: float = (with_it - (f_sum.item(before + alone) - f_sum.item(before))) / alone
-    return max(0.0, part)
+    with_it = f_sum[before + chunk + alone] - f_sum[before + chunk]
+    without = f_sum[before + alone] - f_sum[before]
+    part: Floats = np.maximum(0.0, (with_it - without) / alone)
+    return part
 
 
 def _two_chunks(f_ns: Floats, one: int, other: int, num_single: int) -> list[float]:
@@ -151,6 +254,9 @@ def _weights_of_two(num_single: int) -> tuple[Floats, Floats]:
     return before[::-1].copy(), before
 
 
+# --- whole nanoseconds ----------------------------------------------------------------------------
+
+
 def to_whole_ns(parts: Floats, total_ns: int) -> Ints:
     """Scale parts to a total and round them to integers that sum to it exactly.
 
@@ -165,36 +271,41 @@ def to_whole_ns(parts: Floats, total_ns: int) -> Ints:
 
 
 def round_ns(exact: Floats, total_ns: int) -> Ints:
-    """Round parts of a total to integers that sum to it exactly.
+    """Round parts of one total; see `round_steps_ns`."""
+    return round_steps_ns(exact, np.array([total_ns]), np.array([len(exact)]))
+
+
+def round_steps_ns(exact: Floats, totals_ns: Ints, sizes: Ints) -> Ints:
+    """Round parts to integers that sum to their step's total exactly.
 
     The largest remainders are rounded up; equal remainders in order of position.
 
     Args:
-        exact: [n], none negative, summing to the total but for the floats' own rounding.
-        total_ns: what they must sum to.
+        exact: [rows], none negative, by step summing to its total but for the floats' own rounding.
+        totals_ns: [steps], what they must sum to.
+        sizes: [steps], rows of each, at least one.
     """
-    whole = exact.astype(np.int64)
-    missing = total_ns - int(whole.dot(_ones(len(whole))))  # half of a reduction's time
-    if missing >= len(whole):  # parts that fell short of the total
-        whole += missing // len(whole)
-        missing %= len(whole)
-    if not missing:
-        return whole
-    # Not by sorting values for their bound: vector instructions of another width slow down all the
-    # rest of a step by more than they save.
-    order = (whole - exact).argsort(kind="stable")
-    if missing > 0:
-        whole[order[:missing]] += 1
-    else:  # a total too large for a float to be exact
-        falling = order[::-1]
-        whole[falling[whole[falling] > 0][:-missing]] -= 1
+    whole, first = exact.astype(np.int64), np.cumsum(sizes) - sizes
+    missing = totals_ns - np.add.reduceat(whole, first)
+    is_short = missing >= sizes
+    if is_short.any():
+        whole += np.repeat(np.where(is_short, missing // sizes, 0), sizes)
+        missing = np.where(is_short, missing % sizes, missing)
+    grid = Grid(sizes)
+    laid = grid.lay(whole - exact, math.inf)
+    # The `missing` smallest by step; of equals the first. Sorting values is several times as fast
+    # as sorting positions, and here it is done once for many steps.
+    up_to = np.sort(laid, axis=1)[np.arange(len(sizes)), np.maximum(missing - 1, 0)]
+    up_to[missing <= 0] = -math.inf
+    is_up = laid <= up_to[:, None]
+    extra = np.add.reduce(is_up, axis=1) - np.maximum(missing, 0)
+    for step in np.flatnonzero(extra > 0).tolist():
+        equals = np.flatnonzero(laid[step] == up_to[step])
+        is_up[step, equals[len(equals) - extra.item(step) :]] = False
+    whole += grid.pick(is_up.reshape(-1))
+    for step in np.flatnonzero(missing < 0).tolist():  # a total too large for a float to be exact
+        at = slice(first.item(step), first.item(step) + sizes.item(step))
+        of_step = whole[at]
+        falling = (of_step - exact[at]).argsort(kind="stable")[::-1]
+        of_step[falling[of_step[falling] > 0][: -missing.item(step)]] -= 1
     return whole
-
-
-@lru_cache(maxsize=256)
-def _ones(num: int) -> Ints:
-    return np.ones(num, dtype=np.int64)
-
-
-NOTHING_NS = 1e-6
-"""Parts that sum to less than this are all alike."""

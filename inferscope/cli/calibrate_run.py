@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from inferscope import __version__
-from inferscope.attribution.split import fair
 from inferscope.calibration import Calibration, StepTable, cpu_name, driver_version
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.fit import REMEMBERED_STEPS, OnlineFit, features
+from inferscope.cost.step_table import StepTable as StepColumns
 from inferscope.cost.table import coefficients
 from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.ceilings import measure_ceilings
@@ -81,7 +81,7 @@ def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable
             "Give more --seconds, or a smaller model."
         )
     errors = [
-        abs(fair(fitted, batch, fitted.own(batch)).total(batch) / time_.took_ns - 1)
+        abs(fitted.steps_ns(StepColumns.of(batch)).item() / time_.took_ns - 1)
         for batch, time_ in zip(batches, times, strict=True)
     ]
     return StepTable(

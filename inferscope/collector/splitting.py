@@ -10,32 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby, islice
-from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.marginal import BlameWeights
-from inferscope.attribution.step_table import RowsOfMembers, StepTable
-from inferscope.attribution.table_blame import blame_weights
-from inferscope.attribution.table_split import (
-    Delays,
-    Priced,
-    TableBounds,
-    delays,
-    padding_ns,
-    price,
-    shares_ns,
-)
+from inferscope.attribution.counterfactual import TableBounds, delays
+from inferscope.attribution.marginal import BlameWeights, blame_weights
+from inferscope.attribution.split import Priced, padding_ns, price, shares_ns
 from inferscope.collector.steps import Joined, SplitStep
 from inferscope.cost.book import CostBook, Mode, is_sure_of, ratios_of
 from inferscope.cost.pure_steps import Bounds, PureStep
+from inferscope.cost.step_table import RowsOfMembers, StepTable, cut_into_steps
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 def split_steps(book: CostBook, steps: Sequence[Joined]) -> None:
@@ -152,7 +141,6 @@ class _ModeSteps:
             _bounds(table, self._bounds),
         )
         of_ranks_ns, padded_ns = _of_ranks(priced, steps)
-        found = _delays(table, explained, steps)
         weights = _weights(blame_weights(priced), table.sizes)
         visible = zip(table.sum_visible.tolist(), table.longest.tolist(), strict=True)
         residuals = ratios_of(self._delay_ns[self._start : self._at], priced.modelled_ns) - 1.0
@@ -162,7 +150,7 @@ class _ModeSteps:
         for step, taught, delay, shares, padding, each, sums, residual in zip(
             steps,
             self._is_taught[self._start : self._at],
-            found,
+            explained,
             of_ranks_ns,
             padded_ns,
             weights,
@@ -295,7 +283,6 @@ def _of_ranks(
 ) -> tuple[Sequence[Sequence[Ints]], Sequence[Sequence[int]]]:
     """Return by step its ranks' shares and padding."""
     padded_tokens = np.array([step.run.span.padded_tokens for step in steps])
-    sizes = priced.table.sizes if priced.table.rows is None else priced.table.rows.sizes
     of_ranks_ns, paddings_ns = [], []
     num_ranks = [len(step.run.ranks) for step in steps]
     for rank in range(max(num_ranks)):
@@ -305,7 +292,8 @@ def _of_ranks(
         ]
         measured_ns = np.array(took_ns)
         padded_ns = padding_ns(priced, measured_ns, padded_tokens)
-        of_ranks_ns.append(_by_step(shares_ns(priced, measured_ns - padded_ns), sizes))
+        of_rows = shares_ns(priced, measured_ns - padded_ns)
+        of_ranks_ns.append(cut_into_steps(of_rows, priced.table.row_sizes))
         paddings_ns.append(padded_ns.tolist())
     shares, paddings = list(zip(*of_ranks_ns, strict=True)), list(zip(*paddings_ns, strict=True))
     if min(num_ranks) < len(of_ranks_ns):
@@ -314,38 +302,6 @@ def _of_ranks(
     return shares, paddings
 
 
-def _by_step(values: NDArray[_Number], sizes: Ints) -> list[NDArray[_Number]]:
-    """Return columns of all steps, cut into steps."""
-    ends: list[int] = sizes.cumsum().tolist()
-    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
 def _weights(weights: BlameWeights, sizes: Ints) -> list[BlameWeights]:
     """Return what members of all steps are blamed with, cut into steps."""
-    return list(map(BlameWeights, *(_by_step(column, sizes) for column in weights)))
-
-
-def _delays(table: StepTable, explained: Delays, steps: Sequence[Joined]) -> list[Delay]:
-    """Return the delay of each step."""
-    rows = [step.rows for step in steps]
-    again: Sequence[Ints | None] = [None] * len(rows)
-    if explained.recompute_ns is not None:
-        again = [
-            None if each.recomputed is None else of_step
-            for each, of_step in zip(
-                rows, _by_step(explained.recompute_ns, table.sizes), strict=True
-            )
-        ]
-    return list(
-        map(
-            Delay,
-            _by_step(explained.own_ns, table.sizes),
-            again,
-            [each.member_prefills for each in rows],
-            explained.prefill_class_ns.tolist(),
-            explained.decode_class_ns.tolist(),
-            explained.explained_ns.tolist(),
-            explained.excess_ns.tolist(),
-            explained.bounded_ns.tolist(),
-        )
-    )
+    return list(map(BlameWeights, *(cut_into_steps(column, sizes) for column in weights)))

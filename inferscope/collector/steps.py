@@ -254,6 +254,5 @@ def components_of(step: Joined) -> Components | None:
     model = None if step.split is None else step.split.model
     if model is None:
         return None
-    rows, batch = step.rows, step.batch
-    own = model.own(batch)
-    return Components(model, batch, own, rows.member_prefills, rows.tokens, rows.member_of_row)
+    rows = step.rows
+    return Components(model, step.batch, rows.member_prefills, rows.tokens, rows.member_of_row)

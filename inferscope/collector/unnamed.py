@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.split import fair
+from inferscope.attribution.split import parts_ns, price
 from inferscope.collector.finals import Unnamed
 from inferscope.collector.rows import NO_ROWS
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.batch import Batch, Chunk, Team
 from inferscope.cost.book import CostBook
+from inferscope.cost.step_table import StepTable
 
 _MOST_TOKENS = 1 << 20
 """In a step: more is damage."""
@@ -52,11 +53,13 @@ def divide(book: CostBook, run: Execution) -> Divided:
     chunks: tuple[Chunk, ...] = ((0, prefill, 1),) if prefill > 1 else ()
     team = Team.plain(decode + bool(prefill), chunks)
     batch = Batch(team, np.zeros(len(team.tokens), dtype=np.int64))
-    parts = fair(model, batch, model.own(batch))
-    modelled_ns = parts.total(batch)
+    priced = price(model, StepTable.of(batch))
+    modelled_ns = priced.modelled_ns.item()
     prefill_share = 0.0
     if prefill:
-        prefill_share = parts.one(batch, 0) / modelled_ns if modelled_ns > 0 and decode else 1.0
+        prefill_share = (
+            parts_ns(priced).item(0) / modelled_ns if modelled_ns > 0 and decode else 1.0
+        )
     padding_share = 0.0
     if span.padded_tokens > num_tokens and modelled_ns > 0:
         extra_ns = model.f(span.padded_tokens) - model.f(num_tokens)

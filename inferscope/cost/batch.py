@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.cost.shape import pairs
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -179,48 +177,3 @@ def _visible(team: Team, context: Ints) -> tuple[int, int]:
         return 0, 0
     visible = 1 + (context if team.singles is None else context[team.singles])
     return int(np.add.reduce(visible)), int(np.maximum.reduce(visible))
-
-
-class Line(msgspec.Struct, frozen=True, gc=False):
-    """Nanoseconds by request: a line over visible tokens, and the chunks', one by one.
-
-    What a step's requests with one token pay differs by how much they see and by nothing else, so
-    few numbers stand for all of them until the last moment.
-    """
-
-    slope: float
-    """Per visible token."""
-    level: float | Floats
-    """Of each; [requests] where they differ."""
-    chunks: list[float]
-    """[chunks], in place of the line."""
-    levels: float | None = None
-    """The sum of the levels without the chunks', if it is known already."""
-
-    def total(self, batch: Batch) -> float:
-        """Return the sum over all requests."""
-        team, level = batch.team, self.level
-        if self.levels is not None:
-            levels = self.levels
-        elif isinstance(level, float):
-            levels = level * team.num_single
-        else:
-            levels = float(np.add.reduce(level if team.singles is None else level[team.singles]))
-        return self.slope * batch.single_visible + levels + sum(self.chunks)
-
-    def values(self, batch: Batch, scale: float = 1.0) -> Floats:
-        """Return each request's nanoseconds, scaled: [requests]."""
-        values: Floats = np.multiply(batch.context, self.slope * scale)
-        values += (self.slope + self.level) * scale
-        if self.chunks:
-            for at, value in zip(batch.team.chunks, self.chunks, strict=True):
-                values[at] = value * scale
-        return values
-
-    def one(self, batch: Batch, at: int) -> float:
-        """Return one request's nanoseconds."""
-        chunks = batch.team.chunks
-        if at in chunks:
-            return self.chunks[chunks.index(at)]
-        level = self.level if isinstance(self.level, float) else self.level.item(at)
-        return self.slope * (batch.context.item(at) + 1) + level

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inferscope.cost.alone import alone
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.flops import FlopRates, flop_rates
 from inferscope.cost.hbm import HbmRates, hbm_rates
 from inferscope.cost.model import BY_TOKENS, StepModel
 from inferscope.cost.shape import is_counted
+from inferscope.cost.step_table import StepTable
 from inferscope.records import Shape
 
 
@@ -65,5 +64,6 @@ def saved_ns(model: StepModel, *, prompt_tokens: int, cached_tokens: int) -> int
 def _alone_ns(model: StepModel, tokens: int, context: int) -> float:
     if tokens <= 0:
         return 0.0
-    batch = Batch(Team(np.array([tokens]), np.array([1])), np.array([context]))
-    return alone(model, batch, model.own(batch)).one(batch, 0)
+    one = np.array([1])
+    table = StepTable(np.array([tokens]), np.array([context]), one, one > 0, one)
+    return model.steps_ns(table).item()

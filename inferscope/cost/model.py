@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Line
 from inferscope.cost.hbm import activation_bytes, weight_bytes
 from inferscope.cost.peaks import Peaks
 from inferscope.cost.shape import is_counted, kv_bytes_per_token, linear_parameters
+from inferscope.cost.step_table import StepTable
 from inferscope.records import CALIBRATION, Shape
 
 Floats = NDArray[np.float64]
@@ -91,23 +91,21 @@ class StepModel:
         for name, table in (("g_ns", g_ns), ("f_sum", _sums(f_ns)), ("f_ns", f_ns)):
             object.__setattr__(self, name, table)
 
-    def own(self, batch: Batch) -> Line:
-        """Return each slice's attention.
+    def attention_ns(self, table: StepTable) -> Floats:
+        """Return the attention of the slices of several tokens: [chunks]."""
+        of_pairs = self.chunk_ns + self.pair_ns * table.chunk_pairs
+        attention: Floats = of_pairs + self.context_ns * table.chunk_visible
+        return attention
 
-        Padding to the longest slice is divided by what each makes visible, which is right in sum;
-        who pays for it is for the split to say (see `attribution.padding`).
-        """
-        per_visible = self.single_ns
-        if self.padded_ns and batch.single_visible:
-            longest = batch.team.num_single * batch.longest_single
-            per_visible += self.padded_ns * longest / batch.single_visible
-        if not batch.chunk_pairs:
-            return Line(per_visible, 0.0, _NO_CHUNKS)
-        chunks = [
-            self.chunk_ns + self.pair_ns * pairs + self.context_ns * visible
-            for pairs, visible in zip(batch.chunk_pairs, batch.chunk_visible, strict=True)
-        ]
-        return Line(per_visible, 0.0, chunks)
+    def steps_ns(self, table: StepTable) -> Floats:
+        """Return T(S) of each step: [steps]."""
+        self.reach(max(int(table.num_tokens.max()), int(table.num_rows.max())))
+        of_singles = self.decoding_ns + self.single_ns * table.sum_visible
+        of_singles += self.padded_ns * table.num_single * table.longest
+        own = table.by_step(self.attention_ns(table)) + np.where(table.num_single, of_singles, 0.0)
+        f_ns = look_up(self.f_ns, table.num_tokens)
+        found: Floats = f_ns + look_up(self.g_ns, table.num_rows) + own
+        return found
 
     def f(self, num_tokens: int) -> float:
         """Return the cost of N tokens; beyond MAX_TOKENS by the last slope."""
@@ -120,14 +118,6 @@ class StepModel:
         if num_rows >= len(self.g_ns):
             self.reach(num_rows)
         return _look_up(self.g_ns, num_rows)
-
-    def g_of(self, rows: Ints) -> Floats:
-        """Return the cost of many numbers of sampled rows."""
-        self.reach(int(np.max(rows)))
-        return look_up(self.g_ns, rows)
-
-
-_NO_CHUNKS: list[float] = []
 
 
 def _sums(table: Floats) -> Floats:

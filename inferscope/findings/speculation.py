@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.rules import Components
 from inferscope.collector.finals import FinalStep
 from inferscope.cost.batch import Batch, Team
+from inferscope.cost.step_table import StepTable
 from inferscope.records import COLUMNS, LAST_CHUNK, PREFILL, VERIFY, StepSlices
 
 Ints = NDArray[np.int64]
@@ -62,9 +63,7 @@ class Speculation:
 
 def _plain_ratio(step: FinalStep, used: Components) -> float:
     """Return what a step would have taken without drafts, over what it took by the same model."""
-    model, batch = used.model, used.batch
-    team = batch.team
-    modelled_ns = model.f(team.num_tokens) + model.g(team.num_rows) + used.own.total(batch)
+    modelled_ns = used.model.steps_ns(StepTable.of(used.batch)).item()
     is_kept = step.phases <= VERIFY
     if modelled_ns <= 0 or not is_kept.any():
         return 0.0
@@ -74,8 +73,8 @@ def _plain_ratio(step: FinalStep, used: Components) -> float:
     plain = Batch(
         Team(tokens, (~is_prefill | ends_prompt).astype(np.int64)), step.contexts[is_kept]
     )
-    plain_ns = model.f(plain.team.num_tokens) + model.g(plain.team.num_rows)
-    return float((plain_ns + model.own(plain).total(plain)) / modelled_ns)
+    plain_ns: float = used.model.steps_ns(StepTable.of(plain)).item()
+    return plain_ns / modelled_ns
 
 
 def _sum(raw: bytes, name: str) -> int:

@@ -148,11 +148,13 @@ class Tally:
             self._unattributed_ns += busy_ns
         if of is None or not busy_ns:
             return
-        divided_ns = step.shares_ns if self._rule == "fair" else shares_ns(self._rule, of, busy_ns)
+        priced = of.priced()
+        is_fair = self._rule == "fair"
+        divided_ns = step.shares_ns if is_fair else shares_ns(self._rule, priced, busy_ns)
         columns = [
             divided_ns,
-            column_ns("standalone", of, busy_ns),
-            column_ns("marginal", of, busy_ns),
+            column_ns("standalone", priced, busy_ns),
+            column_ns("marginal", priced, busy_ns),
             step.tokens,
         ]
         is_decode = (step.phases != PREFILL).astype(np.int64)

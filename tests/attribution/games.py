@@ -1,22 +1,24 @@
 """Steps as cooperative games, as plainly as their definitions: what every coalition would take.
 
-Nothing here shares code with the split but the cost model's tables.
+Nothing but `priced_of` shares code with the split, but for the cost model's tables.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from inferscope.attribution.split import Priced, price
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
 from inferscope.cost.peaks import peaks_of
+from inferscope.cost.step_table import StepTable
 from inferscope.records import Shape
 
 Floats = NDArray[np.float64]
@@ -103,6 +105,11 @@ def batches(
     contexts = draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
     sampled = draw(st.lists(st.integers(0, 1), min_size=num, max_size=num))
     return batch_of(tokens, contexts, sampled)
+
+
+def priced_of(model: StepModel, batch: Batch, prefills: Sequence[int] = ()) -> Priced:
+    """Price one step by itself."""
+    return price(model, StepTable.of(batch, prefills))
 
 
 # --- what coalitions cost ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import holds
 from inferscope.attribution.blame import BLAMED, Blame
-from inferscope.attribution.counterfactual import Delay, explain
+from inferscope.attribution.counterfactual import Delay, delays
 from inferscope.attribution.culprits import NUM_NAMED, Culprit
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import (
@@ -28,12 +28,11 @@ from inferscope.attribution.ledger import (
     Ledger,
     Step,
 )
-from inferscope.attribution.marginal import blame_weights
-from inferscope.attribution.step_table import StepTable
-from inferscope.attribution.table_blame import marginal_ns
-from inferscope.attribution.table_split import price
+from inferscope.attribution.marginal import blame_weights, marginal_ns
+from inferscope.attribution.split import price
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
+from inferscope.cost.step_table import StepTable
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -86,15 +85,10 @@ class Bench:
         counts = np.array(tokens or [1] * num)
         before = np.array(contexts or [0] * num)
         team = Team(counts, np.ones(num, dtype=np.int64))
-        batch, model = Batch(team, before), self.model
-        own = model.own(batch)
-        modelled_ns = model.f(team.num_tokens) + own.total(batch)
-        took_ns = end_ns - start_ns
-        weights = blame_weights(model, batch, own, prefills or [])
-        found = explain(
-            model, batch, own, modelled_ns=modelled_ns, prefills=prefills or [], recomputed=None,
-            delay_ns=took_ns, healthy_ratio=took_ns / modelled_ns,
-        )  # fmt: skip
+        priced = price(self.model, StepTable.of(Batch(team, before), prefills or ()))
+        took_ns = np.array([end_ns - start_ns])
+        weights = blame_weights(priced)
+        found = delays(priced, took_ns, took_ns / priced.modelled_ns)[0]
         grip = Grip(binding, 16, counts, before)
         self.ledger.step(
             Step(
@@ -302,7 +296,7 @@ def but_for_ns(model: StepModel, tokens: list[int], contexts: list[int], culprit
             Team(np.array([tokens[at] for at in members]), np.ones(len(members), dtype=np.int64)),
             np.array([contexts[at] for at in members]),
         )
-        return model.f(batch.team.num_tokens) + model.own(batch).total(batch)
+        return model.steps_ns(StepTable.of(batch)).item()
 
     everybody = list(range(len(tokens)))
     return took(everybody) - took([at for at in everybody if at != culprit])

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.attribution.counterfactual import Delay, explain
-from inferscope.attribution.split import fair
+from inferscope.attribution.counterfactual import Delay, TableBounds, delays
+from inferscope.attribution.split import price
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.pure_steps import TOLERANCE, Bounds
+from inferscope.cost.step_table import StepTable
 from inferscope.records import Shape
-from tests.attribution.games import any_model, batches, step_ns
+from tests.attribution.games import any_model, batches, priced_of, step_ns
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
 H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
@@ -30,24 +31,16 @@ class Case:
         self.batch = Batch(Team(tokens, np.ones_like(tokens)), np.array([s[1] for s in slices]))
         self.prefills = [at for at, s in enumerate(slices) if s[2]]
         recomputed = np.array([s[3] for s in slices])
-        self.recomputed = recomputed if recomputed.any() else None
-        self.own = model.own(self.batch)
-        self.modelled_ns = fair(model, self.batch, self.own).total(self.batch)
+        table = StepTable.of(self.batch, self.prefills)
+        table.recomputed = recomputed if recomputed.any() else None
+        self.priced = price(model, table)
+        self.modelled_ns = self.priced.modelled_ns.item()
 
     def explain(
         self, delay_ns: int, healthy_ratio: float = 1.0, bounds: Bounds | None = None
     ) -> Delay:
-        return explain(
-            self.model,
-            self.batch,
-            self.own,
-            modelled_ns=self.modelled_ns,
-            prefills=self.prefills,
-            recomputed=self.recomputed,
-            delay_ns=delay_ns,
-            healthy_ratio=healthy_ratio,
-            bounds=bounds,
-        )
+        most = None if bounds is None else TableBounds(np.array([bounds.step_ns]), bounds.own_ns)
+        return delays(self.priced, np.array([delay_ns]), np.array([healthy_ratio]), most)[0]
 
     def parts(self, delay: Delay) -> np.ndarray:
         """Return the parts of each member, [members, 5]."""
@@ -197,18 +190,8 @@ def test_each_class_is_told_what_the_step_takes_with_it_alone(
     num = len(batch.context)
     prefills = sorted(data.draw(st.sets(st.integers(0, num - 1))))
     decodes = [at for at in range(num) if at not in prefills]
-    own = model.own(batch)
-    whole = fair(model, batch, own).total(batch)
-    delay = explain(
-        model,
-        batch,
-        own,
-        modelled_ns=whole,
-        prefills=prefills,
-        recomputed=None,
-        delay_ns=round(whole),
-        healthy_ratio=1.0,
-    )
+    priced = priced_of(model, batch, prefills)
+    delay = delays(priced, np.rint(priced.modelled_ns).astype(np.int64), np.ones(1))[0]
     if prefills:
         of_prefills = step_ns(model, batch, tuple(prefills))
         assert delay.prefill_class_ns == pytest.approx(of_prefills, rel=1e-9, abs=2)

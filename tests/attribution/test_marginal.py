@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.marginal import BlameWeights, Marginals, blame_weights, marginals
-from inferscope.attribution.split import fair
+from inferscope.attribution.marginal import BlameWeights, blame_weights, marginal_ns
+from inferscope.attribution.split import parts_ns, price
 from inferscope.cost.batch import Batch
 from inferscope.cost.model import StepModel
 from tests.attribution.games import (
@@ -20,6 +20,7 @@ from tests.attribution.games import (
     batch_of,
     batches,
     model_of,
+    priced_of,
     sampled_of,
     step_ns,
 )
@@ -48,14 +49,8 @@ def saved_ns(model: StepModel, batch: Batch, members: tuple[int, ...], member: i
     return max(0.0, step_ns(model, batch, members) - step_ns(model, batch, rest))
 
 
-def found(model: StepModel, step: Step) -> Marginals:
-    batch, prefills = step
-    return marginals(model, batch, model.own(batch), prefills)
-
-
 def weights(model: StepModel, step: Step) -> BlameWeights:
-    batch, prefills = step
-    return blame_weights(model, batch, model.own(batch), prefills)
+    return blame_weights(priced_of(model, *step))
 
 
 @settings(max_examples=120, deadline=None)
@@ -64,13 +59,12 @@ def test_marginal_times_are_those_of_the_definition(model: StepModel, step: Step
     batch, _ = step
     everyone = tuple(range(len(batch.context)))
     whole_ns = step_ns(model, batch, everyone)
-    step_marginals, class_marginals = found(model, step)
-    for members in classes(step):
-        for at in members:
-            expected = saved_ns(model, batch, everyone, at)
-            assert step_marginals[at] == pytest.approx(expected, abs=1e-9 * whole_ns)
+    priced = priced_of(model, *step)
+    for members in (everyone, *classes(step)):
+        of_class = price(model, priced.table.members(np.array(members)))
+        for at, found in zip(members, marginal_ns(of_class).tolist(), strict=True):
             expected = saved_ns(model, batch, members, at)
-            assert class_marginals[at] == pytest.approx(expected, abs=1e-9 * whole_ns)
+            assert found == pytest.approx(expected, abs=1e-9 * whole_ns)
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,7 +74,7 @@ def test_no_weight_is_negative_even_where_more_tokens_cost_less(
 ) -> None:
     falls_at = data.draw(st.integers(1, 4000))
     falling = model_of(np.where(falls_at < N, 1e6, 3e6 * np.minimum(N, 1)))
-    for weight in (*found(falling, step), *weights(falling, step)):
+    for weight in (marginal_ns(priced_of(falling, *step)), *weights(falling, step)):
         assert (weight >= 0).all()
 
 
@@ -127,10 +121,10 @@ def test_of_single_tokens_alike_the_longer_context_weighs_no_less(
 def test_where_no_single_absence_saves_anything_the_shapley_shares_weigh() -> None:
     stairs = replace(model_of(1e6 * np.ceil(N / 64)), decoding_ns=3e5)
     batch = batch_of([40, 35, *[1] * 40], [0, 0, *range(40)], [1] * 42)
-    own = stairs.own(batch)
-    assert not marginals(stairs, batch, own, [0, 1]).step_ns.any()
-    weight = blame_weights(stairs, batch, own, [0, 1])
-    np.testing.assert_allclose(weight.queue, fair(stairs, batch, own).values(batch))
+    priced = priced_of(stairs, batch, [0, 1])
+    assert not marginal_ns(priced).any()
+    weight = blame_weights(priced)
+    np.testing.assert_allclose(weight.queue, parts_ns(priced))
     assert weight.interference[0] > weight.interference[1] > 0
     assert weight.co_batched[2:].tolist() == pytest.approx([weight.co_batched[2]] * 40)
 

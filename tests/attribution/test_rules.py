@@ -22,6 +22,7 @@ from tests.attribution.games import (
     model_of,
     owen,
     owen_by_orders,
+    priced_of,
     sampled_of,
     shapley,
     step_ns,
@@ -30,12 +31,8 @@ from tests.attribution.games import (
 Floats = NDArray[np.float64]
 
 
-def components(model: StepModel, batch: Batch, prefills: list[int]) -> Components:
-    return Components(model, batch, model.own(batch), prefills, batch.team.tokens, None)
-
-
 def values(rule: str, model: StepModel, batch: Batch, prefills: list[int]) -> Floats:
-    return parts(rule, components(model, batch, prefills)).values(batch)
+    return parts(rule, priced_of(model, batch, prefills))
 
 
 def whole_ns(model: StepModel, batch: Batch) -> float:
@@ -67,10 +64,8 @@ def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
     rule: str, model: StepModel, step: tuple[Batch, list[int]]
 ) -> None:
     batch, prefills = step
-    line = parts(rule, components(model, batch, prefills))
-    paid = line.values(batch)
+    paid = values(rule, model, batch, prefills)
     assert float(paid.sum()) == pytest.approx(whole_ns(model, batch), rel=1e-9)
-    assert line.total(batch) == pytest.approx(whole_ns(model, batch), rel=1e-9)
     assert (paid >= 0).all()
 
 
@@ -110,7 +105,7 @@ def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
 def test_whole_nanoseconds_sum_to_the_time_by_any_rule(
     rule: str, model: StepModel, step: tuple[Batch, list[int]], busy_ns: int
 ) -> None:
-    shares = shares_ns(rule, components(model, *step), busy_ns)
+    shares = shares_ns(rule, priced_of(model, *step), busy_ns)
     assert int(shares.sum()) == busy_ns
     assert (shares >= 0).all()
 
@@ -124,11 +119,9 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
     tokens = batch.team.tokens
     cut = np.array([data.draw(st.integers(0, int(each) - 1)) for each in tokens])
     two_rows = np.concatenate([tokens - cut, cut])
-    of = Components(
-        model, batch, model.own(batch), prefills, two_rows, np.tile(np.arange(len(tokens)), 2)
-    )
-    by_row = shares_ns(rule, of, busy_ns)
-    by_request = shares_ns(rule, components(model, batch, prefills), busy_ns)
+    of = Components(model, batch, prefills, two_rows, np.tile(np.arange(len(tokens)), 2))
+    by_row = shares_ns(rule, of.priced(), busy_ns)
+    by_request = shares_ns(rule, priced_of(model, batch, prefills), busy_ns)
     assert int(by_row.sum()) == busy_ns
     assert (by_row[len(tokens) :][cut == 0] <= 1).all()  # nothing, but for a rounded nanosecond
     assert np.abs(by_row.reshape(2, -1).sum(axis=0) - by_request).max() <= 3
@@ -137,7 +130,7 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
 @pytest.mark.parametrize("rule", [*RULES, *COLUMNS])
 def test_a_model_that_knows_no_cost_takes_all_as_equal(rule: str) -> None:
     batch = batch_of([5, 1, 1], [0, 9, 80], [0, 1, 1])
-    of = components(model_of(np.zeros_like(N)), batch, [0])
+    of = priced_of(model_of(np.zeros_like(N)), batch, [0])
     divide = shares_ns if rule in RULES else column_ns
     assert divide(rule, of, 9).tolist() == [3, 3, 3]
 
@@ -339,7 +332,7 @@ def test_where_tokens_get_cheaper_fair_lies_between_marginal_and_standalone(batc
 def test_a_request_alone_pays_the_whole_step_by_any_rule(
     model: StepModel, tokens: int, context: int, busy_ns: int
 ) -> None:
-    of = components(model, batch_of([tokens], [context], [1]), [0])
+    of = priced_of(model, batch_of([tokens], [context], [1]), [0])
     assert {int(shares_ns(rule, of, busy_ns)[0]) for rule in RULES} == {busy_ns}
     assert all(abs(int(column_ns(name, of, busy_ns)[0]) - busy_ns) <= 1 for name in COLUMNS)
 

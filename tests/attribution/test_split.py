@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.split import fair, round_ns, split_f, to_whole_ns
+from inferscope.attribution.split import parts_ns, round_ns, split_f, to_whole_ns
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel
 from tests.attribution.games import (
@@ -24,6 +24,7 @@ from tests.attribution.games import (
     batches,
     graph_sizes,
     model_of,
+    priced_of,
     sampled_of,
     shapley,
     split_by_counts,
@@ -35,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def split(model: StepModel, batch: Batch) -> Floats:
-    return fair(model, batch, model.own(batch)).values(batch)
+    return parts_ns(priced_of(model, batch))
 
 
 def without_attention(model: StepModel) -> StepModel:
@@ -265,20 +266,6 @@ def test_a_step_beyond_the_model_s_table_is_split_too() -> None:
     assert parts[0] > parts[1] > parts[2] > 0
     exact = shapley(partial(step_ns, H200, batch), 3)
     np.testing.assert_allclose(parts, exact, rtol=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_who_pads_whom_is_told_anew_when_contexts_change(data: st.DataObject) -> None:
-    """What a team has worked out holds while its contexts grow together, and no longer."""
-    batch = data.draw(batches(chunks=(0, 2)))
-    model, team, num = MODELS["padded"], batch.team, len(batch.context)
-    grown = data.draw(st.integers(1, 50))
-    others = data.draw(st.lists(st.integers(0, 8000), min_size=num, max_size=num))
-    for context in (batch.context, batch.context + grown, np.array(others), batch.context):
-        kept = Batch(team, context)
-        fresh = Batch(Team(team.tokens, sampled_of(batch)), context)
-        assert split(model, kept).tolist() == split(model, fresh).tolist()
 
 
 def test_batches_of_a_thousand_requests_are_split_exactly() -> None:

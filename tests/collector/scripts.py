@@ -374,9 +374,10 @@ def assert_other_rules_divide_the_same_time(step: FinalStep) -> None:
         assert not len(step.request_ids)
         assert step.busy_ns == 0 or step.unnamed is not None
         return
-    assert shares_ns("fair", of, step.busy_ns).tolist() == step.shares_ns.tolist()
+    priced = of.priced()
+    assert shares_ns("fair", priced, step.busy_ns).tolist() == step.shares_ns.tolist()
     for rule in RULES:
-        divided = shares_ns(rule, of, step.busy_ns).tolist()
+        divided = shares_ns(rule, priced, step.busy_ns).tolist()
         assert len(divided) == len(step.request_ids)
         assert sum(divided) == step.busy_ns
         assert min([0, *divided]) == 0

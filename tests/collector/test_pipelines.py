@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from inferscope.attribution.split import fair
 from inferscope.collector.finals import FinalStep
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook
 from inferscope.cost.fit import features
+from inferscope.cost.step_table import StepTable
 from tests.collector.scripts import Finals, Ring, Script, assert_all_closes
 
 STAGE_MS = 4.0
@@ -123,7 +123,7 @@ def test_slow_stage_is_not_learned_as_healthy() -> None:
     for step in range(1_500):
         last_ns = 2_000_000 if step >= 300 else 1_000_000
         stages_ns = [1_000_000, 1_000_000, 1_000_000, last_ns]
-        modelled_ns = fair(mode.model, batch, mode.model.own(batch)).total(batch)
+        modelled_ns = mode.model.steps_ns(StepTable.of(batch)).item()
         measured_ns = sum(stages_ns)
         mode.observe(
             features(batch),

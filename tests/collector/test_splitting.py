@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from inferscope.attribution.step_table import StepTable
 from inferscope.collector.fold import Collector
 from inferscope.collector.splitting import _pure_steps
+from inferscope.cost.step_table import StepTable
 from tests.collector.scripts import Finals
 from tests.collector.test_properties import _Engine
 from tests.collector.test_work import DENSE, some_traffic

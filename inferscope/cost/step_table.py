@@ -7,10 +7,13 @@ the columns. Where one request has several rows in a step (phases of its own), t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from inferscope.cost.batch import Batch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,6 +45,7 @@ class StepTable:
         step_of: [members].
         recomputed: [members], tokens lost to a preemption; None where there are none.
         rows: the rows, None where every member has one.
+        row_sizes: [steps], rows of each step.
         visible: [members], context and new token; 0 for chunks.
         num_tokens: [steps], scheduled.
         num_rows: [steps], sampled.
@@ -73,6 +77,7 @@ class StepTable:
         self.tokens, self.context, self.sampled = tokens, context, sampled
         self.is_prefill, self.sizes = is_prefill, sizes
         self.recomputed, self.rows = recomputed, rows
+        self.row_sizes = sizes if rows is None else rows.sizes
         self.first: Ints = np.cumsum(sizes) - sizes
         num = len(sizes)
         self.step_of: Ints = np.repeat(np.arange(num), sizes)
@@ -101,6 +106,22 @@ class StepTable:
         )
         self.chunk_visible: Ints = cached + self.chunk_tokens
         self.prefills: Ints = np.flatnonzero(is_prefill)
+
+    @classmethod
+    def of(
+        cls, batch: Batch, prefills: Sequence[int] = (), *, rows: RowsOfMembers | None = None
+    ) -> StepTable:
+        """Return the table of one step.
+
+        Args:
+            batch: its requests.
+            prefills: positions of those that prefill.
+            rows: None where every request has one.
+        """
+        team, num = batch.team, len(batch.context)
+        is_prefill = np.zeros(num, dtype=np.bool_)
+        is_prefill[list(prefills)] = True
+        return cls(team.tokens, batch.context, team.sampled, is_prefill, np.array([num]), rows=rows)
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -137,6 +158,12 @@ class StepTable:
     def by_step(self, chunk_values: Floats | Ints) -> Floats:
         """Sum values of chunks by step, in their order."""
         return np.bincount(self.chunk_step, chunk_values, minlength=len(self)).astype(np.float64)
+
+
+def cut_into_steps(values: NDArray[_Number], sizes: Ints) -> list[NDArray[_Number]]:
+    """Return a column of all steps, cut into steps of these sizes."""
+    ends: list[int] = sizes.cumsum().tolist()
+    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 class Grid:

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
-from inferscope.attribution import marginal, table_blame
-from inferscope.attribution.counterfactual import Delay, explain
-from inferscope.attribution.rules import Components, scaled_ns
-from inferscope.attribution.split import fair
-from inferscope.attribution.step_table import RowsOfMembers, StepTable
-from inferscope.attribution.table_split import TableBounds, delays, padding_ns, price, shares_ns
-from inferscope.cost.batch import Batch, Team
+from inferscope.attribution.counterfactual import Delay, TableBounds, delays
+from inferscope.attribution.marginal import blame_weights
+from inferscope.attribution.split import padding_ns, parts_ns, price, shares_ns
 from inferscope.cost.model import MAX_TOKENS, StepModel
-from inferscope.cost.pure_steps import Bounds
+from inferscope.cost.step_table import RowsOfMembers, StepTable
 from tests.attribution.games import Ints, N, any_model, model_of
 
 MS = 1_000_000
@@ -97,37 +94,8 @@ def table_of(steps: list[Step]) -> StepTable:
     )  # fmt: skip
 
 
-def one_by_one(model: StepModel, step: Step) -> tuple[float, int, list[int], Delay]:
-    """Return T(S), padding, shares by row and the delay, as the fold has them of one step."""
-    tokens, cut = np.array(step.tokens), np.array(step.cut)
-    batch = Batch(Team(tokens, np.array(step.sampled)), np.array(step.context))
-    own = model.own(batch)
-    parts = fair(model, batch, own)
-    modelled_ns = parts.total(batch)
-    padding = 0
-    if step.padded_tokens > batch.team.num_tokens:
-        extra = model.f(step.padded_tokens) - model.f(batch.team.num_tokens)
-        padding = round(step.measured_ns * extra / (modelled_ns + extra))
-    member_of_row, row_tokens = None, tokens
-    if cut.any():
-        member = np.concatenate([np.arange(len(tokens)), cut.nonzero()[0]])
-        order = member.argsort(kind="stable")
-        member_of_row = member[order]
-        row_tokens = np.concatenate([tokens - cut, cut[cut > 0]])[order]
-    prefills = np.flatnonzero(step.is_prefill).tolist()
-    components = Components(model, batch, own, prefills, row_tokens, member_of_row)
-    busy_ns = step.measured_ns - padding
-    shares = scaled_ns(parts, components, modelled_ns=modelled_ns, busy_ns=busy_ns)
-    delay = explain(
-        model, batch, own, modelled_ns=modelled_ns, prefills=prefills,
-        recomputed=np.array(step.recomputed) if any(step.recomputed) else None,
-        delay_ns=step.delay_ns, healthy_ratio=step.healthy,
-        bounds=Bounds(np.array(step.most_own_ns), step.most_ns),
-    )  # fmt: skip
-    return modelled_ns, padding, shares.tolist(), delay
-
-
-def assert_same(model: StepModel, steps: list[Step]) -> None:
+def found_in(model: StepModel, steps: list[Step]) -> list[tuple[float, int, list[int], Delay]]:
+    """Return T(S), padding, shares by row and the delay of each step of one table."""
     table = table_of(steps)
     priced = price(model, table)
     measured = np.array([step.measured_ns for step in steps])
@@ -142,33 +110,21 @@ def assert_same(model: StepModel, steps: list[Step]) -> None:
             np.array([most for step in steps for most in step.most_own_ns]),
         ),
     )
-    row = member = 0
-    for at, step in enumerate(steps):
-        modelled_ns, padding_of_one, of_rows, delay = one_by_one(model, step)
-        assert priced.modelled_ns[at] == modelled_ns
-        assert padding[at] == padding_of_one
-        assert shares[row : row + len(of_rows)].tolist() == of_rows
-        row += len(of_rows)
-        here = slice(member, member + len(step.tokens))
-        member += len(step.tokens)
-        assert explained.own_ns[here].tolist() == delay.own_ns.tolist()
-        if delay.recompute_ns is not None:
-            assert explained.recompute_ns is not None
-            assert explained.recompute_ns[here].tolist() == delay.recompute_ns.tolist()
-        assert (
-            explained.prefill_class_ns[at],
-            explained.decode_class_ns[at],
-            explained.explained_ns[at],
-            explained.excess_ns[at],
-            explained.bounded_ns[at],
-        ) == (
-            delay.prefill_class_ns,
-            delay.decode_class_ns,
-            delay.explained_ns,
-            delay.excess_ns,
-            delay.bounded_ns,
-        )
-    assert row == len(shares)
+    of_rows = np.split(shares, np.cumsum(table.row_sizes)[:-1])
+    columns = priced.modelled_ns.tolist(), padding.tolist(), of_rows, explained
+    return [(ns, of, rows.tolist(), delay) for ns, of, rows, delay in zip(*columns, strict=True)]
+
+
+def facts_of(delay: Delay) -> dict[str, Any]:
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(delay).items()}
+
+
+def assert_same(model: StepModel, steps: list[Step]) -> None:
+    for step, (*numbers, delay) in zip(steps, found_in(model, steps), strict=True):
+        ((*of_one, delay_of_one),) = found_in(model, [step])
+        assert numbers == of_one
+        assert facts_of(delay) == facts_of(delay_of_one)
+        assert sum(numbers[2]) == step.measured_ns - numbers[1]
 
 
 @settings(max_examples=200, deadline=None)
@@ -194,21 +150,27 @@ def test_a_part_of_a_table_is_the_table_of_these_steps(
     assert shares_ns(part, busy_ns).tolist() == shares_ns(alone, busy_ns).tolist()
 
 
+@settings(max_examples=80, deadline=None)
+@given(any_model, steps_lists)
+def test_steps_take_by_the_model_what_their_parts_sum_to(
+    model: StepModel, steps: list[Step]
+) -> None:
+    table = table_of(steps)
+    priced = price(model, table)
+    np.testing.assert_allclose(model.steps_ns(table), priced.modelled_ns, rtol=1e-9)
+    by_step = np.add.reduceat(parts_ns(priced), table.first)
+    np.testing.assert_allclose(by_step, priced.modelled_ns, rtol=1e-9)
+
+
 @settings(max_examples=150, deadline=None)
 @given(any_model, steps_lists)
 def test_blame_weights_of_a_table_are_those_of_each_step(
     model: StepModel, steps: list[Step]
 ) -> None:
-    weights = table_blame.blame_weights(price(model, table_of(steps)))
-    member = 0
-    for step in steps:
-        batch = Batch(Team(np.array(step.tokens), np.array(step.sampled)), np.array(step.context))
-        prefills = np.flatnonzero(step.is_prefill).tolist()
-        of_one = marginal.blame_weights(model, batch, model.own(batch), prefills)
-        here = slice(member, member + len(step.tokens))
-        member += len(step.tokens)
-        for found, wanted in zip(weights, of_one, strict=True):
-            np.testing.assert_allclose(found[here], wanted, rtol=1e-6, atol=1e-6 * wanted.max())
+    found = blame_weights(price(model, table_of(steps)))
+    of_each = [blame_weights(price(model, table_of([step]))) for step in steps]
+    for columns, of_steps in zip(found, zip(*of_each, strict=True), strict=True):
+        assert columns.tolist() == np.concatenate(of_steps).tolist()
 
 
 @pytest.mark.parametrize("sizes", [[1], [5, 1, 1], [MAX_TOKENS, 9000, 1], [MAX_TOKENS + 5]])
