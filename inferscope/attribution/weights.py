@@ -42,11 +42,6 @@ class PlainShares(NamedTuple):
     rest: int
     """What whole bytes left over, a few: the first request's, too."""
 
-    def of(self, team: Team, at: int) -> int:
-        """Return what one request reads."""
-        share = self.chunks[team.chunks.index(at)] if at in team.chunks else self.each
-        return share if at else share + self.rest
-
 
 def plain_shares(weights: WeightBytes, team: Team) -> PlainShares:
     """Return the same as `weight_shares` of a team in which a single token samples a row.

@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.journal import Journal
-from inferscope.collector.work import TOTALLED, Work
+from inferscope.collector.work import TOTALLED, Journal, Work
 
 Floats = NDArray[np.float64]
 

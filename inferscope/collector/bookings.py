@@ -8,13 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
-from inferscope.attribution.split import round_ns
-from inferscope.attribution.weights import PlainShares, plain_shares, weight_shares
+from inferscope.collector.amounts import Counted, count_rows
 from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink, Unnamed
 from inferscope.collector.lives import Lives
-from inferscope.collector.moved import count, moved_by
 from inferscope.collector.rows import Rows
 from inferscope.collector.steps import (
     Execution,
@@ -23,21 +21,7 @@ from inferscope.collector.steps import (
     components_of,
     pair_shares,
 )
-from inferscope.collector.work import (
-    COMPUTE_NS,
-    DRAFT_NS,
-    DRAFT_TOKENS,
-    FLOPS,
-    NUM_COLUMNS,
-    READ_BYTES,
-    TOKENS,
-    WASTED_NS,
-    WASTED_TOKENS,
-    WRITE_BYTES,
-    Work,
-)
-from inferscope.cost.counts import Rates
-from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
+from inferscope.records import RECOMPUTED
 
 Ints = NDArray[np.int64]
 
@@ -68,7 +52,6 @@ class Bookings:
         """Slots, when that was, and whose they were."""
         self._mixed_slots = b""
         """Whose shares the digest takes now."""
-        self._decoded = _Decoded()
 
     def begin(self, step: Joined) -> None:
         """Open a split step in the ledgers, and book it with the devices that executed it."""
@@ -89,9 +72,16 @@ class Bookings:
         """Add split steps to their requests, the windows and the digest; note prefill times."""
         if self._mix is not None:
             self._mix(b"".join(self._mixed(steps)))
-        for step in steps:
-            self._book(step)
-        self._book_decoded()
+        counted, begun = count_rows(steps, self._lives.rates), 0
+        counters = self._lives.counters
+        for at, step in enumerate(steps):
+            if step.run.end_ns >= counters.reach_ns:
+                end = counted.ends[at - 1] if at else 0
+                self._add(counted, begun, end)
+                begun = end
+                counters.reach(step.run.end_ns)
+            self._book(step, counted.moved[at])
+        self._add(counted, begun, counted.ends[-1])
 
     def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
         """Yield what the digest takes of steps."""
@@ -104,17 +94,18 @@ class Bookings:
             for shares_ns in step.split.shares_ns:
                 yield shares_ns.data
 
-    def _book(self, step: Joined) -> None:
-        rows, contexts, split, run = step.rows, step.contexts, step.split, step.run
+    def _add(self, counted: Counted, begin: int, end: int) -> None:
+        """Add what some rows computed to their requests."""
+        if begin < end:
+            rows = slice(begin, end)
+            work = self._lives.table.work
+            work.computed(counted.slots[rows], counted.phases[rows], counted.amounts[:, rows])
+
+    def _book(self, step: Joined, moved: Moved) -> None:
+        """Add a step to the windows; note its prefill time."""
+        rows, split, run = step.rows, step.split, step.run
         assert split is not None
-        lives, counters = self._lives, self._lives.counters
-        if run.end_ns >= counters.reach_ns:
-            self._book_decoded()
-            counters.reach(run.end_ns)
-        if rows.is_simple:
-            moved, prefill_flops = self._book_singles(step)
-        else:
-            moved, prefill_flops = self._book_rows(rows, contexts, split, step.slices)
+        lives, counters, prefill_flops = self._lives, self._lives.counters, moved[-2]
         if rows is not self._last_rows:
             self._note_phases(rows, self._last_rows)
             self._last_rows = rows
@@ -154,11 +145,6 @@ class Bookings:
         if counters.is_on:
             counters.step(run, split, of_ranks_ns, moved)
         step.prefill_ns = of_ranks_ns
-
-    def _book_decoded(self) -> None:
-        """Add to the requests the decodes that are kept to be added at once."""
-        decoded, self._decoded = self._decoded, _Decoded()
-        decoded.book(self._lives.table.work, self._lives.rates)
 
     def book_unnamed(
         self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
@@ -211,78 +197,6 @@ class Bookings:
                 self._lives.table.is_shared[members] = True
         for at in rows.member_prefills:
             in_prefill[members.item(at)] = True
-
-    def _book_singles(self, step: Joined) -> tuple[Moved, int]:
-        """Book a step of decodes that have one token each, and a few prefills.
-
-        Returns:
-            what it moved and computed, as far as somebody counts, and its prefills' FLOPs.
-        """
-        rows, contexts, split = step.rows, step.contexts, step.split
-        assert split is not None
-        rates, decoded = self._lives.rates, self._decoded
-        weights = None if rates is None else plain_shares(rates.hbm.weights, rows.team)
-        start = decoded.num_rows
-        decoded.add(rows.slots, split.shares_ns, contexts, weights)
-        prefilled: list[list[int]] = []
-        for at in rows.prefills:
-            share_ns = sum([shares_ns.item(at) for shares_ns in split.shares_ns])
-            tokens, context = rows.tokens.item(at), contexts.item(at)
-            amounts = [0] * NUM_COLUMNS
-            amounts[COMPUTE_NS], amounts[TOKENS] = share_ns, tokens
-            if rates is not None and weights is not None:
-                sampled = rows.team.rows_of(at)
-                count(amounts, rates, (tokens, context, sampled), weights.of(rows.team, at))
-            if rows.recomputed is not None and rows.recomputed.item(at):
-                amounts[WASTED_TOKENS], amounts[WASTED_NS] = tokens, share_ns
-            decoded.prefills.append((start + at, rows.slots.item(at), amounts))
-            prefilled.append(amounts)
-        prefill_flops = sum([amounts[FLOPS] for amounts in prefilled])
-        if rates is None or weights is None or not self._lives.counters.is_on:
-            return NOTHING_MOVED, prefill_flops
-        return moved_by(rows, step.batch, prefilled, rates=rates, weights=weights), prefill_flops
-
-    def _book_rows(
-        self, rows: Rows, contexts: Ints, split: SplitStep, slices: StepSlices
-    ) -> tuple[Moved, int]:
-        """Book a step row by row; return the same."""
-        rates, phases = self._lives.rates, rows.phases
-        share_ns, tokens = np.add.reduce(split.shares_ns), rows.tokens
-        amounts = np.zeros((len(rows.slots), NUM_COLUMNS), dtype=np.int64)
-        amounts[:, COMPUTE_NS] = share_ns
-        amounts[:, TOKENS] = tokens
-        if rates is not None:
-            own = (tokens, contexts, rows.sampled)
-            amounts[:, FLOPS] = rates.flops.of_slices(*own)
-            amounts[:, READ_BYTES] = rates.hbm.reads(*own)
-            amounts[:, WRITE_BYTES] = rates.hbm.writes(tokens, rows.sampled)
-            amounts[phases == DRAFT, FLOPS : WRITE_BYTES + 1] = 0
-            amounts[:, READ_BYTES] += _weights(rows, phases, rates)
-        wasted = rejected_tokens(slices, tokens)
-        if rows.recomputed is not None:
-            again = (phases == PREFILL) & ((rows.flags & RECOMPUTED) > 0)
-            wasted = np.where(again, tokens, wasted)
-        if wasted.any():
-            amounts[:, WASTED_TOKENS] = wasted
-            amounts[:, WASTED_NS] = share_ns * wasted // np.maximum(tokens, 1)
-        if (drafts := phases == DRAFT).any():
-            amounts[drafts, DRAFT_TOKENS] = tokens[drafts]
-            amounts[drafts, DRAFT_NS] = share_ns[drafts]
-            amounts[drafts, TOKENS] = 0
-        self._lives.table.work.computed(
-            rows.slots,
-            (phases != PREFILL).astype(np.int64),
-            amounts,
-            is_once=rows.member_of_row is None,
-        )
-        is_prefill = phases == PREFILL
-        prefill_flops = int(amounts[is_prefill, FLOPS].sum())
-        if not self._lives.counters.is_on:
-            return NOTHING_MOVED, prefill_flops
-        prefill, decode = (amounts[of].sum(axis=0).tolist() for of in (is_prefill, ~is_prefill))
-        columns = (READ_BYTES, WRITE_BYTES, FLOPS)
-        moved = tuple(of[column] for column in columns for of in (prefill, decode))
-        return moved, prefill_flops
 
     def _book_parts(self, step: Joined) -> None:
         """Divide the chunks of labelled prompts over their parts."""
@@ -358,77 +272,3 @@ class Bookings:
             ids = tuple(map(table.ids.__getitem__, slots.tolist()))
             self._last_ids = (slots, table.num_changes, ids)
         return ids
-
-
-class _Decoded:
-    """Steps of decodes that have one token each, and a few prefills.
-
-    Attributes:
-        num_rows: of all of them.
-        prefills: position, slot, and amounts by column.
-    """
-
-    def __init__(self) -> None:
-        self.num_rows = 0
-        self.prefills: list[tuple[int, int, list[int]]] = []
-        self._steps: list[tuple[Ints, Ints, Ints, int, int]] = []
-        """Slots, shares and contexts by row; bytes that each row reads of the weights, and those
-        that the first one does in addition."""
-
-    def add(
-        self, slots: Ints, shares_ns: Sequence[Ints], contexts: Ints, weights: PlainShares | None
-    ) -> None:
-        """Add a step.
-
-        Args:
-            slots: [rows].
-            shares_ns: for each rank, [rows].
-            contexts: [rows].
-            weights: what they read of the weights, None where that is not counted.
-        """
-        self.num_rows += len(slots)
-        whole_ns = shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns)
-        each, rest = (0, 0) if weights is None else (weights.each, weights.rest)
-        self._steps.append((slots, whole_ns, contexts, each, rest))
-
-    def book(self, work: Work, rates: Rates | None) -> None:
-        """Add all of them to their requests."""
-        if not self.num_rows:
-            return
-        *columns, each, rest = zip(*self._steps, strict=True)
-        sizes = np.array([len(slots) for slots in columns[0]])
-        weights = np.repeat(np.array(each), sizes)
-        weights[np.cumsum(sizes) - sizes] += rest
-        slots, shares_ns, contexts = map(np.concatenate, columns)
-        if self.prefills:
-            positions, prefilling, amounts = zip(*self.prefills, strict=True)
-            is_decode = np.ones(self.num_rows, dtype=np.bool_)
-            is_decode[list(positions)] = False
-            slots, shares_ns = slots[is_decode], shares_ns[is_decode]
-            contexts, weights = contexts[is_decode], weights[is_decode]
-            phases = np.zeros(len(prefilling), dtype=np.int64)
-            work.computed(np.array(prefilling), phases, np.array(amounts), is_once=False)
-        work.decoded(slots, shares_ns, contexts, weights, rates)
-
-
-def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
-    """Return how many of each row's tokens were drafts that the target model did not take."""
-    num, dtype = len(tokens), np.dtype(COLUMNS["proposed"])
-    size = num * dtype.itemsize
-    if len(slices.proposed) != size or len(slices.accepted) not in (0, size):
-        return np.zeros(num, dtype=np.int64)  # nothing was proposed, or nobody says to whom
-    proposed = np.frombuffer(slices.proposed, dtype=dtype).astype(np.int64)
-    accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
-    rejected: Ints = np.clip(proposed - accepted, 0, tokens)
-    return rejected
-
-
-def _weights(rows: Rows, phases: NDArray[np.uint8], rates: Rates) -> Ints:
-    """Return what each row reads of the weights."""
-    tokens = np.where(phases == DRAFT, 0, rows.tokens)  # drafts are another model's
-    by_member, sampled = rows.by_member(tokens), rows.by_member(rows.sampled)
-    shares = weight_shares(rates.hbm.weights, by_member, sampled)
-    if rows.member_of_row is not None:
-        per_token = shares / np.maximum(by_member, 1)
-        shares = round_ns(per_token[rows.member_of_row] * tokens, int(shares.sum()))
-    return shares

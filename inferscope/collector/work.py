@@ -1,17 +1,21 @@
 """What was computed for each request, by phase: time, tokens, FLOPs, bytes, and what was wasted.
 
-Decodes of one token are kept as sums: FLOPs and a slice's own bytes are linear in its context, so
-the contexts' sum is all they need.
+Counters need it by request and tenth of a second, too. To ask what each has computed so far ten
+times a second would cost more than all else of the join. So as long as counters are read, what is
+booked stands in a journal until it is summed up, for many tenths at once:
+
+    rows │ rows │ rows │ rows │ rows │ ...
+    ◄──── tenth 7 ────►◄─ tenth 8 ─
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.journal import Journal
-from inferscope.cost.counts import Rates
-
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 COMPUTE_NS, TOKENS, FLOPS, READ_BYTES, WRITE_BYTES = range(5)
@@ -22,13 +26,7 @@ DRAFT_TOKENS, DRAFT_NS = 7, 8
 NUM_COLUMNS = 9
 TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
 """What the journal tells, for counters to be given out by."""
-_SINGLES, _CONTEXTS, _SEEN, _SHARES_NS, _WEIGHTS = range(5)
-"""Of decodes of one token: how many, the sum of their contexts, and as far as windows reach, their
-time, and what they read of the weights. Their FLOPs and bytes follow, when somebody asks."""
-_NUM_SUMS = 5
-
-_EXACT = 1 << 53
-"""Whole numbers below it are exact as floats."""
+NUM_TOTALLED = len(TOTALLED)
 
 
 class Work:
@@ -39,107 +37,88 @@ class Work:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._cells = np.zeros((2, num_slots, NUM_COLUMNS), dtype=np.int64)
-        self._singles = np.zeros((_NUM_SUMS, num_slots), dtype=np.int64)
-        """What is to be added to the decodes."""
-        self._rates: Rates | None = None
+        self._cells = np.zeros((NUM_COLUMNS, 2, num_slots), dtype=np.int64)
         self.journal: Journal | None = None
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
-        self._cells[:, slot] = 0
-        self._singles[:, slot] = 0
+        self._cells[:, :, slot] = 0
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
-        num_more = num_slots - self._singles.shape[1]
-        none = np.zeros((2, num_more, NUM_COLUMNS), dtype=np.int64)
-        self._cells = np.concatenate([self._cells, none], axis=1)
-        no_sums = np.zeros((_NUM_SUMS, num_more), dtype=np.int64)
-        self._singles = np.concatenate([self._singles, no_sums], axis=1)
+        none = np.zeros((NUM_COLUMNS, 2, num_slots - self._cells.shape[2]), dtype=np.int64)
+        self._cells = np.concatenate([self._cells, none], axis=2)
 
-    def decoded(
-        self, slots: Ints, shares_ns: Ints, contexts: Ints, weights: Ints, rates: Rates | None
-    ) -> None:
-        """Book decodes of one token, of any steps.
-
-        Args:
-            slots: [rows].
-            shares_ns: [rows].
-            contexts: [rows].
-            weights: [rows], bytes that each read of the weights.
-            rates: of the model's shape, None where it is not counted.
-        """
-        if rates is not self._rates:
-            self._count_singles()
-            self._rates = rates
-        num = self._singles.shape[1]
-        sums = self._singles
-        sums[_SINGLES] += np.bincount(slots, minlength=num)
-        sums[_CONTEXTS] += _by_slot(slots, contexts, num)
-        sums[_SHARES_NS] += _by_slot(slots, shares_ns, num)
-        if rates is None:
-            reads = writes = np.zeros(len(slots), dtype=np.int64)
-        else:
-            seen = np.minimum(contexts, rates.window - 1) if rates.window else contexts
-            if rates.window:
-                sums[_SEEN] += _by_slot(slots, seen, num)
-            sums[_WEIGHTS] += _by_slot(slots, weights, num)
-        if self.journal is None:
-            return
-        if rates is not None:
-            reads = weights + rates.hbm.reads_of_singles(1, contexts, seen)
-            writes = np.full(len(slots), rates.hbm.writes(1, 1))
-        totals = np.array((shares_ns, reads, writes)).T
-        self.journal.rows.append((slots, np.ones(len(slots), dtype=np.int64), totals))
-
-    def computed(self, slots: Ints, phases: Ints, amounts: Ints, *, is_once: bool) -> None:
-        """Book rows of a step.
+    def computed(self, slots: Ints, phases: Ints, amounts: Ints) -> None:
+        """Book rows of some steps.
 
         Args:
             slots: [rows].
             phases: [rows], 0 for prefill and 1 for decode.
-            amounts: [rows, columns].
-            is_once: no slot is named twice.
+            amounts: [columns, rows].
         """
         if self.journal is not None:
-            self.journal.rows.append((slots, phases, amounts[:, TOTALLED]))
-        if is_once:
-            self._cells[phases, slots] += amounts
-        else:
-            np.add.at(self._cells, (phases, slots), amounts)
-
-    def _count_singles(self) -> None:
-        """Count the decodes of all slots by the rates they were computed at: others come."""
-        for slot in self._singles[_SINGLES].nonzero()[0].tolist():
-            self._cells[:, slot] = self.of(slot)
-        self._singles[:] = 0
+            self.journal.rows.append((slots, phases, amounts[list(TOTALLED)]))
+        at = phases * self._cells.shape[2] + slots
+        for cells, column in zip(self._cells.reshape(NUM_COLUMNS, -1), amounts, strict=True):
+            if column.any():
+                np.add.at(cells, at, column)
 
     def of(self, slot: int) -> tuple[list[int], list[int]]:
         """Return a request's amounts by column, of prefill and of decode."""
-        prefill, decode = self._cells[:, slot].tolist()
-        num, contexts, seen, shares_ns, weights = self._singles[:, slot].tolist()
-        decode[COMPUTE_NS] += shares_ns
-        decode[TOKENS] += num
-        if self._rates is not None:
-            flops, hbm = self._rates
-            decode[FLOPS] += flops.of_singles(num, contexts, seen)
-            decode[READ_BYTES] += weights + hbm.reads_of_singles(num, contexts, seen)
-            decode[WRITE_BYTES] += hbm.writes(num, num)
+        prefill, decode = self._cells[:, :, slot].T.tolist()
         return prefill, decode
 
     @property
     def compute_ns(self) -> Ints:
         """Return the attributed time: [slots, 2]."""
-        compute_ns: Ints = self._cells[:, :, COMPUTE_NS].T.copy()
-        compute_ns[:, 1] += self._singles[_SHARES_NS]
+        compute_ns: Ints = self._cells[COMPUTE_NS].T.copy()
         return compute_ns
 
 
-def _by_slot(slots: Ints, amounts: Ints, num_slots: int) -> Ints:
-    """Sum rows' amounts, none negative, by slot: [slots]."""
-    if int(amounts.max(initial=0)) < _EXACT // max(1, len(amounts)):
-        return np.bincount(slots, amounts, num_slots).astype(np.int64)
-    sums = np.zeros(num_slots, dtype=np.int64)
-    np.add.at(sums, slots, amounts)
-    return sums
+class Journal:
+    """What was booked since it was last summed up.
+
+    Attributes:
+        rows: slots and phases, [rows], and what is totalled, [NUM_TOTALLED, rows].
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Ints, Ints, Ints]] = []
+
+    def sum_up(self, ends: Sequence[int], num_slots: int) -> tuple[Ints, Floats]:
+        """Return what was computed in some tenths, and forget it.
+
+        Args:
+            ends: of each of them, where they end; the first begins where the journal does.
+            num_slots: that there are.
+
+        Returns:
+            the slots that somebody computed in, ascending; and [tenths, these, phases · 3], whole
+            numbers.
+        """
+        tenths = _tenths(ends)
+        rows = self.rows[: len(tenths)]
+        del self.rows[: len(rows)]
+        num_tenths = len(ends)
+        if not rows:
+            return np.zeros(0, dtype=np.int64), np.zeros((num_tenths, 0, 2 * NUM_TOTALLED))
+        slots, phases = (np.concatenate([of[at] for of in rows]) for at in (0, 1))
+        amounts = np.concatenate([of for _, _, of in rows], axis=1)
+        tenth = np.repeat(tenths, [len(each) for each, _, _ in rows])
+        keys = (phases * num_tenths + tenth) * num_slots + slots
+        num_keys = 2 * num_tenths * num_slots
+        # Floats hold them exactly up to 2**53, in whatever order they are added up.
+        sums = np.array([np.bincount(keys, column, num_keys) for column in amounts])
+        sums = sums.reshape(NUM_TOTALLED, 2, num_tenths, num_slots)
+        (there,) = np.logical_or.reduce(sums, axis=(0, 1, 2)).nonzero()
+        found = sums.take(there, axis=3).transpose(2, 3, 1, 0)
+        return there, found.reshape(num_tenths, len(there), -1)
+
+
+def _tenths(ends: Sequence[int]) -> list[int]:
+    """Return for each entry of what tenth it is."""
+    found: list[int] = []
+    for at, end in enumerate(ends):
+        found += [at] * (end - len(found))
+    return found

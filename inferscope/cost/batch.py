@@ -39,7 +39,6 @@ class Team:
         rows: the same; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
         weights: what `attribution.weights` has, and of which model's.
-        moved: what `collector.moved` has of the decodes, likewise.
     """
 
     __slots__ = (
@@ -47,7 +46,6 @@ class Team:
         "chunk_tokens",
         "chunks",
         "features",
-        "moved",
         "num_rows",
         "num_single",
         "num_tokens",
@@ -73,7 +71,6 @@ class Team:
         self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
         self.weights: tuple[object, Any] | None = None
-        self.moved: tuple[object, Any] | None = None
 
     @classmethod
     def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
@@ -97,14 +94,8 @@ class Team:
         team.singles = _singles(team.tokens) if chunks else None
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
         team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.weights = team.moved = None
+        team.rows = team.features = team.weights = None
         return team
-
-    def rows_of(self, at: int) -> int:
-        """Return how many rows one request samples."""
-        if self.rows is not None:
-            return self.rows.item(at)
-        return self.chunk_rows[self.chunks.index(at)] if at in self.chunks else 1
 
 
 def _singles(tokens: Ints) -> Ints:

@@ -23,11 +23,6 @@ class Rates(NamedTuple):
     flops: FlopRates
     hbm: HbmRates
 
-    @property
-    def window(self) -> int:
-        """Return how many tokens a windowed layer sees, 0 where there is none."""
-        return self.flops.window
-
     def saved_flops(self, cached_tokens: int) -> int:
         """Return the FLOPs that a prompt's cached beginning would have taken."""
         return self.flops.of_slices(cached_tokens, 0, 0)

@@ -36,18 +36,6 @@ class FlopRates(NamedTuple):
             flops = flops + self.per_window_pair * pairs(tokens, context, self.window)
         return flops
 
-    def of_singles(self, num: int, contexts: Count, seen: Count) -> Count:
-        """Return the FLOPs of `num` slices of one token, each sampled.
-
-        Args:
-            num: of slices.
-            contexts: their contexts' sum.
-            seen: the sum of their contexts as far as windows reach, themselves left out.
-        """
-        each = self.per_token + 2 * self.half_pair + self.per_window_pair + self.per_row
-        flops = num * each + 2 * self.half_pair * contexts
-        return flops + self.per_window_pair * seen if self.per_window_pair else flops
-
 
 def flop_rates(shape: Shape) -> FlopRates:
     """Return a shape's coefficients."""
@@ -60,8 +48,3 @@ def flop_rates(shape: Shape) -> FlopRates:
         per_row=2 * shape.hidden * shape.vocab,
         window=shape.window_tokens if num_window else 0,
     )
-
-
-def slice_flops(shape: Shape, tokens: Count, context: Count, sampled: Count) -> Count:
-    """Return the FLOPs of slices."""
-    return flop_rates(shape).of_slices(tokens, context, sampled)

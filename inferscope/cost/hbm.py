@@ -87,18 +87,6 @@ class HbmRates(NamedTuple):
         """Return the bytes that slices write."""
         return tokens * self.write_per_token + sampled * self.write_per_row
 
-    def reads_of_singles(self, num: int, contexts: Count, seen: Count) -> Count:
-        """Return the bytes that `num` slices of one token, each sampled, read; weights left out.
-
-        Args:
-            num: of slices.
-            contexts: their contexts' sum.
-            seen: the sum of their contexts as far as windows reach, themselves left out.
-        """
-        kv = self.kv_per_token + self.window_kv_per_token
-        read = num * (self.read_per_token + self.read_per_row + kv) + self.kv_per_token * contexts
-        return read + self.window_kv_per_token * seen if self.window_kv_per_token else read
-
 
 def hbm_rates(shape: Shape, num_ranks: int = 1) -> HbmRates:
     """Return the coefficients of a model on so many tensor-parallel ranks, all of them together.

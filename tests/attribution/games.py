@@ -90,7 +90,7 @@ def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batc
 
 
 def sampled_of(batch: Batch) -> Ints:
-    return np.array([batch.team.rows_of(at) for at in range(len(batch.context))])
+    return batch.team.sampled
 
 
 @st.composite
@@ -127,7 +127,7 @@ def attention_ns(model: StepModel, batch: Batch, member: int) -> float:
 def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
     """Return T of these members alone."""
     tokens = sum(batch.team.tokens.item(m) for m in members)
-    rows = sum(batch.team.rows_of(m) for m in members)
+    rows = sum(batch.team.sampled.item(m) for m in members)
     singles = [batch.context.item(m) + 1 for m in members if batch.team.tokens[m] == 1]
     return (
         model.f(tokens)

@@ -97,11 +97,13 @@ def test_a_plain_team_s_shares_in_few_numbers_are_the_same(
     """But for the bytes left over, which are fewer than the requests."""
     chunks = tuple((at, *chunk) for at, chunk in sorted(chunk_at.items()) if at < num)
     team = Team.plain(num, chunks)
-    sampled = np.array([team.rows_of(at) for at in range(num)])
     plain = plain_shares(weights, team)
     assert plain_shares(weights, team) is plain
-    told = [plain.of(team, at) for at in range(num)]
-    expected = weight_shares(weights, team.tokens, sampled)
+    told = [plain.each] * num
+    for at, share in zip(team.chunks, plain.chunks, strict=True):
+        told[at] = share
+    told[0] += plain.rest
+    expected = weight_shares(weights, team.tokens, team.sampled)
     assert sum(told) == int(expected.sum())
     assert 0 <= plain.rest <= 3 * num
     assert told == pytest.approx(expected.tolist(), abs=3 * num + 1, rel=1e-9)

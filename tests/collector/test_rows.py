@@ -52,7 +52,7 @@ def test_a_team_read_as_bytes_is_the_team_read_number_by_number(seed: int) -> No
     for name in FIELDS:
         assert getattr(rows.team, name) == getattr(told, name), name
     assert rows.team.tokens.tolist() == told.tokens.tolist()
-    assert [rows.team.rows_of(at) for at in range(len(slots))] == sampled.tolist()
+    assert rows.team.sampled.tolist() == sampled.tolist()
     assert rows.prefills == [at for at, phase in enumerate(slices.phases) if phase == PREFILL]
     assert rows.num_prefill_tokens == sum(tokens[rows.prefills].tolist())
     decodes = [at for at in range(len(slots)) if at not in rows.prefills]

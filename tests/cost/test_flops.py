@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from inferscope.cost.flops import flop_rates, slice_flops
+from inferscope.cost.flops import flop_rates
 from inferscope.cost.shape import rank_shape
 from inferscope.engine.attention import PagedAttention, RaggedBatch
 from inferscope.engine.model import Model, build_model, forward
@@ -19,7 +19,7 @@ from inferscope.engine.shapes import parse_shape
 from inferscope.engine.weights import random_weights
 from inferscope.records import Shape
 from tests.cost.naive import Slice, step_flops
-from tests.cost.shapes import GEMMA_2, LLAMA_8B, SLICES, shape_of, shapes
+from tests.cost.shapes import LLAMA_8B, SLICES, shape_of, shapes
 
 STEPS = {
     "a prefill": [(9, 0)],
@@ -87,7 +87,7 @@ def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str
     slices = STEPS[step]
     shape = shape_of(model)
     tokens, contexts = (np.array(column) for column in zip(*slices, strict=True))
-    ours = int(slice_flops(shape, tokens, contexts, np.ones_like(tokens)).sum())
+    ours = int(flop_rates(shape).of_slices(tokens, contexts, np.ones_like(tokens)).sum())
     per_pair = 4 * shape.num_heads * shape.head_dim * shape.num_layers
     seen = sum(1 for n, c in slices for i in range(n) for _ in range(c + i + 1))
     singles = [c + 1 for n, c in slices if n == 1]
@@ -104,9 +104,9 @@ def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str
 def test_flops_are_those_of_a_count_one_by_one(shape: Shape, slices: list[Slice]) -> None:
     """Of experts, shared ones and gates, windows in all layers or some, in any slices."""
     columns = (np.array(column, dtype=np.int64) for column in zip(*slices, strict=True))
-    together = slice_flops(shape, *columns)
+    together = flop_rates(shape).of_slices(*columns)
     assert together.tolist() == [step_flops(shape, [each]) for each in slices]
-    assert [slice_flops(shape, *each) for each in slices] == together.tolist()
+    assert [flop_rates(shape).of_slices(*each) for each in slices] == together.tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,14 +120,14 @@ def test_a_rank_computes_its_heads_and_columns(
     executed = 0
     for rank in range(num_ranks):
         naive = step_flops(shape, slices, num_ranks=num_ranks, rank=rank)
-        assert naive == sum(slice_flops(one, *each) for each in slices)
+        assert naive == sum(flop_rates(one).of_slices(*each) for each in slices)
         executed += naive
     repeated_heads = num_ranks * one.num_kv_heads - shape.num_kv_heads
     repeated = 2 * shape.hidden * shape.head_dim * repeated_heads
     if shape.num_experts:
         repeated += (num_ranks - 1) * shape.hidden * (shape.num_experts + shape.num_shared_gates)
     num_tokens = sum(tokens for tokens, _, _ in slices)
-    whole = sum(slice_flops(shape, *each) for each in slices)
+    whole = sum(flop_rates(shape).of_slices(*each) for each in slices)
     assert executed == whole + 2 * repeated * shape.num_layers * num_tokens
 
 
@@ -136,23 +136,17 @@ def test_heads_that_ranks_cannot_divide_are_refused() -> None:
         rank_shape(LLAMA_8B, 5)
 
 
-@given(st.sampled_from([LLAMA_8B, GEMMA_2]), st.lists(st.integers(0, 9000), min_size=1))
-def test_decodes_are_told_by_the_sums_of_their_contexts(shape: Shape, contexts: list[int]) -> None:
-    rates = flop_rates(shape)
-    seen = sum(min(context, shape.window_tokens - 1) for context in contexts)
-    one_by_one = sum(rates.of_slices(1, context, 1) for context in contexts)
-    assert rates.of_singles(len(contexts), sum(contexts), seen) == one_by_one
-
-
 @given(shapes(), st.lists(st.integers(1, 90), min_size=1, max_size=6), st.integers(0, 90))
 def test_a_prefill_in_chunks_takes_the_flops_of_one_in_a_piece(
     shape: Shape, chunks: list[int], context: int
 ) -> None:
     in_pieces, at = 0, context
     for tokens in chunks:
-        in_pieces += slice_flops(shape, tokens, at, 0)
+        in_pieces += flop_rates(shape).of_slices(tokens, at, 0)
         at += tokens
-    assert in_pieces + slice_flops(shape, 0, at, 1) == slice_flops(shape, sum(chunks), context, 1)
+    assert in_pieces + flop_rates(shape).of_slices(0, at, 1) == flop_rates(shape).of_slices(
+        sum(chunks), context, 1
+    )
 
 
 @given(shapes(), SLICES, st.sampled_from([4, 8, 16]))
@@ -161,4 +155,4 @@ def test_quantised_weights_are_multiplied_as_often(
 ) -> None:
     other = msgspec.structs.replace(shape, weight_bits=bits, kv_bits=8)
     for each in slices:
-        assert slice_flops(other, *each) == slice_flops(shape, *each)
+        assert flop_rates(other).of_slices(*each) == flop_rates(shape).of_slices(*each)

@@ -80,14 +80,6 @@ def test_activations_by_hand() -> None:
     assert rates.write_per_token == 2 * sum(written) + embedding_row + kv
 
 
-@given(st.sampled_from([LLAMA_8B, GEMMA_2]), st.lists(st.integers(0, 9000), min_size=1))
-def test_decodes_are_told_by_the_sums_of_their_contexts(shape: Shape, contexts: list[int]) -> None:
-    rates = hbm_rates(shape)
-    seen = sum(min(context, shape.window_tokens - 1) for context in contexts)
-    one_by_one = sum(rates.reads(1, context, 1) for context in contexts)
-    assert rates.reads_of_singles(len(contexts), sum(contexts), seen) == one_by_one
-
-
 @given(shapes(), SLICES)
 def test_columns_are_counted_as_numbers_are(shape: Shape, slices: list[Slice]) -> None:
     rates = hbm_rates(shape)

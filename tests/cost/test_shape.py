@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inferscope.cost.counts import rates_of
-from inferscope.cost.flops import slice_flops
+from inferscope.cost.flops import flop_rates
 from inferscope.cost.shape import (
     is_counted,
     kv_bytes_per_token,
@@ -64,7 +64,7 @@ def test_experts_count_by_hand() -> None:
     attention, expert, router = 4 * 2 * 2, 3 * 2 * 3, 2 * 4
     assert linear_parameters(shape) == attention + 3 * expert + router
     assert resident_parameters(shape) == attention + 5 * expert + router
-    assert slice_flops(shape, 3, 0, 1) == 2 * 3 * (16 + 54 + 8) + 4 * 2 * 6 + 2 * 2 * 5
+    assert flop_rates(shape).of_slices(3, 0, 1) == 2 * 3 * (16 + 54 + 8) + 4 * 2 * 6 + 2 * 2 * 5
 
 
 def test_kv_is_billed_by_kv_heads() -> None:
