@@ -64,15 +64,6 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
         """Return what each decode waits for the prefills."""
         return self.explained_ns - self.decode_class_ns
 
-    def co_batched_ns(self) -> Ints:
-        """Return what each member waits for the others of its class: [members]."""
-        co_batched: Ints = self.decode_class_ns - self.own_ns
-        if self.prefills:
-            co_batched[self.prefills] += self.prefill_class_ns - self.decode_class_ns
-        if self.recompute_ns is not None:
-            co_batched -= self.recompute_ns
-        return co_batched
-
 
 class TableBounds(NamedTuple):
     """Bounds from measured steps, as `cost.pure_steps.Bounds` of one step; infinite where none."""

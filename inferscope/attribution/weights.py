@@ -16,7 +16,8 @@ whole bytes; what is left over, less than a byte of each, is the first request's
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,50 +33,44 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(32)
 _T, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 
 
-class PlainShares(NamedTuple):
-    """What the requests of a plain team read of the weights, each in bytes."""
+def plain_shares(weights: WeightBytes, teams: Sequence[Team]) -> Ints:
+    """Return the same as `weight_shares` of steps in which a single token samples a row: [rows].
 
-    each: int
-    """With one token."""
-    chunks: tuple[int, ...]
-    """By chunk, in the team's order."""
-    rest: int
-    """What whole bytes left over, a few: the first request's, too."""
+    Parts are rounded down; what that leaves of a step's bytes, a few, is its first request's.
 
-
-def plain_shares(weights: WeightBytes, team: Team) -> PlainShares:
-    """Return the same as `weight_shares` of a team in which a single token samples a row.
-
-    In a few numbers, worked out once for all teams of one make-up.
+    Args:
+        weights: the model's.
+        teams: of the steps, at least one.
     """
-    kept = team.weights
-    if kept is not None and kept[0] is weights:
-        found: PlainShares = kept[1]
-        return found
-    num, num_single, chunk_rows = len(team.tokens), team.num_single, team.chunk_rows
-    num_sampling = num_single + len(chunk_rows) - chunk_rows.count(0)
-    layers, head = weights.layers // num, weights.head // max(1, num_sampling)
-    experts, of_chunks = _plain_experts(weights, team)
-    each = layers + head + experts
-    chunks = tuple(
-        layers + (head if rows else 0) + part
-        for rows, part in zip(chunk_rows, of_chunks, strict=True)
-    )
-    read = weights.of_step(team.num_tokens, num_sampling)
-    shares = PlainShares(each, chunks, read - each * num_single - sum(chunks))
-    team.weights = (weights, shares)
+    sizes = np.array([len(team.tokens) for team in teams])
+    tokens = np.concatenate([team.tokens for team in teams])
+    first = sizes.cumsum() - sizes
+    samples = (tokens == 1) | (np.concatenate([team.sampled for team in teams]) > 0)
+    num_sampling = np.add.reduceat(samples, first, dtype=np.int64)
+    shares: Ints = np.repeat(weights.head // np.maximum(num_sampling, 1), sizes) * samples
+    shares += np.repeat(weights.layers // sizes, sizes)
+    read = weights.layers + np.where(num_sampling, weights.head, 0)
+    if weights.experts:
+        for step, (start, team) in enumerate(zip(first.tolist(), teams, strict=True)):
+            of_step = shares[start : start + len(team.tokens)]
+            single, chunks = _of_plain_experts(weights, team.num_single, tuple(team.chunk_tokens))
+            of_step += single
+            of_step[team.chunks] += np.array(chunks, dtype=np.int64) - single
+            read[step] += weights.of_experts(team.num_tokens)
+    shares[first] += read - np.add.reduceat(shares, first)
     return shares
 
 
-def _plain_experts(weights: WeightBytes, team: Team) -> tuple[int, list[int]]:
+@lru_cache(maxsize=1024)
+def _of_plain_experts(
+    weights: WeightBytes, num_single: int, chunk_tokens: tuple[int, ...]
+) -> tuple[int, list[int]]:
     """Return the experts' bytes, rounded down, of a single token and of each chunk."""
-    if not weights.experts:
-        return 0, [0] * len(team.chunks)
-    total, num_single = weights.of_experts(team.num_tokens), team.num_single
-    if not team.chunks:
+    total = weights.of_experts(num_single + sum(chunk_tokens))
+    if not chunk_tokens:
         return total // num_single, []
-    sizes = np.array([1, *team.chunk_tokens])
-    counts = np.array([num_single, *[1] * len(team.chunks)])
+    sizes = np.array([1, *chunk_tokens])
+    counts = np.array([num_single, *[1] * len(chunk_tokens)])
     parts = _expected_parts(weights.touch_share, sizes, counts)
     # A hair less than all, lest floats make the parts more than the whole.
     exact = parts * (total * (1 - 1e-12) / float(parts @ counts))

@@ -75,7 +75,10 @@ def count_rows(steps: Sequence[Joined], rates: Rates | None) -> Counted:
         amounts[FLOPS] = rates.flops.of_slices(*own)
         amounts[READ_BYTES] = rates.hbm.reads(*own)
         amounts[WRITE_BYTES] = rates.hbm.writes(own[0], own[2])
-        _add_plain_weights(amounts[READ_BYTES], rows, starts, rates)
+        simple = [of.team for of in rows if of.is_simple]
+        if simple:
+            is_simple = np.repeat([of.is_simple for of in rows], sizes)
+            amounts[READ_BYTES, is_simple] += plain_shares(rates.hbm.weights, simple)
     for step, start in zip(steps, starts, strict=True):
         if not step.rows.is_simple or step.rows.recomputed is not None:
             _tell_apart(step, amounts[:, start : start + len(step.rows.slots)], rates)
@@ -95,23 +98,6 @@ def _of_all_ranks(step: Joined) -> Ints:
     shares_ns = step.split.shares_ns
     whole: Ints = shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns)
     return whole
-
-
-def _add_plain_weights(reads: Ints, rows: list[Rows], starts: list[int], rates: Rates) -> None:
-    """Add what the rows of simple steps read of the weights; to others' nothing."""
-    weights = rates.hbm.weights
-    each, rest = np.zeros((2, len(rows)), dtype=np.int64)
-    at_chunks: list[int] = []
-    of_chunks: list[int] = []
-    for step, of in enumerate(rows):
-        if of.is_simple:
-            shares = plain_shares(weights, of.team)
-            each[step], rest[step] = shares.each, shares.rest
-            at_chunks += [starts[step] + at for at in of.team.chunks]
-            of_chunks += [chunk - shares.each for chunk in shares.chunks]
-    reads += np.repeat(each, [len(of.slots) for of in rows])
-    reads[starts] += rest
-    reads[at_chunks] += np.array(of_chunks, dtype=np.int64)
 
 
 def _tell_apart(step: Joined, amounts: Ints, rates: Rates | None) -> None:

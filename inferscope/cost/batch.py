@@ -6,8 +6,6 @@ consecutive decode steps share.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,28 +30,20 @@ class Team:
         num_rows: sampled rows of logits, in all.
         chunks: positions of the requests with more than one token.
         chunk_tokens: [chunks].
-        chunk_rows: [chunks], sampled.
         num_single: requests with one token.
-        singles: [singles], their positions; None where there are no others.
         sampled: [requests], rows of logits.
-        rows: the same; None where each request with one token samples one row.
         features: what `cost.fit` has worked out for it.
-        weights: what `attribution.weights` has, and of which model's.
     """
 
     __slots__ = (
-        "chunk_rows",
         "chunk_tokens",
         "chunks",
         "features",
         "num_rows",
         "num_single",
         "num_tokens",
-        "rows",
         "sampled",
-        "singles",
         "tokens",
-        "weights",
     )
 
     def __init__(self, tokens: Ints, sampled: Ints) -> None:
@@ -64,13 +54,8 @@ class Team:
         if self.num_tokens > len(tokens):
             self.chunks = (tokens != 1).nonzero()[0].tolist()
         self.chunk_tokens: list[int] = [tokens.item(at) for at in self.chunks]
-        self.chunk_rows: list[int] = [sampled.item(at) for at in self.chunks]
         self.num_single = len(tokens) - len(self.chunks)
-        self.singles = _singles(tokens) if self.chunks else None
-        num_plain = np.count_nonzero(sampled == 1) - self.chunk_rows.count(1)
-        self.rows: Ints | None = None if num_plain == self.num_single else sampled
         self.features: tuple[float, ...] | None = None
-        self.weights: tuple[object, Any] | None = None
 
     @classmethod
     def plain(cls, num: int, chunks: tuple[Chunk, ...]) -> Team:
@@ -83,24 +68,18 @@ class Team:
         team = cls.__new__(cls)
         team.tokens = np.ones(num, dtype=np.int64)
         team.sampled = np.ones(num, dtype=np.int64)
-        team.chunks, team.chunk_tokens, team.chunk_rows = [], [], []
+        team.chunks, team.chunk_tokens = [], []
+        team.num_rows = num
         for at, tokens, rows in chunks:
             team.tokens[at] = tokens
             team.sampled[at] = rows
             team.chunks.append(at)
             team.chunk_tokens.append(tokens)
-            team.chunk_rows.append(rows)
+            team.num_rows += rows - 1
         team.num_single = num - len(chunks)
-        team.singles = _singles(team.tokens) if chunks else None
         team.num_tokens = team.num_single + sum(team.chunk_tokens)
-        team.num_rows = team.num_single + sum(team.chunk_rows)
-        team.rows = team.features = team.weights = None
+        team.features = None
         return team
-
-
-def _singles(tokens: Ints) -> Ints:
-    singles: Ints = (tokens == 1).nonzero()[0]
-    return singles
 
 
 class PlainTeams:
@@ -166,5 +145,5 @@ def _visible(team: Team, context: Ints) -> tuple[int, int]:
     """Return visible tokens of the requests with one token, in all and at most."""
     if not team.num_single:
         return 0, 0
-    visible = 1 + (context if team.singles is None else context[team.singles])
+    visible = 1 + (context[team.tokens == 1] if team.chunks else context)
     return int(np.add.reduce(visible)), int(np.maximum.reduce(visible))

@@ -34,11 +34,6 @@ class Peaks(NamedTuple):
     fp8_flops_s: float | None = None
     """None where the device has no fp8, or is not known."""
 
-    @property
-    def ridge_flops_byte(self) -> float:
-        """Return the FLOPs per byte from which arithmetic, in bf16, is the limit."""
-        return self.bf16_flops_s / self.memory_bytes_s
-
 
 _TERA, _GIGA = 1e12, 1e9
 _GPU_LAUNCH_S = 4e-6

@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.split import Priced, price
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
@@ -136,6 +137,15 @@ def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
         + model.padded_ns * len(singles) * max(singles, default=0)
         + model.decoding_ns * bool(singles)
     )
+
+
+def co_batched_ns(delay: Delay) -> Ints:
+    """Return what each member waits for the others of its class."""
+    class_ns = np.full(len(delay.own_ns), delay.decode_class_ns)
+    class_ns[delay.prefills] = delay.prefill_class_ns
+    again = 0 if delay.recompute_ns is None else delay.recompute_ns
+    co_batched: Ints = class_ns - delay.own_ns - again
+    return co_batched
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from inferscope.cost.peaks import peaks_of
 from inferscope.cost.pure_steps import TOLERANCE, Bounds
 from inferscope.cost.step_table import StepTable
 from inferscope.records import Shape
-from tests.attribution.games import any_model, batches, priced_of, step_ns
+from tests.attribution.games import any_model, batches, co_batched_ns, priced_of, step_ns
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
 H200 = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
@@ -51,7 +51,7 @@ class Case:
             [
                 delay.own_ns,
                 again,
-                delay.co_batched_ns(),
+                co_batched_ns(delay),
                 np.where(is_prefill, delay.prefill_interference_ns, delay.decode_interference_ns),
                 np.full(num, delay.excess_ns),
             ],
@@ -125,14 +125,14 @@ def test_a_decode_alone_waits_for_nobody() -> None:
     case = Case([(1, 900, False, 0)])
     delay = case.explain(round(case.modelled_ns))
     assert delay.own_ns[0] == pytest.approx(case.modelled_ns, abs=1)
-    assert delay.co_batched_ns()[0] <= 1
+    assert co_batched_ns(delay)[0] <= 1
     assert delay.decode_interference_ns == delay.excess_ns == 0
 
 
 def test_decodes_alone_owe_each_other_what_they_add() -> None:
     case = Case([(1, 900, False, 0)] * 8)
     delay = case.explain(round(case.modelled_ns))
-    assert (delay.co_batched_ns() > 0).all()
+    assert (co_batched_ns(delay) > 0).all()
     assert delay.decode_interference_ns == 0
 
 
@@ -146,7 +146,7 @@ def test_prefills_alone_are_co_batched_not_interfered_with() -> None:
     case = Case([(1000, 0, True, 0), (500, 0, True, 0)])
     delay = case.explain(round(case.modelled_ns))
     assert delay.prefill_interference_ns == 0
-    assert delay.co_batched_ns()[0] < delay.co_batched_ns()[1]
+    assert co_batched_ns(delay)[0] < co_batched_ns(delay)[1]
 
 
 def test_recomputed_tokens_take_their_share_of_the_own_part() -> None:

@@ -32,6 +32,7 @@ from inferscope.attribution.ledger import (
 )
 from inferscope.records import CAUSES
 from tests.attribution import oracle
+from tests.attribution.games import co_batched_ns
 
 Ints = NDArray[np.int64]
 
@@ -240,7 +241,7 @@ class Run:
         is_cold = self.draw.random() < 0.1
         self.ledger.step(Step(self.team, delay, start_ns, self.now_ns, is_cold))
         parts = {}
-        co_batched = delay.co_batched_ns()
+        co_batched = co_batched_ns(delay)
         for at, slot in enumerate(members):
             phase = "prefill" if at in delay.prefills else "decode"
             parts[slot] = {

@@ -83,30 +83,25 @@ def test_experts_of_large_batches_are_divided_as_by_a_finer_quadrature() -> None
     assert shares.tolist() == pytest.approx(scaled.tolist(), rel=1e-4)
 
 
+@st.composite
+def plain_teams(draw: st.DrawFn) -> Team:
+    num = draw(st.integers(1, 40))
+    chunk = st.tuples(st.integers(2, 700), st.integers(0, 2))
+    chunk_at = draw(st.dictionaries(st.integers(0, num - 1), chunk, max_size=4))
+    return Team.plain(num, tuple((at, *chunk) for at, chunk in sorted(chunk_at.items())))
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from([DENSE, EXPERTS]),
-    st.integers(1, 40),
-    st.dictionaries(
-        st.integers(0, 39), st.tuples(st.integers(2, 700), st.integers(0, 2)), max_size=4
-    ),
-)
-def test_a_plain_team_s_shares_in_few_numbers_are_the_same(
-    weights: WeightBytes, num: int, chunk_at: dict[int, tuple[int, int]]
-) -> None:
+@given(st.sampled_from([DENSE, EXPERTS]), st.lists(plain_teams(), min_size=1, max_size=4))
+def test_shares_of_many_plain_teams_are_the_same(weights: WeightBytes, teams: list[Team]) -> None:
     """But for the bytes left over, which are fewer than the requests."""
-    chunks = tuple((at, *chunk) for at, chunk in sorted(chunk_at.items()) if at < num)
-    team = Team.plain(num, chunks)
-    plain = plain_shares(weights, team)
-    assert plain_shares(weights, team) is plain
-    told = [plain.each] * num
-    for at, share in zip(team.chunks, plain.chunks, strict=True):
-        told[at] = share
-    told[0] += plain.rest
-    expected = weight_shares(weights, team.tokens, team.sampled)
-    assert sum(told) == int(expected.sum())
-    assert 0 <= plain.rest <= 3 * num
-    assert told == pytest.approx(expected.tolist(), abs=3 * num + 1, rel=1e-9)
+    told = plain_shares(weights, teams)
+    for team, of in zip(
+        teams, np.split(told, np.cumsum([len(team.tokens) for team in teams])[:-1]), strict=True
+    ):
+        expected = weight_shares(weights, team.tokens, team.sampled)
+        assert of.sum() == expected.sum()
+        assert of.tolist() == pytest.approx(expected.tolist(), abs=3 * len(of) + 1, rel=1e-9)
 
 
 def test_who_brings_more_tokens_reads_more_experts_and_alike_read_alike() -> None:
