@@ -152,7 +152,7 @@ def _beyond_bounds(own_ns: Ints, most_ns: Floats) -> Ints:
 
 
 def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
-    """Return what each member would take alone, with nobody to be padded to: [members].
+    """Return what each member would take alone, without padding: [members].
 
     Args:
         priced: the steps.

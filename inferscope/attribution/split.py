@@ -20,7 +20,7 @@ For f, players are alike when they bring the same number of tokens. D players br
 
 Steps of at most one chunk are split by columns, others one by one, once for each make-up. Shares
 are then scaled to the measured time, so they are conserved by construction; how well the model
-fits is told by its residual, never by the sum.
+fits is shown by its residual, never by the sum.
 """
 
 from __future__ import annotations

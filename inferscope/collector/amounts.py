@@ -81,7 +81,7 @@ def count_rows(steps: Sequence[Joined], rates: Rates | None) -> Counted:
             amounts[READ_BYTES, is_simple] += plain_shares(rates.hbm.weights, simple)
     for step, start in zip(steps, starts, strict=True):
         if not step.rows.is_simple or step.rows.recomputed is not None:
-            _tell_apart(step, amounts[:, start : start + len(step.rows.slots)], rates)
+            _separate(step, amounts[:, start : start + len(step.rows.slots)], rates)
     columns = amounts[[READ_BYTES, WRITE_BYTES, FLOPS]]
     moved = np.zeros((3, 2, len(steps)), dtype=np.int64)
     moved[:, 1] = np.add.reduceat(columns, first, axis=1)
@@ -100,8 +100,8 @@ def _of_all_ranks(step: Joined) -> Ints:
     return whole
 
 
-def _tell_apart(step: Joined, amounts: Ints, rates: Rates | None) -> None:
-    """Tell apart what of a step was wasted and what was drafted; add the weights it reads.
+def _separate(step: Joined, amounts: Ints, rates: Rates | None) -> None:
+    """Separate what of a step was wasted and what was drafted; add the weights it reads.
 
     Args:
         step: one that has recomputed tokens, or that is not simple.
@@ -132,7 +132,7 @@ def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
     num, dtype = len(tokens), np.dtype(COLUMNS["proposed"])
     size = num * dtype.itemsize
     if len(slices.proposed) != size or len(slices.accepted) not in (0, size):
-        return np.zeros(num, dtype=np.int64)  # nothing was proposed, or nobody says to whom
+        return np.zeros(num, dtype=np.int64)  # nothing was proposed, or not known in which rows
     proposed = np.frombuffer(slices.proposed, dtype=dtype).astype(np.int64)
     accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
     rejected: Ints = np.clip(proposed - accepted, 0, tokens)

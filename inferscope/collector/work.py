@@ -94,10 +94,10 @@ class Journal:
             num_slots: that there are.
 
         Returns:
-            the slots that somebody computed in, ascending; and [tenths, these, phases · 3], whole
+            the slots with any amount, ascending; and [tenths, these, phases · 3], whole
             numbers.
         """
-        tenths = _tenths(ends)
+        tenths = _places(ends)
         rows = self.rows[: len(tenths)]
         del self.rows[: len(rows)]
         num_tenths = len(ends)
@@ -116,7 +116,7 @@ class Journal:
         return there, found.reshape(num_tenths, len(there), -1)
 
 
-def _tenths(ends: Sequence[int]) -> list[int]:
+def _places(ends: Sequence[int]) -> list[int]:
     """Return for each entry of what tenth it is."""
     found: list[int] = []
     for at, end in enumerate(ends):

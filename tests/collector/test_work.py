@@ -389,7 +389,7 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_the_journal_tells_of_each_tenth_what_requests_computed_in_it(seed: int) -> None:
+def test_the_journal_sums_up_what_requests_computed_between_its_ends(seed: int) -> None:
     """Whoever else asks, and however often, changes nothing."""
     draw, num_slots = random.Random(seed), 9
     work = Work(num_slots)
