@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 from probe_cost import machine
 
-from inferscope.attribution.rules import COLUMNS, Components, column_ns, shares_ns
+from inferscope.attribution.rules import COLUMNS, Components, column_ns, price_steps, shares_ns
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
@@ -69,7 +69,7 @@ class Steps:
         divide = column_ns if rule in COLUMNS else shares_ns
         for contexts in self.contexts:
             of = Components(model, Batch(self.kept, contexts), self.prefills, self.tokens, None)
-            divide(rule, of.priced(), BUSY_NS)
+            divide(rule, price_steps([of]), np.array([BUSY_NS]))
 
     def naively(self, rule: Callable[[Ints, int], Ints]) -> None:
         """Divide steps by a rule that knows no model."""

@@ -22,7 +22,7 @@ a fitted g is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -37,14 +37,13 @@ from inferscope.attribution.split import (
     by_row,
     parts_ns,
     price,
-    round_ns,
+    round_steps_ns,
     split_f,
-    to_whole_ns,
 )
 from inferscope.attribution.split import shares_ns as fair_shares_ns
 from inferscope.cost.batch import Batch
-from inferscope.cost.model import StepModel
-from inferscope.cost.step_table import RowsOfMembers, StepTable
+from inferscope.cost.model import StepModel, look_up
+from inferscope.cost.step_table import StepTable, cut_into_steps
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -68,51 +67,60 @@ class Components(msgspec.Struct, frozen=True, gc=False):
     member_of_row: Ints | None
     """[rows], positions of the requests; None where rows and requests are the same."""
 
-    def priced(self) -> Priced:
-        """Return it as a table of one step, with the fair parts."""
-        rows = None
-        if self.member_of_row is not None:
-            num = np.array([len(self.row_tokens)])
-            rows = RowsOfMembers(self.member_of_row, self.row_tokens, num)
-        return price(self.model, StepTable.of(self.batch, self.prefills, rows=rows))
+
+def price_steps(steps: Sequence[Components]) -> Priced:
+    """Price steps of one model as one table, with the fair parts."""
+    table = StepTable.of_steps(
+        [of.batch.team for of in steps],
+        [of.batch.context for of in steps],
+        [of.prefills for of in steps],
+        rows=[(of.member_of_row, of.row_tokens) for of in steps],
+    )
+    return price(steps[0].model, table)
 
 
 def parts(rule: str, of: Priced) -> Floats:
-    """Return each request's part of one step by a rule or column, in the model's nanoseconds."""
+    """Return members' parts of their steps by a rule or column, in the model's nanoseconds."""
     return _BY_NAME[rule](of)
 
 
-def shares_ns(rule: str, of: Priced, busy_ns: int) -> Ints:
-    """Divide a rank's time for one step by one of RULES.
+def shares_ns(rule: str, of: Priced, busy_ns: Ints) -> Ints:
+    """Divide a rank's time for each step by one of RULES.
 
     Args:
         rule: its name.
-        of: the step.
-        busy_ns: the time, padding and idling left out.
+        of: the steps.
+        busy_ns: [steps], the time, padding and idling left out.
 
     Returns:
         whole nanoseconds by row, summing to `busy_ns`.
     """
-    if rule == "fair" or not _is_known(of):
-        return fair_shares_ns(of, np.array([busy_ns]))
-    paid = parts(rule, of)
-    return round_ns(by_row(of.table, paid * (busy_ns / paid.sum())), busy_ns)
+    if rule == "fair":
+        return fair_shares_ns(of, busy_ns)
+    paid, sizes = parts(rule, of), of.table.sizes
+    whole = np.array([of_step.sum() for of_step in cut_into_steps(paid, sizes)])
+    exact = _by_known_row(of, paid, whole, busy_ns)
+    return round_steps_ns(exact, busy_ns, of.table.row_sizes)
 
 
-def column_ns(name: str, of: Priced, busy_ns: int) -> Ints:
+def column_ns(name: str, of: Priced, busy_ns: Ints) -> Ints:
     """Return one of COLUMNS on the scale of a rank's time, by row: what is modelled, as measured.
 
     A model that knows no cost says nothing of single requests; they are taken as equal then, as in
     the split.
     """
-    if not _is_known(of):
-        return to_whole_ns(np.ones(of.table.row_sizes.item()), busy_ns)
-    exact = parts(name, of) * (busy_ns / of.modelled_ns)
-    return np.rint(by_row(of.table, exact)).astype(np.int64)
+    exact = _by_known_row(of, parts(name, of), of.modelled_ns, busy_ns)
+    return np.rint(exact).astype(np.int64)
 
 
-def _is_known(of: Priced) -> bool:
-    return NOTHING_NS < of.modelled_ns.item() < math.inf
+def _by_known_row(of: Priced, paid: Floats, whole: Floats, busy_ns: Ints) -> Floats:
+    """Scale parts from a whole to a time, by row; fair shares where the model knows no cost."""
+    is_known = (of.modelled_ns > NOTHING_NS) & (of.modelled_ns < math.inf)
+    scale = busy_ns / np.where(is_known, whole, 1.0)
+    exact = by_row(of.table, paid * scale[of.table.step_of])
+    if is_known.all():
+        return exact
+    return np.where(np.repeat(is_known, of.table.row_sizes), exact, fair_shares_ns(of, busy_ns))
 
 
 # --- rules ------------------------------------------------------------------------------------
@@ -124,14 +132,13 @@ def token(of: Priced) -> Floats:
     It is the integral of marginal costs along the way on which all requests grow from nothing
     together: there all have the longest one beside them from the start.
     """
-    model, table = of.model, of.table
-    num_tokens, num_rows = table.num_tokens.item(), table.num_rows.item()
-    paid: Floats = np.multiply(table.tokens, model.f(num_tokens) / num_tokens)
-    paid += model.g(num_rows) / max(1, num_rows) * table.sampled
-    is_single = table.visible > 0
-    once = model.decoding_ns / max(1, table.num_single.item())
-    once += model.padded_ns * table.longest.item()
-    paid[is_single] += model.single_ns * table.visible[is_single] + once
+    model, table, step = of.model, of.table, of.table.step_of
+    per_token = look_up(model.f_ns, table.num_tokens) / table.num_tokens
+    per_row = look_up(model.g_ns, table.num_rows) / np.maximum(table.num_rows, 1)
+    once = model.decoding_ns / np.maximum(table.num_single, 1) + model.padded_ns * table.longest
+    of_single = model.single_ns * table.visible + once[step]
+    paid: Floats = table.tokens * per_token[step] + per_row[step] * table.sampled
+    paid += np.where(table.visible > 0, of_single, 0.0)
     paid[table.chunks] += of.attention_ns
     return paid
 
@@ -143,9 +150,17 @@ def phase(of: Priced) -> Floats:
     equally likely. So each request pays the mean of its Shapley values in two games: its phase
     alone, and what its phase adds to the whole of the other.
     """
-    model, table = of.model, of.table
-    if not 0 < len(table.prefills) < len(table.tokens):
-        return parts_ns(of)
+    paid, table = parts_ns(of), of.table
+    num_prefills = np.bincount(table.step_of[table.prefills], minlength=len(table))
+    of_mixed = ((num_prefills > 0) & (num_prefills < table.sizes)).nonzero()[0].tolist()
+    for step in of_mixed:
+        of_step = slice(table.first.item(step), table.first.item(step) + table.sizes.item(step))
+        paid[of_step] = _of_phases(of.model, table.part(step, step + 1))
+    return paid
+
+
+def _of_phases(model: StepModel, table: StepTable) -> Floats:
+    """Divide one step that has both phases."""
     paid = np.zeros(len(table.tokens))
     phases = table.prefills, np.flatnonzero(~table.is_prefill)
     for members, others in (phases, phases[::-1]):

@@ -21,7 +21,7 @@ from inferscope.attribution.split import Priced, padding_ns, price, shares_ns
 from inferscope.collector.steps import Joined, SplitStep
 from inferscope.cost.book import CostBook, Mode, is_sure_of, ratios_of
 from inferscope.cost.pure_steps import Bounds, PureStep
-from inferscope.cost.step_table import RowsOfMembers, StepTable, cut_into_steps
+from inferscope.cost.step_table import StepTable, cut_into_steps
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -227,42 +227,12 @@ def _pure_steps(
 def _table(steps: Sequence[Joined]) -> StepTable:
     """Return the requests of steps as columns."""
     rows = [step.rows for step in steps]
-    sizes = np.array([len(each.members) for each in rows])
-    tokens = np.concatenate([each.team.tokens for each in rows])
-    is_prefill = np.zeros(len(tokens), dtype=np.bool_)
-    first = (np.cumsum(sizes) - sizes).tolist()
-    prefills = [
-        start + at for start, each in zip(first, rows, strict=True) for at in each.member_prefills
-    ]
-    is_prefill[prefills] = True
-    recomputed: Ints | None = None
-    if any(each.recomputed is not None for each in rows):
-        none = [
-            np.zeros(len(each.members), dtype=np.int64)
-            if each.recomputed is None
-            else each.recomputed
-            for each in rows
-        ]
-        recomputed = np.concatenate(none)
-    of_members: RowsOfMembers | None = None
-    if any(each.member_of_row is not None for each in rows):
-        members = [
-            start + (np.arange(size) if each.member_of_row is None else each.member_of_row)
-            for start, size, each in zip(first, sizes.tolist(), rows, strict=True)
-        ]
-        of_members = RowsOfMembers(
-            np.concatenate(members),
-            np.concatenate([each.tokens for each in rows]),
-            np.array([len(each.slots) for each in rows]),
-        )
-    return StepTable(
-        tokens,
-        np.concatenate([step.rows.by_request(step.contexts) for step in steps]),
-        np.concatenate([each.team.sampled for each in rows]),
-        is_prefill,
-        sizes,
-        recomputed=recomputed,
-        rows=of_members,
+    return StepTable.of_steps(
+        [each.team for each in rows],
+        [step.rows.by_request(step.contexts) for step in steps],
+        [each.member_prefills for each in rows],
+        recomputed=[each.recomputed for each in rows],
+        rows=[(each.member_of_row, each.tokens) for each in rows],
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
+from inferscope.cost.batch import Batch, Team
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -108,20 +108,66 @@ class StepTable:
         self.prefills: Ints = np.flatnonzero(is_prefill)
 
     @classmethod
-    def of(
-        cls, batch: Batch, prefills: Sequence[int] = (), *, rows: RowsOfMembers | None = None
-    ) -> StepTable:
+    def of(cls, batch: Batch, prefills: Sequence[int] = ()) -> StepTable:
         """Return the table of one step.
 
         Args:
             batch: its requests.
             prefills: positions of those that prefill.
-            rows: None where every request has one.
         """
-        team, num = batch.team, len(batch.context)
-        is_prefill = np.zeros(num, dtype=np.bool_)
-        is_prefill[list(prefills)] = True
-        return cls(team.tokens, batch.context, team.sampled, is_prefill, np.array([num]), rows=rows)
+        return cls.of_steps([batch.team], [batch.context], [prefills])
+
+    @classmethod
+    def of_steps(
+        cls,
+        teams: Sequence[Team],
+        contexts: Sequence[Ints],
+        prefills: Sequence[Sequence[int]],
+        *,
+        recomputed: Sequence[Ints | None] = (),
+        rows: Sequence[tuple[Ints | None, Ints]] = (),
+    ) -> StepTable:
+        """Return the table of some steps.
+
+        Args:
+            teams: [steps].
+            contexts: [steps], of each [members].
+            prefills: [steps], positions of the members that prefill.
+            recomputed: [steps], of each [members]; None where nothing is.
+            rows: [steps], of each the member of every row, None where each has one, and its tokens.
+        """
+        sizes = np.array([len(context) for context in contexts])
+        first = (sizes.cumsum() - sizes).tolist()
+        is_prefill = np.zeros(int(sizes.sum()), dtype=np.bool_)
+        at = [start + at for start, of in zip(first, prefills, strict=True) for at in of]
+        is_prefill[at] = True
+        again: Ints | None = None
+        if any(of_step is not None for of_step in recomputed):
+            again = np.zeros(len(is_prefill), dtype=np.int64)
+            for start, of_step in zip(first, recomputed, strict=True):
+                if of_step is not None:
+                    again[start : start + len(of_step)] = of_step
+        of_members: RowsOfMembers | None = None
+        if any(members is not None for members, _ in rows):
+            of_members = RowsOfMembers(
+                np.concatenate(
+                    [
+                        start + (np.arange(len(tokens)) if members is None else members)
+                        for start, (members, tokens) in zip(first, rows, strict=True)
+                    ]
+                ),
+                np.concatenate([tokens for _, tokens in rows]),
+                np.array([len(tokens) for _, tokens in rows]),
+            )
+        return cls(
+            np.concatenate([team.tokens for team in teams]),
+            np.concatenate(contexts),
+            np.concatenate([team.sampled for team in teams]),
+            is_prefill,
+            sizes,
+            recomputed=again,
+            rows=of_members,
+        )
 
     def __len__(self) -> int:
         """Return the number of steps."""

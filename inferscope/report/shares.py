@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.rules import column_ns, shares_ns
+from inferscope.attribution.rules import Components, column_ns, price_steps, shares_ns
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import Collector
@@ -29,8 +29,12 @@ By = Literal["request", "tenant", "phase", "model"]
 _Key = tuple[str, str]
 """Engine and request."""
 _PREFILL, _DECODE = range(2)
+_Waiting = tuple[FinalStep, Components, Ints]
+"""A step, what it was divided with, and where its requests are."""
 _TENANT = "tenant"
 _FIRST_ROOM = 256
+_TOGETHER = 256
+"""Steps that are divided at once: each by itself takes several times as long."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,9 @@ class Tally:
         self._team: tuple[str, tuple[str, ...]] = ("", ())
         self._at: Ints = np.zeros(0, dtype=np.int64)
         """Where the team's requests are."""
+        self._steps: defaultdict[int, list[_Waiting]] = defaultdict(list)
+        """Not divided yet, by model."""
+        self._num_waiting = 0
         self._padding_ns = self._idle_ns = self._unattributed_ns = self._measured_ns = 0
         self._alone_ns = 0
         self._clocks: set[str] = set()
@@ -148,22 +155,34 @@ class Tally:
             self._unattributed_ns += busy_ns
         if of is None or not busy_ns:
             return
-        priced = of.priced()
-        is_fair = self._rule == "fair"
-        divided_ns = step.shares_ns if is_fair else shares_ns(self._rule, priced, busy_ns)
-        columns = [
-            divided_ns,
-            column_ns("standalone", priced, busy_ns),
-            column_ns("marginal", priced, busy_ns),
-            step.tokens,
-        ]
-        is_decode = (step.phases != PREFILL).astype(np.int64)
-        places = self._places(step)  # first: new requests may need more cells
-        np.add.at(self._cells, (places, is_decode), np.stack(columns, axis=1))
+        self._steps[id(of.model)].append((step, of, self._places(step)))
+        self._num_waiting += 1
+        if self._num_waiting == _TOGETHER:
+            self._divide()
         if len(of.batch.context) == 1:
             self._alone_ns += busy_ns
         self._by_source[of.model.source] += busy_ns
         self._residuals.append(step.model_residual)
+
+    def _divide(self) -> None:
+        """Divide the steps that wait for it, those of one model together."""
+        for waiting in self._steps.values():
+            steps, components, places = zip(*waiting, strict=True)
+            priced, busy_ns = price_steps(components), np.array([step.busy_ns for step in steps])
+            if self._rule == "fair":
+                divided_ns = np.concatenate([step.shares_ns for step in steps])
+            else:
+                divided_ns = shares_ns(self._rule, priced, busy_ns)
+            columns = [
+                divided_ns,
+                column_ns("standalone", priced, busy_ns),
+                column_ns("marginal", priced, busy_ns),
+                np.concatenate([step.tokens for step in steps]),
+            ]
+            is_decode = np.concatenate([step.phases != PREFILL for step in steps]).astype(np.int64)
+            np.add.at(self._cells, (np.concatenate(places), is_decode), np.stack(columns, axis=1))
+        self._steps.clear()
+        self._num_waiting = 0
 
     def request(self, request: FinalRequest) -> None:
         """Note what a request is called and whose it is."""
@@ -197,6 +216,7 @@ class Tally:
             by: what to sum over.
             collector: the fold, which knows the requests that are not final yet, and the models.
         """
+        self._divide()
         for engine in collector.engines.values():
             for alive in engine.lives.table.alive():
                 key = (engine.engine_id, alive.request_id)

@@ -8,7 +8,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.rules import COLUMNS, RULES, Components, column_ns, parts, shares_ns
+from inferscope.attribution.rules import (
+    COLUMNS,
+    RULES,
+    Components,
+    column_ns,
+    parts,
+    price_steps,
+    shares_ns,
+)
 from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 from tests.attribution.games import (
@@ -105,7 +113,7 @@ def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
 def test_whole_nanoseconds_sum_to_the_time_by_any_rule(
     rule: str, model: StepModel, step: tuple[Batch, list[int]], busy_ns: int
 ) -> None:
-    shares = shares_ns(rule, priced_of(model, *step), busy_ns)
+    shares = shares_ns(rule, priced_of(model, *step), np.array([busy_ns]))
     assert int(shares.sum()) == busy_ns
     assert (shares >= 0).all()
 
@@ -120,11 +128,25 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
     cut = np.array([data.draw(st.integers(0, int(each) - 1)) for each in tokens])
     two_rows = np.concatenate([tokens - cut, cut])
     of = Components(model, batch, prefills, two_rows, np.tile(np.arange(len(tokens)), 2))
-    by_row = shares_ns(rule, of.priced(), busy_ns)
-    by_request = shares_ns(rule, priced_of(model, batch, prefills), busy_ns)
+    by_row = shares_ns(rule, price_steps([of]), np.array([busy_ns]))
+    by_request = shares_ns(rule, priced_of(model, batch, prefills), np.array([busy_ns]))
     assert int(by_row.sum()) == busy_ns
     assert (by_row[len(tokens) :][cut == 0] <= 1).all()  # nothing, but for a rounded nanosecond
     assert np.abs(by_row.reshape(2, -1).sum(axis=0) - by_request).max() <= 3
+
+
+@settings(max_examples=60)
+@given(st.sampled_from((*RULES, *COLUMNS)), any_model, st.lists(mixed(), min_size=1, max_size=5))
+def test_steps_of_a_table_are_divided_as_each_by_itself(
+    rule: str, model: StepModel, steps: list[tuple[Batch, list[int]]]
+) -> None:
+    divide = shares_ns if rule in RULES else column_ns
+    of = [Components(model, batch, prefills, batch.team.tokens, None) for batch, prefills in steps]
+    busy_ns = np.arange(len(of)) * 1_000_003 + 999
+    each = [
+        divide(rule, price_steps([one]), ns) for one, ns in zip(of, busy_ns[:, None], strict=True)
+    ]
+    assert divide(rule, price_steps(of), busy_ns).tolist() == np.concatenate(each).tolist()
 
 
 @pytest.mark.parametrize("rule", [*RULES, *COLUMNS])
@@ -132,7 +154,7 @@ def test_a_model_that_knows_no_cost_takes_all_as_equal(rule: str) -> None:
     batch = batch_of([5, 1, 1], [0, 9, 80], [0, 1, 1])
     of = priced_of(model_of(np.zeros_like(N)), batch, [0])
     divide = shares_ns if rule in RULES else column_ns
-    assert divide(rule, of, 9).tolist() == [3, 3, 3]
+    assert divide(rule, of, np.array([9])).tolist() == [3, 3, 3]
 
 
 # --- phase: the Owen value --------------------------------------------------------------------
@@ -333,8 +355,10 @@ def test_a_request_alone_pays_the_whole_step_by_any_rule(
     model: StepModel, tokens: int, context: int, busy_ns: int
 ) -> None:
     of = priced_of(model, batch_of([tokens], [context], [1]), [0])
-    assert {int(shares_ns(rule, of, busy_ns)[0]) for rule in RULES} == {busy_ns}
-    assert all(abs(int(column_ns(name, of, busy_ns)[0]) - busy_ns) <= 1 for name in COLUMNS)
+    assert {int(shares_ns(rule, of, np.array([busy_ns]))[0]) for rule in RULES} == {busy_ns}
+    assert all(
+        abs(int(column_ns(name, of, np.array([busy_ns]))[0]) - busy_ns) <= 1 for name in COLUMNS
+    )
 
 
 def test_fair_is_what_shapley_says_of_a_padded_step() -> None:

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from inferscope.attribution.blame import BLAMED
-from inferscope.attribution.rules import RULES, shares_ns
+from inferscope.attribution.rules import RULES, price_steps, shares_ns
 from inferscope.attribution.spent import METRICS, spent
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
@@ -374,10 +376,10 @@ def assert_other_rules_divide_the_same_time(step: FinalStep) -> None:
         assert not len(step.request_ids)
         assert step.busy_ns == 0 or step.unnamed is not None
         return
-    priced = of.priced()
-    assert shares_ns("fair", priced, step.busy_ns).tolist() == step.shares_ns.tolist()
+    priced, busy_ns = price_steps([of]), np.array([step.busy_ns])
+    assert shares_ns("fair", priced, busy_ns).tolist() == step.shares_ns.tolist()
     for rule in RULES:
-        divided = shares_ns(rule, priced, step.busy_ns).tolist()
+        divided = shares_ns(rule, priced, busy_ns).tolist()
         assert len(divided) == len(step.request_ids)
         assert sum(divided) == step.busy_ns
         assert min([0, *divided]) == 0
