@@ -216,7 +216,11 @@ def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
         (["builtin", "--block-tokens", "0"], 2, "block_tokens is 0"),
         (["builtin", "--block-tokens", "9999"], 2, "block_tokens is 9999. Give 1 to 1024"),
         (["builtin", "--seed", str(2**80)], 2, "Give a whole number of 64 bits"),
-        (["builtin", "--num-blocks", "1"], 2, "4096 tokens needs 256 KV blocks of 49152 bytes"),
+        (
+            ["builtin", "--port", "0", "--num-blocks", "1"],
+            2,
+            "4096 tokens needs 256 KV blocks of 49152 bytes",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_one_line(
