@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -328,11 +329,14 @@ def in_c_fork(child: Callable[[], bytes]) -> bytes:
     """Run a function in a child that C code has forked: no hook of Python's runs there.
 
     The interpreter's own locks are copied as they are. PyDLL keeps the large one, but a thread of
-    another test that waits for it may hold the mutex in it just then, and the child hangs when it
-    releases the lock, whatever it runs. So a child that hangs is forked again.
+    another test that waits for it may hold the mutex in it just then, or have asked for it for
+    longer than the switch interval. Then the child hangs when it releases the lock, whatever it
+    runs: it waits for that thread to take it. So threads that wait are let in before the fork, and
+    a child that hangs is forked again.
     """
     for _ in range(6):
         out, back = os.pipe()
+        time.sleep(0.001)
         pid = ctypes.PyDLL(None).fork()
         if pid == 0:
             try:
