@@ -99,7 +99,7 @@ class Line(NamedTuple):
     ring: RingState
     """The newest one."""
     time: RankTime
-    """Of all of these processes together."""
+    """The sum over these processes."""
 
 
 def successions(

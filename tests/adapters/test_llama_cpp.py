@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ import inferscope
 from inferscope.adapters import llama_cpp, recorder
 from inferscope.records import StepSlices
 from tests.adapters.exported import Exported
+from tests.adapters.interrupts import Interrupts
 from tests.probe.fakes import of
 
 EOS = 0
@@ -225,35 +225,15 @@ def test_what_is_thrown_into_a_run_reaches_the_engine(tmp_path: Path) -> None:
 
 def test_interrupts_at_all_lines_of_a_run_that_begins_cost_no_recorder() -> None:
     begins = {"generate", "_begin", "__init__"}
-    places: dict[tuple[str, int], None] = {}
-
-    def lines(frame: FrameType, event: str, _: Any) -> Any:
-        """Raise at the next line where it has not been raised before."""
-        place = (frame.f_code.co_name, frame.f_lineno)
-        if event == "line" and place not in places:
-            places[place] = None
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return lines
-
-    def calls(frame: FrameType, *_: Any) -> Any:
-        code = frame.f_code
-        is_ours = code.co_name in begins and code.co_filename == llama_cpp.__file__
-        return lines if is_ours else None
-
+    interrupts = Interrupts(
+        lambda code: code.co_name in begins and code.co_filename == llama_cpp.__file__
+    )
+    places = interrupts.places
     llama = Llama()
 
     def is_interrupted() -> bool:
-        run = llama.generate([10, 11, 12])
-        sys.settrace(calls)
-        try:
-            next(run)
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-            run.close()
-        return False
+        with contextlib.closing(llama.generate([10, 11, 12])) as run:
+            return interrupts.stop(lambda: next(run))
 
     with inferscope.observe(llama):
         recorders = llama_cpp._session.recorders

@@ -10,13 +10,12 @@ import io
 import logging
 import marshal
 import pickle
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CellType, FrameType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import pytest
@@ -38,6 +37,7 @@ from inferscope.records import (
 )
 from inferscope.ring.control import control_path
 from tests.adapters.exported import Exported
+from tests.adapters.interrupts import Interrupts
 from tests.engine.checkpoints import build, randomise
 from tests.probe.fakes import of
 
@@ -481,38 +481,18 @@ def test_interrupts_at_all_lines_of_a_call_cost_no_later_call(model: Any) -> Non
         *("generate", "loop", "_begin", "_leave", "__init__", "leave", "_finish"),
         *("take", "give_back", "give_back_own"),
     }
-    places: dict[tuple[str, int], None] = {}
-
-    def lines(frame: FrameType, event: str, _: Any) -> Any:
-        """Raise at the next line where it has not been raised before."""
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and place not in places:
-            places[place] = None
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return lines
-
-    def calls(frame: FrameType, *_: Any) -> Any:
-        code = frame.f_code
-        return lines if code.co_name in begins_and_ends and code.co_filename in modules else None
+    interrupts = Interrupts(
+        lambda code: code.co_name in begins_and_ends and code.co_filename in modules
+    )
+    places = interrupts.places
 
     def go() -> None:
         greedy(model, input_ids=tokens(4, batch=2), max_new_tokens=1)
 
-    def is_interrupted() -> bool:
-        sys.settrace(calls)
-        try:
-            go()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
-
     with inferscope.observe(model):
         recorders = transformers._session.recorders
         (only,) = recorders._open
-        while sum(is_interrupted() for _ in range(4)):
+        while sum(interrupts.stop(go) for _ in range(4)):
             before = only.next_step()
             go()
             last = list(places)[-4:]

@@ -1019,12 +1019,10 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         assert told.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
 
 
-@pytest.mark.parametrize(
-    "broken", ["sys.modules['msgspec'] = None", "sys.modules['inferscope.probe.identity'] = sys"]
-)
-def test_an_installation_that_is_broken_leaves_vllm_running(broken: str) -> None:
+def registered_after(broken: str) -> str:
+    """Register in a process of its own that is broken first; return what it writes to stderr."""
     program = f"""
-import sys
+import logging, sys
 {broken}
 from inferscope.adapters.vllm import register
 register()
@@ -1038,26 +1036,21 @@ print("served")
         env={"INFERSCOPE": "1", "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
     )
     assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
-    assert "inferscope: not observing: " in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "broken", ["sys.modules['msgspec'] = None", "sys.modules['inferscope.probe.identity'] = sys"]
+)
+def test_an_installation_that_is_broken_leaves_vllm_running(broken: str) -> None:
+    assert "inferscope: not observing: " in registered_after(broken)
 
 
 def test_a_log_that_raises_leaves_vllm_running_too() -> None:
-    program = """
-import logging, sys
-sys.modules["inferscope.adapters.vllm_hooks"] = None
-logging.getLogger("inferscope").addFilter(lambda record: 1 / 0)
-from inferscope.adapters.vllm import register
-register()
-print("served")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"INFERSCOPE": "1", "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
+    registered_after(
+        "sys.modules['inferscope.adapters.vllm_hooks'] = None\n"
+        "logging.getLogger('inferscope').addFilter(lambda record: 1 / 0)"
     )
-    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
 
 
 def test_the_names_of_faults_are_those_of_hooks() -> None:
