@@ -108,6 +108,7 @@ class Holds:
 
     Attributes:
         names: [rows], of the requests; None where a row is free. The first row is of no request.
+        num_taken: rows assigned so far.
         num_waiting: requests in the queue.
     """
 
@@ -135,7 +136,7 @@ class Holds:
         self._total_ns = 0.0
         self._since: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
         """[rows], how many rows had been taken when this one was."""
-        self._num_taken = 0
+        self.num_taken = 0
         self._spans: deque[_Span] = deque()
         """Not waited through yet."""
         self._past: deque[_Span] = deque(maxlen=_REMEMBERED_STEPS)
@@ -163,15 +164,10 @@ class Holds:
         if not self._free:
             self._make_room()
         row = self._free.pop()
-        self._num_taken += 1
-        self._since[row] = self._num_taken
+        self.num_taken += 1
+        self._since[row] = self.num_taken
         self.names[row] = name
         return row
-
-    @property
-    def num_taken(self) -> int:
-        """Return how many rows were assigned so far."""
-        return self._num_taken
 
     def kept(self, rows: Ints, num_taken: int) -> Ints:
         """Return rows of earlier, that of no request for those that are of others by now.
@@ -292,12 +288,12 @@ class Holds:
                 np.subtract.at(sums_ns, rows, parts * spent_ns)
                 wait.total_ns -= spent_ns
         if wait.total_ns < self._total_ns:
-            wait.mark = self._marks.set(at_ns, self._num_taken, sums_ns)
+            wait.mark = self._marks.set(at_ns, self.num_taken, sums_ns)
             del self._unmarked[slot]
 
     def _mark(self, at_ns: int) -> None:
         """Keep the sums for those who came since they changed."""
-        mark = self._marks.set(at_ns, self._num_taken, self._sums_ns.copy())
+        mark = self._marks.set(at_ns, self.num_taken, self._sums_ns.copy())
         for wait in self._unmarked.values():
             wait.mark = mark
         self._unmarked.clear()
