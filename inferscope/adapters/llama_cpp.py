@@ -24,7 +24,7 @@ from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
 from inferscope.adapters.stretches import Stretches
-from inferscope.adapters.watch import Watch
+from inferscope.adapters.watch import Watch, run_locked
 from inferscope.probe import EngineInfo, HostTimer, StepTimer
 from inferscope.records import RequestIndex
 
@@ -295,12 +295,15 @@ def watch(subject: Any) -> Watch:
 
 def _unwatch(session: Session, llama: Any) -> None:
     """Observe it once less; the last one puts everything back."""
-    global _session
-    with _lock:
+
+    def remove() -> None:
+        global _session
         session.remove(llama)
         if session.is_idle:
             session.close()
             _session = None
+
+    run_locked(_lock, remove)
 
 
 def observe_module(module: ModuleType) -> None:

@@ -22,7 +22,7 @@ from inferscope.adapters.hf_generate import DraftLoop, Loop, MainLoop, next_name
 from inferscope.adapters.hf_info import describe
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorders
-from inferscope.adapters.watch import Watch
+from inferscope.adapters.watch import Watch, run_locked
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
 
@@ -323,14 +323,17 @@ def watch(subject: Any) -> Watch:
 
 def _unwatch(session: Session, ref: weakref.ref[Any]) -> None:
     """Observe a model once less; the last one puts everything back."""
-    global _session
-    with _lock:
+
+    def remove() -> None:
+        global _session
         model = ref()
         if model is not None:
             session.remove(model)
         if session.is_idle:
             session.close()
             _session = None
+
+    run_locked(_lock, remove)
 
 
 def watch_all() -> Session:

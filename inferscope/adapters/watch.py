@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+_PATIENCE_S = 1.0
 
 
 class Watch:
@@ -23,3 +28,24 @@ class Watch:
         stop, self._stop = self._stop, None
         if stop is not None:
             stop()
+
+
+def run_locked(lock: Any, action: Callable[[], None]) -> None:
+    """Call `action` while holding a lock, after a second of waiting on a thread of its own.
+
+    A finaliser of the host may run on the thread that opens a ring, for a caller that holds the
+    lock and waits for that thread.
+    """
+
+    def run() -> None:
+        with lock:
+            action()
+
+    if lock.acquire(timeout=_PATIENCE_S):
+        try:
+            action()
+        finally:
+            lock.release()
+        return
+    with suppress(RuntimeError):  # the interpreter is ending, and all rings are closed
+        _thread.start_new_thread(run, ())

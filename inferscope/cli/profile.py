@@ -9,6 +9,7 @@ machine, by this user.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from inferscope.report.kernels import (
     with_steps,
 )
 from inferscope.ring.discovery import EngineRings, RingFile
-from inferscope.ring.profile_request import ask, error_path, request_path, trace_path
+from inferscope.ring.profile_request import ask, error_path, request_path, trace_path, withdraw
 from inferscope.ring.reader import Frame, RingReader
 
 _PATIENCE_S = 120.0
@@ -66,14 +67,22 @@ def run(options: argparse.Namespace) -> int:
     now_ns = time.monotonic_ns()
     ring = _computing(engine, now_ns)
     pid = ring.identity.pid
-    sys.stderr.write(f"profiling pid {pid} for {options.seconds:g} s: it is slower meanwhile\n")
+    if ring.owner != os.geteuid():
+        raise InferScopeError(
+            f"pid {pid} is of uid {ring.owner}. Run as the user that runs the engine."
+        )
     try:
-        ask(ring.path, options.seconds)
+        request = ask(ring.path, options.seconds)
     except OSError as error:
         raise InferScopeError(
             f"cannot ask pid {pid}: {error}. Run as the user that runs the engine."
         ) from error
-    trace = _answer(ring, options.seconds)
+    sys.stderr.write(f"profiling pid {pid} for {options.seconds:g} s: it is slower meanwhile\n")
+    try:
+        trace = _answer(ring, options.seconds)
+    except BaseException:  # Ctrl-C too
+        withdraw(ring.path, request)
+        raise
     steps = steps_of(told_of(ring, engine, now_ns), trace)
     rows, cost, stall_ms = spent(trace, steps), slowdown(trace, steps), stall(trace, steps)
     with private_file(options.out) as file:
@@ -117,14 +126,12 @@ def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
     trace, failed = trace_path(ring.path), error_path(ring.path)
     while request_path(ring.path).exists():
         if time.monotonic() > until_s:
-            request_path(ring.path).unlink(missing_ok=True)
             raise InferScopeError(
                 f"pid {ring.identity.pid} does not answer. Is it hung, or of an older version?"
             )
         time.sleep(_LOOK_S)
     if failed.exists():
         reason = failed.read_text(encoding="utf-8", errors="replace")
-        failed.unlink()
         raise InferScopeError(f"there is no profile: {reason}")
     try:
         content = trace.read_bytes()

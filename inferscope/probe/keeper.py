@@ -20,6 +20,7 @@ from inferscope.probe.life import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
+from inferscope.probe.voice import would_block
 from inferscope.records import UNSUPPORTED, CounterSample
 from inferscope.ring.control import ControlByte
 
@@ -123,6 +124,8 @@ class Keeper:
     def _say(self) -> None:
         """Begin to write pending messages, which may take for ever; the heart beats on."""
         if not self._life.has_unsaid or (self._speaker is not None and self._speaker.is_alive()):
+            return
+        if would_block():
             return
         speaker = threading.Thread(target=self._life.say, name="inferscope-log", daemon=True)
         with suppress(RuntimeError):  # the system gives no more threads: at the next look

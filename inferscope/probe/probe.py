@@ -174,7 +174,7 @@ class Probe:
                 ),
                 cls._discard,
                 lambda: cls._not_made(
-                    f"the ring's file system has not answered for {PATIENCE_S:g} s"
+                    f"no ring could be opened within {PATIENCE_S:g} s. Does its file system answer?"
                 ),
             )
         except RuntimeError as error:  # the system gives no more threads

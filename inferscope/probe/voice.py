@@ -12,8 +12,12 @@ import time
 from collections import deque
 from contextlib import suppress
 from threading import get_native_id
+from typing import TYPE_CHECKING
 
 from inferscope.host_signals import block_signals, suppressed
+
+if TYPE_CHECKING:
+    import logging
 
 _MOST_UNSAID = 16
 _ROOM_AGAIN_S = 0.5
@@ -46,8 +50,10 @@ def _begin_to_speak() -> None:
     try:
         # No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
         _thread.start_new_thread(_speak, (get_native_id(),))
-    except RuntimeError:  # the system gives no more threads: with the next line
+    except BaseException as error:  # of a signal handler, too: the next line begins a thread
         _speaking_pid = 0
+        if not isinstance(error, RuntimeError):  # the system gives no more threads
+            raise
 
 
 def _speak(starter: int) -> None:
@@ -55,10 +61,13 @@ def _speak(starter: int) -> None:
     block_signals(starter)
     while True:
         while _unsaid:
-            if would_block():
+            is_blocked = False
+            with suppress(Exception):  # of a handler of that log
+                is_blocked = would_block()
+            if is_blocked:
                 time.sleep(_ROOM_AGAIN_S)
                 continue
-            with suppress(Exception):  # of a handler of that log
+            with suppress(Exception):
                 _log("%s", _unsaid.popleft())
         _speaking_pid = 0
         if not _unsaid:  # else a line was added before that, and began no thread
@@ -96,17 +105,30 @@ def would_block() -> bool:
         handlers.append(logging.lastResort)
     if not hasattr(select, "poll"):
         return False
-    poll, descriptors = select.poll(), {1, 2}
+    poll = select.poll()
+    descriptors = {each for handler in handlers for each in _descriptors_of(handler)}
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLOUT)
-    for handler in handlers:
-        try:
-            descriptor = handler.stream.fileno()  # type: ignore[attr-defined]
-            poll.register(descriptor, select.POLLOUT)
-        except Exception:  # it has no stream, or a closed one
-            continue
-        descriptors.add(descriptor)
     return len(poll.poll(0)) < len(descriptors)
+
+
+def _descriptors_of(handler: logging.Handler) -> tuple[int, ...]:
+    """Return the files that a handler may write to."""
+    with suppress(Exception):  # it has no stream, or a closed one
+        descriptor = int(handler.stream.fileno())  # type: ignore[attr-defined]
+        if descriptor >= 0:
+            return (descriptor,)
+    return 1, 2
+
+
+def _forget_unsaid() -> None:
+    """Leave the parent's lines to the parent."""
+    global _speaking_pid
+    _speaking_pid = 0
+    _unsaid.clear()
+
+
+os.register_at_fork(after_in_child=_forget_unsaid)
 
 
 def note(message: str, *values: object) -> None:

@@ -12,6 +12,7 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.private import write_private
@@ -25,6 +26,15 @@ _LARGEST_BYTES = 64
 
 class ProfileBusy(InferScopeError):
     """Another profile of the process is under way."""
+
+
+class Request(NamedTuple):
+    """A request for a profile, as the probe finds it."""
+
+    seconds: float
+    inode: int
+    changed_ns: int
+    """With the inode: which file it is. A later request has the same name."""
 
 
 def request_path(ring_path: Path) -> Path:
@@ -42,8 +52,8 @@ def error_path(ring_path: Path) -> Path:
     return ring_path.with_suffix(".profile-error")
 
 
-def ask(ring_path: Path, seconds: float) -> None:
-    """Ask the probe that writes a ring for a profile.
+def ask(ring_path: Path, seconds: float) -> Request:
+    """Ask the probe that writes a ring for a profile; return the request.
 
     Raises:
         BadInput: it would be too long.
@@ -66,29 +76,60 @@ def ask(ring_path: Path, seconds: float) -> None:
         ) from None
     for old in (trace_path(ring_path), error_path(ring_path)):
         old.unlink(missing_ok=True)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(f"{seconds}\n")
+    with os.fdopen(handle, "wb", buffering=0) as file:
+        file.write(f"{seconds}\n".encode("ascii"))
+        status = os.fstat(handle)
+    return Request(seconds, status.st_ino, status.st_ctime_ns)
 
 
-def requested(ring_path: Path) -> float | None:
-    """Return how long a profile is asked for; None where none is, or not by our user."""
-    path = request_path(ring_path)
+def requested(ring_path: Path) -> Request | None:
+    """Return the request for a profile; None where there is none, or it is not our user's."""
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            return None
-        if status.st_size > _LARGEST_BYTES or time.time() - status.st_mtime > _STALE_S:
-            return None
-        seconds = float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # none, or half written: the next look sees it whole
+        # A file that is half written is seen whole at the next look; a FIFO must not block it.
+        handle = os.open(
+            request_path(ring_path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+        with os.fdopen(handle, "rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+            status = os.fstat(handle)
+        seconds = float(content.decode("ascii"))
+    except (OSError, ValueError):
         return None
-    return seconds if 0 < seconds <= MOST_S else None
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return None
+    if len(content) > _LARGEST_BYTES or time.time() - status.st_mtime > _STALE_S:
+        return None
+    if not 0 < seconds <= MOST_S:
+        return None
+    return Request(seconds, status.st_ino, status.st_ctime_ns)
 
 
-def answer(ring_path: Path, *, error: str = "") -> None:
-    """Say that a request is done; the trace lies there already where there is one."""
+def is_pending(ring_path: Path, request: Request) -> bool:
+    """Return whether this very request is still there, unanswered."""
+    try:
+        status = request_path(ring_path).lstat()
+    except OSError:
+        return False
+    return (status.st_ino, status.st_ctime_ns) == (request.inode, request.changed_ns)
+
+
+def answer(ring_path: Path, request: Request, *, error: str = "") -> None:
+    """Remove a request that is done; its trace, where there is one, is in its place already."""
+    if not is_pending(ring_path, request):
+        return
     with suppress(OSError):  # a full disk: else the request would be answered again and again
         if error:
             write_private(error_path(ring_path), error.encode())
-    with suppress(OSError):  # last: who asked looks for an answer when this is gone
+    with suppress(OSError):  # last: the requester looks for an answer when this is gone
         request_path(ring_path).unlink(missing_ok=True)
+
+
+def withdraw(ring_path: Path, request: Request) -> None:
+    """Remove a request and its answer; do nothing where there is a later request."""
+    with suppress(OSError):
+        if is_pending(ring_path, request):
+            request_path(ring_path).unlink(missing_ok=True)
+        elif request_path(ring_path).exists():
+            return
+        trace_path(ring_path).unlink(missing_ok=True)
+        error_path(ring_path).unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import stat
@@ -14,6 +15,7 @@ from inferscope.cli import profile
 from inferscope.cli.profile import told_of
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe import EngineInfo, Probe
+from inferscope.probe.profiling import Profiling
 from inferscope.records import DECODE, PREFILL
 from inferscope.report.kernels import steps_of
 from inferscope.ring.discovery import RingFile, find_engines
@@ -25,6 +27,8 @@ from inferscope.ring.profile_request import (
     error_path,
     request_path,
     requested,
+    trace_path,
+    withdraw,
 )
 from tests.cli.running import inferscope, running_engine
 
@@ -57,14 +61,13 @@ def test_a_long_profile_is_refused(tmp_path: Path, seconds: str) -> None:
 
 def test_there_is_one_at_a_time_until_it_is_answered(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
-    ask(ring, 2.0)
-    assert requested(ring) == 2.0
+    request = ask(ring, 2.0)
+    assert requested(ring) == request
     with pytest.raises(ProfileBusy, match="under way"):
         ask(ring, 2.0)
-    answer(ring)
+    answer(ring, request)
     assert requested(ring) is None
-    ask(ring, 3.0)
-    assert requested(ring) == 3.0
+    assert ask(ring, 3.0) == requested(ring)
 
 
 def test_a_request_that_died_with_its_process_is_replaced(tmp_path: Path) -> None:
@@ -73,8 +76,7 @@ def test_a_request_that_died_with_its_process_is_replaced(tmp_path: Path) -> Non
     long_ago = time.time() - 1000
     os.utime(request_path(ring), (long_ago, long_ago))
     assert requested(ring) is None
-    ask(ring, 4.0)
-    assert requested(ring) == 4.0
+    assert ask(ring, 4.0) == requested(ring)
 
 
 def test_a_rank_s_steps_are_its_own_and_their_phases_its_replica_s(
@@ -117,6 +119,63 @@ def test_a_request_that_makes_no_sense_is_none(tmp_path: Path, content: bytes) -
     assert requested(ring) is None
 
 
+def test_a_fifo_is_no_request_and_blocks_nothing(tmp_path: Path) -> None:
+    os.mkfifo(request_path(tmp_path / "a.ring"))
+    assert requested(tmp_path / "a.ring") is None
+
+
+def test_a_withdrawn_request_is_not_answered(tmp_path: Path) -> None:
+    ring = tmp_path / "a.ring"
+    first = ask(ring, 2.0)
+    trace_path(ring).write_text("half")
+    withdraw(ring, first)
+    assert list(tmp_path.iterdir()) == []
+    second = ask(ring, 2.0)
+    answer(ring, first, error="of the first")
+    withdraw(ring, first)
+    assert requested(ring) == second
+    assert not error_path(ring).exists()
+
+
+def test_an_interrupted_command_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setattr(Profiling, "look", lambda self: None)
+    probe = Probe.open(EngineInfo(0, "test"))
+    assert probe.path is not None
+
+    def interrupt(seconds: float) -> None:
+        assert probe.path is not None
+        assert request_path(probe.path).exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    options = argparse.ArgumentParser()
+    profile.configure(options)
+    with pytest.raises(KeyboardInterrupt):
+        profile.run(options.parse_args([]))
+    probe.close()
+    assert not request_path(probe.path).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the rings of another user")
+def test_root_is_referred_to_the_engine_s_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    probe = Probe.open(EngineInfo(0, "test"))
+    assert probe.path is not None
+    for path in (probe.path, probe.path.parent, tmp_path):
+        os.chown(path, 65534, -1)
+    options = argparse.ArgumentParser()
+    profile.configure(options)
+    with pytest.raises(InferScopeError, match="is of uid 65534"):
+        profile.run(options.parse_args([]))
+    probe.close()
+    assert not request_path(probe.path).exists()
+
+
 def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("2.0")
     request_path(tmp_path / "a.ring").symlink_to(tmp_path / "elsewhere")
@@ -126,8 +185,10 @@ def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
 def test_the_reason_is_there_before_the_request_is_gone(tmp_path: Path) -> None:
     ring_path = tmp_path / "core-0-1.ring"
     for _ in range(200):
-        ask(ring_path, 0.1)
-        answering = threading.Thread(target=answer, args=(ring_path,), kwargs={"error": "why"})
+        request = ask(ring_path, 0.1)
+        answering = threading.Thread(
+            target=answer, args=(ring_path, request), kwargs={"error": "why"}
+        )
         answering.start()
         while request_path(ring_path).exists():
             pass

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from inferscope.probe import profiling
 from inferscope.probe.profiling import Profiling
-from inferscope.ring.profile_request import ask, error_path, request_path, trace_path
+from inferscope.ring.profile_request import (
+    ask,
+    error_path,
+    request_path,
+    requested,
+    trace_path,
+    withdraw,
+)
 from tests.collecting.running import eventually
 
 
@@ -25,7 +35,7 @@ class Trace:
 def test_a_trace_is_a_new_file_whatever_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
 ) -> None:
-    monkeypatch.setattr(profiling, "record", lambda seconds: Trace())
+    monkeypatch.setattr(profiling, "record", lambda seconds, **_: Trace())
     ring, precious = tmp_path / "core-0-1.ring", tmp_path / "precious"
     precious.write_text("precious", encoding="ascii")
     partial = trace_path(ring).with_suffix(".partial")
@@ -54,7 +64,9 @@ def test_a_request_that_a_full_disk_leaves_unanswered_is_not_answered_again(
 ) -> None:
     ring, seen = tmp_path / "core-0-1.ring", []
     error_path(ring).mkdir()  # it cannot be written
-    monkeypatch.setattr(profiling, "record", lambda seconds: seen.append(seconds) or TooLarge())
+    monkeypatch.setattr(
+        profiling, "record", lambda seconds, **_: seen.append(seconds) or TooLarge()
+    )
     request_path(ring).write_text("1.0\n", encoding="ascii")
     beside = Profiling(ring)
     for _ in range(3):
@@ -79,3 +91,131 @@ def test_without_a_thread_for_it_a_request_is_answered_with_the_reason(
         Profiling(ring).look()
     assert not request_path(ring).exists()
     assert "new thread" in error_path(ring).read_text(encoding="utf-8")
+
+
+def test_a_withdrawn_request_s_trace_does_not_answer_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = tmp_path / "core-0-1.ring"
+    is_recording, may_end = threading.Event(), threading.Event()
+
+    def record(seconds: float, *, is_wanted: Callable[[], bool]) -> Trace:
+        assert is_wanted()
+        is_recording.set()
+        assert may_end.wait(10)
+        assert not is_wanted()
+        return Trace()
+
+    monkeypatch.setattr(profiling, "record", record)
+    first = ask(ring, 1.0)
+    beside = Profiling(ring)
+    beside.look()
+    assert is_recording.wait(10)
+    withdraw(ring, first)
+    second = ask(ring, 2.0)
+    may_end.set()
+    assert beside._thread is not None
+    beside._thread.join(10)
+    assert requested(ring) == second
+    assert not trace_path(ring).exists()
+    assert not trace_path(ring).with_suffix(".partial").exists()
+
+
+BESIDE_THE_HOST_S = """
+import faulthandler, sys, threading, time
+import torch, torch.profiler as torch_profiler
+from inferscope.probe.profiling import record
+faulthandler.enable()
+faulthandler.dump_traceback_later(60, exit=True)
+torch.set_num_threads(1)
+CPU = [torch_profiler.ProfilerActivity.CPU]
+said = []
+
+def ours(seconds):
+    try:
+        record(seconds).export_chrome_trace(sys.argv[1])
+        said.append("a trace")
+    except RuntimeError as error:
+        said.append(str(error))
+
+def begin(seconds):
+    thread = threading.Thread(target=ours, args=(seconds,))
+    thread.start()
+    return thread
+
+def begun(seconds):
+    thread = begin(seconds)
+    while not torch.autograd.profiler._is_profiler_enabled:
+        time.sleep(0.001)
+    return thread
+
+def work(seconds):
+    until, matrix = time.monotonic() + seconds, torch.ones(32, 32)
+    while time.monotonic() < until:
+        matrix @ matrix
+        time.sleep(0.001)
+
+def host(seconds, meanwhile=lambda: None):
+    with torch_profiler.profile(activities=CPU) as found:
+        meanwhile()
+        work(seconds)
+    assert len(found.events()) > 0
+
+def host_by_schedule(in_warm_up):
+    ready = []
+    with torch_profiler.profile(
+        activities=CPU, schedule=torch_profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
+        on_trace_ready=lambda found: ready.append(len(found.events())),
+    ) as found:
+        in_warm_up()
+        work(0.05)
+        found.step()
+        work(0.05)
+        found.step()
+    assert ready[0] > 0
+
+def within_the_host_s():
+    host(0.05, lambda: begin(0.05).join())
+
+def around_the_host_s():
+    thread = begun(20)
+    host(0.1)
+    thread.join()
+
+def in_a_warm_up():
+    host_by_schedule(lambda: begin(0.05).join())
+
+def around_a_warm_up():
+    thread = begun(20)
+    host_by_schedule(lambda: None)
+    thread.join()
+
+def two_of_ours():
+    threads = [begin(0.2), begin(0.2)]
+    for thread in threads:
+        thread.join()
+
+for order in (within_the_host_s, around_the_host_s, in_a_warm_up, around_a_warm_up, two_of_ours):
+    said.clear()
+    order()
+    host(0.05)
+    ours(0.05)
+    print(order.__name__, *said, sep="; ", flush=True)
+"""
+REFUSED = "torch's profiler is in use in this process. Ask again later."
+ENDED = "the process has begun a profile of its own: this one ended for it"
+
+
+def test_a_profile_never_meets_one_of_the_host_s(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", BESIDE_THE_HOST_S, str(tmp_path / "trace.json")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    assert run.stdout.splitlines() == [
+        f"within_the_host_s; {REFUSED}; a trace",
+        f"around_the_host_s; {ENDED}; a trace",
+        f"in_a_warm_up; {REFUSED}; a trace",
+        f"around_a_warm_up; {ENDED}; a trace",
+        "two_of_ours; a profile of this process is under way. Ask again later.; a trace; a trace",
+    ]

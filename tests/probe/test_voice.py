@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import select
@@ -9,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from inferscope.probe import voice
 from inferscope.probe.voice import note, warn, would_block
+from tests.collecting.running import eventually
 
 PROGRAM = """
 import logging
@@ -106,6 +110,58 @@ def test_a_line_for_a_full_pipe_blocks_no_call_and_comes_later(
     os.close(reading)
     said = found[found.index(b"inferscope: ") :].decode().split("\n")
     assert [line for line in said if line] == [f"inferscope: line {n}" for n in range(84, 100)]
+
+
+def test_a_full_standard_output_does_not_hold_back_a_log_in_a_file(tmp_path: Path) -> None:
+    program = """
+import logging, os, sys
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+try:
+    while True:
+        os.write(writing, b"x" * 4096)
+except BlockingIOError:
+    os.dup2(writing, 1)
+logging.basicConfig(filename=sys.argv[1])
+from inferscope.probe.voice import warn
+warn("a line")
+os._exit(0)
+"""
+    log = tmp_path / "host.log"
+    subprocess.run([sys.executable, "-c", program, str(log)], timeout=60, check=True)
+    assert "a line" in log.read_text(encoding="utf-8")
+
+
+def test_an_interrupted_line_leaves_a_voice_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_full = True
+    monkeypatch.setattr(voice, "would_block", lambda: is_full)
+    monkeypatch.setattr(voice, "_ROOM_AGAIN_S", 0.01)
+    said: list[object] = []
+    monkeypatch.setattr(voice, "_log", lambda message, *values: said.append(values or message))
+    with monkeypatch.context() as patch:
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(_thread, "start_new_thread", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            warn("the first")
+    warn("the second")
+    is_full = False
+    eventually(lambda: said == [("the first",), ("the second",)])
+
+
+def test_a_forked_child_does_not_say_the_lines_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(voice, "would_block", lambda: True)
+    monkeypatch.setattr(voice, "_begin_to_speak", lambda: None)
+    warn("of the parent")
+    child = os.fork()
+    if child == 0:
+        os._exit(len(voice._unsaid))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert voice._unsaid.pop() == "of the parent"
 
 
 class OutsideOfRequest(logging.Filter):

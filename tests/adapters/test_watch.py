@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferscope.adapters import llama_cpp, watch
+from inferscope.adapters.forked_lock import forked_lock
+from inferscope.adapters.watch import Watch, run_locked
+from inferscope.probe import probe as probe_module
+from inferscope.probe.opening import make_ring
+from tests.adapters.test_llama_cpp import Llama
+
+
+def test_an_action_waits_for_the_lock_and_its_caller_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.01)
+    lock, is_done = forked_lock(), threading.Event()
+    caller = threading.Thread(target=run_locked, args=(lock, is_done.set))
+    with lock:
+        caller.start()
+        caller.join(30)
+        assert not caller.is_alive()
+        assert not is_done.is_set()
+    assert is_done.wait(30)
+
+
+class Service:
+    """Ends its observation when it is collected, as an object of a host may."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+        self.watch: Watch = llama_cpp.watch(Llama())
+
+    def __del__(self) -> None:
+        self.watch.close()
+
+
+def test_a_finaliser_that_closes_a_watch_does_not_delay_the_ring_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.01)
+
+    def collecting(*args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        return make_ring(*args, **kwargs)
+
+    gc.disable()
+    try:
+        Service()
+        monkeypatch.setattr(probe_module, "make_ring", collecting)
+        second = llama_cpp.watch(Llama())
+    finally:
+        gc.enable()
+    assert second.path is not None
+    second.close()
