@@ -20,6 +20,7 @@ import msgspec
 
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.targets import engine_of
+from inferscope.collector.expansion import Expansion
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.private import private_file
 from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
@@ -171,15 +172,16 @@ def _replica(records: list[Record]) -> int:
 
 
 def _records(ring: RingFile) -> Iterator[Record]:
-    reader = RingReader(ring.path)
+    reader, expansion = RingReader(ring.path), Expansion()
     try:
         while frames := reader.read():
             for frame in frames:
                 if isinstance(frame, Frame):
                     try:
-                        yield decode(frame.code, frame.payload)
+                        record = decode(frame.code, frame.payload)
                     except UnknownRecord:
                         continue
+                    yield from expansion.of(0, frame.sequence, record)
     finally:
         reader.close()
 

@@ -19,6 +19,7 @@ from inferscope.records import (
     Record,
     RequestEvent,
     StepPlan,
+    StepSame,
     StepSpan,
     Transfer,
 )
@@ -26,6 +27,7 @@ from inferscope.records import (
 TIMES: dict[type[Record], tuple[str, ...]] = {
     Keyframe: ("paused_ns",),
     StepPlan: ("start_ns", "end_ns"),
+    StepSame: ("start_ns",),
     StepSpan: ("launch_start_ns", "launch_end_ns", "ready_ns"),
     Emitted: ("at_ns",),
     RequestEvent: ("at_ns",),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from inferscope.collector.expansion import Expansion
 from inferscope.collector.finals import Sink
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.follow import MOST_BYTES, RingFollower
@@ -68,6 +69,7 @@ class RingSource:
         self.focus: str | None = None
         self._listen = listen
         self.collector = Collector(*sinks, keep=keep)
+        self._expansion = Expansion()
         self._follower = RingFollower(
             find, clock or SystemClock(), since_ns=since_ns, stays=stays, most_bytes=most_bytes
         )
@@ -99,13 +101,14 @@ class RingSource:
     def advance(self) -> int:
         """Fold what has become due; return how many records that was."""
         items = self._follower.poll()
-        collector = self.collector
+        collector, expanded = self.collector, self._expansion.of
         for item in items:
             if self._recording is not None:
                 self._recording.write(recorded(item))
-            collector.fold(item.ring, item.record)
-            if self._listen is not None:
-                self._listen(item.ring, item.record)
+            for record in expanded(item.ring, item.sequence, item.record):
+                collector.fold(item.ring, record)
+                if self._listen is not None:
+                    self._listen(item.ring, record)
         collector.num_unknown = self._follower.num_unknown
         return len(items)
 
@@ -170,6 +173,7 @@ class RecordingSource:
         self.title = path.name
         self.focus: str | None = None
         self.collector = Collector(*sinks, books=books)
+        self._expansion = Expansion()
         self._is_refit = books is not None
         self._listen = listen
         self._reader = RecordingReader(path) if rings is None else RingFrames(rings)
@@ -195,9 +199,10 @@ class RecordingSource:
                 missed = self._gaps.before(frame, record, self._reader.damaged_blocks)
                 if missed is not None:
                     self.collector.fold(READER, missed)
-                self.collector.fold(frame.ring, record)
-                if self._listen is not None:
-                    self._listen(frame.ring, record)
+                for each in self._expansion.of(frame.ring, frame.sequence, record):
+                    self.collector.fold(frame.ring, each)
+                    if self._listen is not None:
+                        self._listen(frame.ring, each)
             except UnknownRecord:
                 self.collector.unknown()
             num += 1

@@ -192,6 +192,8 @@ class RequestEvents:
     def _note(self, change: tuple[RequestEvent, int | None, bool]) -> None:
         event, state, leaves = change
         log, index = self._log, RequestIndex(event.index)
+        if leaves or state is not None:
+            log.repeats.forget()  # the rows of a step may not be those of the last one
         # The table is kept while switched off too: the keyframe of switching on needs it.
         if leaves:
             log.requests.leave(index)

@@ -76,8 +76,10 @@ class Life:
         self.fork()
         return False
 
-    def perform(self, t_ns: int, later: Action | None, action: Action, argument: Any) -> None:
+    def perform(self, t_ns: int, later: Action | None, action: Action, argument: Any) -> object:
         """Call an action under the lock, at once or, within another call of this thread, after it.
+
+        Return what the action returned; None if it is called later, or not at all.
 
         No exception leaves the lock held or a frame torn, not even one of a signal handler.
 
@@ -92,20 +94,21 @@ class Life:
         """
         if not self._mark[0]:
             self.fork()
-            return
+            return None
         log, queued = self._log, self._queued
         lock = log.lock
         if lock._is_owned():  # type: ignore[attr-defined]
             self._queue(later, argument)
-            return
+            return None
         try:
             if not lock.acquire(False) and not self._wait_for(lock):
                 self._queue(later, argument)
-                return
+                return None
             if queued:
                 self.catch_up()
-            action(argument)
+            result = action(argument)
             log.cost_ns += self._now() - t_ns
+            return result
         finally:
             # The first thing here: no signal handler can run between an exception and this call.
             try:

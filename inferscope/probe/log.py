@@ -24,6 +24,7 @@ import msgspec
 
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.columns import OddValues
+from inferscope.probe.repeats import Repeats
 from inferscope.probe.requests import MOST_ROW_BYTES, RequestTable
 from inferscope.records import (
     FAILED,
@@ -72,6 +73,7 @@ class Log:
         health_due_ns: when a busy engine's next report is due.
         keyframe_due_ns: when the next keyframe is due, however little was written.
         is_listing: a keyframe has begun and lists requests in flight behind other records.
+        repeats: what a step that repeats the last one can be stated by.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Log:
         self.keyframe_due_ns = 0
         self.paused_ns: int | None = None
         self.is_listing = False
+        self.repeats = Repeats()
         self._info = info
         self._tables = tables
         self._last_t_ns = 0
@@ -110,24 +113,26 @@ class Log:
         """Tell whether anything was written since the last report."""
         return self.ring is not None and self.ring.sequence != self._frames_at_health
 
-    def write(self, record: Record) -> None:
-        """Write a record, and a keyframe where one is due."""
+    def write(self, record: Record) -> bool:
+        """Write a record, and a keyframe where one is due; return whether the record is written."""
         ring = self.ring
         if ring is None:
-            return
+            return False
         t_ns = record.t_ns
         if t_ns < self._last_t_ns:
-            self._put(ring, record)
+            is_written = self._put(ring, record)
         else:
             # `_put`, without the call and its keywords: 0.1 µs, four times a step.
             self._last_t_ns = t_ns
             payload = encode(record)
-            if not ring.write(record.CODE, payload):
+            is_written = ring.write(record.CODE, payload)
+            if not is_written:
                 self._refuse(ring, record, len(payload))
         if self.is_listing:
             self.list_more(self._last_t_ns)
         elif t_ns >= self.keyframe_due_ns or ring.bytes_since_keyframe * 4 > ring.capacity:
             self.restate(self._last_t_ns)
+        return is_written
 
     def restate(self, now_ns: int) -> None:
         """Begin a keyframe: all that a reader who starts here must know.
@@ -139,6 +144,7 @@ class Log:
         if ring is None:
             return
         self.is_listing, self.keyframe_due_ns = False, 0
+        self.repeats.forget()
         keyframe = Keyframe(now_ns, self.state, ring.last_keyframe, self.paused_ns)
         self._put(ring, keyframe, flags=STARTS_KEYFRAME)
         self._put(ring, msgspec.structs.replace(self._info, t_ns=now_ns))
@@ -221,17 +227,23 @@ class Log:
         self.lock = threading.RLock()
         return ring
 
-    def _put(self, ring: RingWriter, record: Record, *, flags: int = 0) -> None:
-        """Write a record; time never runs backwards in a ring, not even between two threads."""
+    def _put(self, ring: RingWriter, record: Record, *, flags: int = 0) -> bool:
+        """Write a record and return whether it is written.
+
+        Time never runs backwards in a ring, not even between two threads.
+        """
         if record.t_ns < self._last_t_ns:
             record = msgspec.structs.replace(record, t_ns=self._last_t_ns)
         self._last_t_ns = record.t_ns
         payload = encode(record)
-        if not ring.write(record.CODE, payload, flags=flags):
+        is_written = ring.write(record.CODE, payload, flags=flags)
+        if not is_written:
             self._refuse(ring, record, len(payload))
+        return is_written
 
     def _refuse(self, ring: RingWriter, record: Record, num_bytes: int) -> None:
         self._num_refused += 1
+        self.repeats.forget()
         if ring.failure:
             self.message = f"{ring.num_failed} records left out: the ring: {ring.failure}"
             return

@@ -44,6 +44,7 @@ from inferscope.probe.columns import (
     LARGEST_INT64,
     LARGEST_U32,
     LEAST_INT64,
+    PlanNumbers,
     column,
     digest64,
     index_column,
@@ -68,11 +69,13 @@ from inferscope.probe.opening import (
     open_switch,
 )
 from inferscope.probe.parts import Parts
+from inferscope.probe.repeats import NO_STEP
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import HostTimer, StepTimer
 from inferscope.probe.voice import warn
 from inferscope.records import (
     ADMITTED,
+    BINDINGS,
     FINISHED,
     FIRST_BYTE,
     HELD,
@@ -88,15 +91,19 @@ from inferscope.records import (
     EngineInfo,
     RequestIndex,
     StepPlan,
+    StepSame,
     StepSlices,
 )
 from inferscope.ring.control import ControlByte
 from inferscope.ring.writer import RingWriter
 
-_BINDINGS = frozenset(("none", "slots", "blocks", "budget"))
+_BINDING_CODES: dict[str, int] = {binding: code for code, binding in enumerate(BINDINGS)}
 _MOST_MODE = 64
 LEAST_BLOCKED_NS = 1_000_000
 """Shorter waits for a connection are not worth a column."""
+_Same: TypeAlias = tuple[int, PlanNumbers, int, int, int]
+"""When it was given; numbers and binding of the plan; steps back to the one that emitted tokens, 0
+for none, and when they left."""
 _Signature: TypeAlias = tuple[int, int, int, tuple[int | None, int]]
 """When it was given; a step, its digest and its tokens, prefills' and others'."""
 
@@ -442,7 +449,7 @@ class Probe:
                 )
                 numbers = plan_numbers(given, log.odd)
                 held = index_column(preempted, log.odd) if len(preempted) else b""
-                if type(binding) is not str or binding not in _BINDINGS:
+                if type(binding) is not str or binding not in _BINDING_CODES:
                     binding = text_or_empty(binding, log.odd)
             except Exception as error:
                 life.refuse("plan", error)
@@ -545,7 +552,10 @@ class Probe:
         proposed: Sequence[int] = (),
         accepted: Sequence[int] = (),
     ) -> None:
-        """Note which part of the step was whose; call it when the step's outputs are known.
+        """Note which part of the step is whose, once for each step.
+
+        Call it when the step's outputs are known, or from its dispatch on if it verifies no drafts:
+        before `start`, between `start` and `stop`, or after them.
 
         All sequences have one entry per row, a row being one phase of one request; an empty one
         means zeros. `bytes` and `bytearray` are taken to be little-endian columns of `COLUMNS`'s
@@ -583,21 +593,138 @@ class Probe:
                 return
             digest = digest64(made[0], made[2])
             record = StepSlices(t_ns, step, digest, *made, drafted, verified)
-            life.perform(t_ns, self._write_slices, self._tell_slices, record)
+            life.perform(t_ns, self._sign_and_write, self._tell_slices, record)
         except Exception as error:
             life.caught(error)
 
-    def _write_slices(self, record: StepSlices) -> None:
+    def _sign_and_write(self, record: StepSlices) -> None:
         self._spans.sign(record.step, record.digest)
-        self._log.write(record)
+        self._write_slices(record)
 
     def _tell_slices(self, record: StepSlices) -> None:
         life, log, spans = self._life, self._log, self._spans
         spans.sign(record.step, record.digest)
         spans.reap(record.t_ns)
-        log.write(record)
+        self._write_slices(record)
         if record.t_ns >= log.health_due_ns:
             life.report(record.t_ns)
+
+    def _write_slices(self, record: StepSlices) -> None:
+        log = self._log
+        ring, repeats = log.ring, log.repeats
+        if ring is not None:
+            repeats.begin(record, ring.sequence + 1)
+            log.write(record)
+            repeats.last_step = record.step
+
+    def same_step(
+        self,
+        step: int,
+        *,
+        start_ns: int,
+        end_ns: int,
+        waiting: int,
+        running: int,
+        blocks_used: int = 0,
+        blocks_cached: int = 0,
+        blocks_total: int = 0,
+        binding: str = "none",
+        emitted_step: int | None = None,
+        emitted_ns: int | None = None,
+    ) -> bool:
+        """Note a step of exactly the rows of the step stated before it, one decoded token each.
+
+        In place of `plan` and `slices`, and of `emitted` for an earlier step of the same rows: 80
+        bytes of the ring whatever the batch. Whether the rows are the same is for the caller to
+        know; call this from the step's dispatch on, in the order of the steps.
+
+        Args:
+            step: the step's number, one more than that of the step stated before.
+            start_ns: when the scheduler began.
+            end_ns: when it ended.
+            waiting: requests in the queue.
+            running: requests being served.
+            blocks_used: KV blocks in use.
+            blocks_cached: KV blocks that are free and hold a cached prefix.
+            blocks_total: KV blocks.
+            binding: as in `plan`.
+            emitted_step: an earlier step of the same rows; each row emitted one token of it. None
+                if `emitted` is called for it, or nothing was emitted.
+            emitted_ns: when these tokens left; now where that is None.
+
+        Returns:
+            True if this is all there is to be stated of the step. False if nothing was noted: call
+            `plan`, `slices`, and `emitted` for the earlier step. So it is for the first step after
+            a keyframe, a refused record, a change of rows, and every `MOST_SAME` steps.
+        """
+        life, log = self._life, self._log
+        if not life.on or not life.wants_on:
+            return False
+        try:
+            t_ns = self._now()
+            try:
+                if not log.repeats.can_state(step, emitted_step):
+                    return False
+                given = (
+                    step,
+                    start_ns,
+                    end_ns,
+                    waiting,
+                    running,
+                    blocks_used,
+                    blocks_cached,
+                    blocks_total,
+                )
+                numbers = plan_numbers(given, log.odd)
+                code = _BINDING_CODES[binding]
+                back = left_ns = 0
+                if emitted_step is not None:
+                    back = numbers[0] - operator.index(emitted_step)
+                    left_ns = time_or(emitted_ns, t_ns, log.odd)
+                if numbers[1] < 0 or numbers[2] < 0 or left_ns < 0:
+                    return False  # their differences may be more than a record can hold
+            except Exception as error:
+                pass_on(error)
+                return False  # `plan` reports what is wrong with the arguments
+            same = (t_ns, numbers, code, back, left_ns)
+            return life.perform(t_ns, _state_in_full, self._tell_same, same) is True
+        except Exception as error:
+            life.caught(error)
+            return False
+
+    def _tell_same(self, same: _Same) -> bool:
+        t_ns, numbers, code, back, left_ns = same
+        life, log, spans = self._life, self._log, self._spans
+        step, start_ns, end_ns, waiting, running, used, cached, total = numbers
+        repeats = log.repeats
+        spans.sign(step, repeats.digest)
+        spans.reap(t_ns)
+        ring = log.ring
+        # Only now: with the spans a keyframe may have been written.
+        if ring is None or not repeats.can_state(step, step - back if back else None):
+            return False
+        record = StepSame(
+            t_ns,
+            step,
+            ring.sequence + 1 - repeats.sequence,
+            start_ns,
+            end_ns - start_ns,
+            waiting,
+            running,
+            used,
+            cached,
+            total,
+            code,
+            back,
+            start_ns - left_ns if back else 0,
+        )
+        repeats.last_step = NO_STEP  # until it is written: a signal handler may raise
+        if not log.write(record):
+            return False
+        repeats.last_step = step
+        if t_ns >= log.health_due_ns:
+            life.report(t_ns)
+        return True
 
     def sign(
         self,
@@ -744,6 +871,10 @@ class Probe:
             self._keeper.close()
         except Exception as error:
             life.caught(error)
+
+
+def _state_in_full(_: _Same) -> None:
+    """Do nothing in place of a queued `same_step`: its caller has been asked for the whole step."""
 
 
 def _cost_tables(info: EngineInfo, role: str) -> Sequence[CostTable]:

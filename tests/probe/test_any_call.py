@@ -157,6 +157,8 @@ def make(folder: Path, state: str, number: int) -> tuple[Probe, FakeClock]:
     probe = make_probe(folder, clock, name=name, capacity=1 << 18, has_switch=True)
     probe.queued("first", prompt_tokens=1)
     probe.queued("second", prompt_tokens=1)
+    plain = {key: [1, 1] for key in ("phases", "tokens", "contexts", "sampled")}
+    probe.slices(0, requests=COLUMN, **plain)  # what the first step may repeat
     if state == "off":
         switch(folder / f"{name}.ring", to=SWITCHED_OFF)
         probe._keeper.tend()
@@ -198,6 +200,8 @@ def test_any_arguments_cost_their_call_at_most(state: str, folder: Any, made: li
             if name in ("received", "queued"):
                 assert type(result) is int
                 assert 0 <= result <= NO_REQUEST
+            elif name == "same_step":
+                assert type(result) is bool
             else:
                 assert result is None
     is_on = state in ("open", "re-entrant")
