@@ -70,6 +70,8 @@ class Engine:
     clock: FakeClock
     is_brief: bool
     at_dispatch: bool = True
+    is_steady: bool = False
+    """No request arrives, and no time passes without a step."""
     running: list[Sequencer] = field(default_factory=list)
     truth: dict[int, Rows] = field(default_factory=dict)
     emitted: dict[int, tuple[list[int], int]] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Engine:
         for _ in range(num_steps):
             rng = self.rng
             self.clock.now_ns += rng.choice((1, 200_000, 5 * MS))
-            if not self.running or rng.random() < 0.08:
+            if not self.running or (rng.random() < 0.08 and not self.is_steady):
                 self._arrive()
             start_ns = self.clock.now_ns
             self.clock.now_ns += rng.choice((1000, 50_000))
@@ -112,7 +114,9 @@ class Engine:
             for one in ended:
                 self.running.remove(one)
             self.step += 1
-            if rng.random() < 0.02:
+            if rng.random() < 0.02 and not self.is_steady:
+                self.clock.now_ns += 60 * MS
+                self.probe._keeper.tend()
                 self.clock.now_ns += rng.choice((300 * MS, 11_000 * MS))
         if left is not None:
             self._outcome(left, is_stated=False)
@@ -288,10 +292,15 @@ def test_steps_stated_briefly_fold_to_the_same_lines(
     assert brief.truth == full.truth
     assert assert_true(brief, expanded(frames_of(path_of(folder, True)))) == len(brief.truth)
     lines = lines_of(path_of(folder, True), recording=folder / "brief.isr")
-    for line, other in zip(lines, lines_of(path_of(folder, False)), strict=True):
-        assert line == other
-    assert lines_of(path_of(folder, True), most_bytes=1) == lines
-    assert replayed(folder / "brief.isr") == lines
+    others = lines_of(path_of(folder, False))
+    if not brief.at_dispatch:  # reports, and slices in full, come at other times
+        for told in (lines, others):
+            told[-1]["records"] = told[-1]["digest"] = None
+            told.sort(key=json.dumps)
+    assert lines == others
+    whole = lines_of(path_of(folder, True))
+    assert lines_of(path_of(folder, True), most_bytes=1) == whole
+    assert replayed(folder / "brief.isr") == whole
 
 
 def test_most_steps_of_a_steady_batch_are_stated_briefly(tmp_path: Path) -> None:
@@ -437,7 +446,7 @@ def test_a_lost_base_costs_the_members_of_so_many_steps_and_is_counted(tmp_path:
     clock = FakeClock(START_NS)
     probe = make_probe(tmp_path, clock)
     engine = Engine(random.Random(1), probe, clock, True)
-    engine.rng = _Steady()
+    engine.is_steady = True
     engine.running = [Sequencer(probe.queued("a", prompt_tokens=3), 3, 10**6, context=3)]
     engine.run(2 * MOST_SAME + 20)
     frames = frames_of(tmp_path / "a.ring")
@@ -448,10 +457,3 @@ def test_a_lost_base_costs_the_members_of_so_many_steps_and_is_counted(tmp_path:
     assert lost.num_lost == 1
     num_missing = lost.num_unjoined
     assert 0 < num_missing <= MOST_SAME + 1
-
-
-class _Steady(random.Random):
-    """Nothing happens by chance."""
-
-    def random(self) -> float:
-        return 1.0
