@@ -101,10 +101,9 @@ class Joins:
         pending.slices = slices
         pending.ring = ring.opened.ring
         if len(self._pending) > 1:
-            # A ring tells of steps in their order.
             for other in list(self._pending.values()):
                 if other.step < slices.step and other.dp_rank == pending.dp_rank:
-                    other.is_unsliced = other.slices is None
+                    other.is_unsliced = other.slices is None and other.ready_ns <= pending.start_ns
                     self._join(other)
         if pending.spans or pending.past:
             self._join(pending)
@@ -374,10 +373,19 @@ class Joins:
 
     def _note_bare(self, pending: PendingStep) -> None:
         """Count a step of known requests of which no rank reported the execution."""
-        if pending.slices is not None:
+        if pending.slices is not None and not self._is_cut_short(pending):
             self.num_unjoined += 1
             self._rings[pending.ring].has_bare_steps = True
             self._note_untimed(pending)
+
+    def _is_cut_short(self, pending: PendingStep) -> bool:
+        """Return whether all processes that execute a replica's steps ended within this one."""
+        newest = self._newest.get(pending.dp_rank)
+        if newest is not None and newest[0] > pending.step:
+            return False
+        rings = self._rings.values()
+        ranks = [ring for ring in rings if ring.has_spans and ring.dp_rank == pending.dp_rank]
+        return bool(ranks) and all(ring.is_out for ring in ranks)
 
     def _note_untimed(self, pending: PendingStep) -> None:
         """Mark the requests of a step that has no execution: their ledgers have a hole."""

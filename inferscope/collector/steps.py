@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+_NEVER_NS = 1 << 63
 _FASTEST_CLOCK = 1.01
 _CLOCK_ERROR_NS = 1_000_000
 """A device's clock may run this much ahead of the host's before its word is not believed."""
@@ -58,6 +59,15 @@ class PendingStep(msgspec.Struct):
     """Its slices will not come any more."""
     binding: str = "none"
     """What the scheduler says is scarce."""
+
+    @property
+    def ready_ns(self) -> int:
+        """Return when its outputs were known, by the latest of its spans; never without one.
+
+        Slices are stated from the step's dispatch on, or once its outputs are known: those of a
+        later step that was planned after this time follow them, of an earlier one they may not.
+        """
+        return max((span.ready_ns for span in self.spans.values()), default=_NEVER_NS)
 
     @property
     def open_ns(self) -> int:
