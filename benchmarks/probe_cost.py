@@ -2,8 +2,10 @@
 
 The lower bound: within an engine, whose weights push our code out of the cache between two steps,
 the same calls cost several times as much (probe_overhead.py measures that). Prints ns per call and
-µs per step at batch 1, 8 and 64, switched on and off: the best of many rounds over some seconds,
-for a shared machine is slower for seconds at a time, and the median of the rounds beside it.
+µs per step at batch 1, 16 and 64, switched on and off: the best of many rounds over some seconds,
+for a shared machine is slower for seconds at a time, and the median of the rounds beside it; and
+the bytes that a step's records take in the ring. `same` is a step of unchanged rows: `same_step`
+in place of plan, slices and emitted, which come every 257th step.
 
     python benchmarks/probe_cost.py --out probe_cost.json
 
@@ -27,9 +29,19 @@ from pathlib import Path
 from typing import Any
 
 from inferscope.probe import EngineInfo, Probe
-from inferscope.records import DECODE
+from inferscope.records import (
+    DECODE,
+    Emitted,
+    Record,
+    StepPlan,
+    StepSame,
+    StepSlices,
+    StepSpan,
+)
+from inferscope.ring.layout import frame_bytes
+from inferscope.ring.reader import Frame, RingReader
 
-BATCHES = (1, 8, 64)
+BATCHES = (1, 16, 64)
 TARGET_ON_US, TARGET_OFF_US = 15.0, 1.0
 CALLS = ("plan", "start", "stop", "slices", "emitted")
 
@@ -95,6 +107,72 @@ def measure(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, 
     return {name: round(value, 2) for name, value in best.items()}
 
 
+class Repeated:
+    """An engine's steps of unchanged rows: stated by `same_step`, in full where that is refused."""
+
+    def __init__(self, probe: Probe, batch: int) -> None:
+        self.probe, self.step, self.spent_ns = probe, 0, 0
+        self.batch = batch
+        self.indices = [probe.queued(f"again-{i}", prompt_tokens=500) for i in range(batch)]
+        self.ones, self.phases = (1,) * batch, (DECODE,) * batch
+        self.contexts = tuple(range(500, 500 + batch))
+
+    def one(self) -> None:
+        """State and time a step, whose record also holds what the one before it emitted."""
+        self.step = step = self.step + 1
+        probe, numbers = self.probe, {"waiting": 3, "running": self.batch, "blocks_used": 900}
+        now_ns = time.perf_counter_ns
+        began_ns = now_ns()
+        at_ns = time.monotonic_ns()
+        is_same = probe.same_step(
+            step, start_ns=at_ns, end_ns=at_ns, blocks_total=1000, **numbers,
+            emitted_step=step - 1, emitted_ns=at_ns,
+        )  # fmt: skip
+        self.spent_ns += now_ns() - began_ns
+        if not is_same:
+            probe.emitted(self.indices, self.ones, step=step - 1, at_ns=at_ns)
+            probe.plan(step, start_ns=at_ns, end_ns=at_ns, blocks_total=1000, **numbers)
+            probe.slices(
+                step, requests=self.indices, phases=self.phases, tokens=self.ones,
+                contexts=self.contexts, sampled=self.ones,
+            )  # fmt: skip
+        probe.start(step)
+        probe.stop(step)
+
+
+def measure_same(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, float]:
+    """Return ns of a `same_step`, µs of a step with its span, and the bytes it takes."""
+    engine = Repeated(probe, batch)
+    rounds_us, calls_ns = [], []
+    now_ns = time.perf_counter_ns
+    for _ in range(repeats):
+        engine.spent_ns, began_ns = 0, now_ns()
+        for _ in range(steps):
+            engine.one()
+        rounds_us.append((now_ns() - began_ns) / steps / 1e3)
+        calls_ns.append(engine.spent_ns / steps)
+    return {
+        "same_step": round(min(calls_ns), 2),
+        "step_us": round(min(rounds_us), 2),
+        "median_us": round(statistics.median(rounds_us), 2),
+        "bytes": bytes_per_step(probe, (StepSame, StepSpan)),
+    }
+
+
+def bytes_per_step(probe: Probe, kinds: tuple[type[Record], ...]) -> float:
+    """Return the bytes of ring that one frame of each of these records takes, mean over all."""
+    sizes: dict[int, list[int]] = {kind.CODE: [] for kind in kinds}
+    if probe.path is None:
+        return 0.0
+    reader = RingReader(probe.path)
+    while frames := reader.read():
+        for frame in frames:
+            if isinstance(frame, Frame) and frame.code in sizes:
+                sizes[frame.code].append(frame_bytes(len(frame.payload)))
+    reader.close()
+    return round(sum(statistics.mean(each) for each in sizes.values() if each), 1)
+
+
 def measure_beside(probe: Probe, num_threads: int, *, steps: int) -> tuple[float, float]:
     """Return mean and maximum of a step's cost in µs, at batch 64 and beside computing threads."""
     parts = calls(probe, 64)
@@ -136,7 +214,7 @@ def main() -> None:
     parser.add_argument("--beside", type=int, metavar="N", help="beside N computing threads")
     options = parser.parse_args()
     os.environ["INFERSCOPE_BUDGET"] = "2"  # nothing but the probe runs here
-    rows = []
+    rows, same_rows = [], []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         os.environ["INFERSCOPE_DIR"] = folder
         if options.beside is not None:
@@ -149,19 +227,31 @@ def main() -> None:
             for batch in BATCHES:
                 probe = Probe.open(EngineInfo(0, "bench")) if state == "on" else Probe.disabled()
                 row = measure(probe, batch, repeats=options.repeats, steps=options.steps)
+                row["bytes"] = bytes_per_step(probe, (StepPlan, StepSlices, StepSpan, Emitted))
                 rows.append({"probe": state, "batch": batch, **row})
                 probe.close()
+        for batch in BATCHES:
+            probe = Probe.open(EngineInfo(0, "bench"))
+            same = measure_same(probe, batch, repeats=options.repeats, steps=options.steps)
+            same_rows.append({"batch": batch, **same})
+            probe.close()
     about = machine()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     print(
         f"{'probe':<6}{'batch':>6}"
         + "".join(f"{name:>9}" for name in CALLS)
-        + f"{'step µs':>9}{'median':>8}"
+        + f"{'step µs':>9}{'median':>8}{'bytes':>7}"
     )
     for row in rows:
         cells = "".join(f"{row[name]:>9.0f}" for name in CALLS)
         print(
             f"{row['probe']:<6}{row['batch']:>6}{cells}{row['step_us']:>9.2f}{row['median_us']:>8.2f}"
+            f"{row['bytes']:>7.0f}"
+        )
+    for row in same_rows:
+        print(
+            f"{'same':<6}{row['batch']:>6}{row['same_step']:>9.0f} ns"
+            f"{row['step_us']:>42.2f}{row['median_us']:>8.2f}{row['bytes']:>7.0f}"
         )
     on_us = next(r["step_us"] for r in rows if r["probe"] == "on" and r["batch"] == BATCHES[-1])
     off_us = max(r["step_us"] for r in rows if r["probe"] == "off")
@@ -170,7 +260,7 @@ def main() -> None:
         f"target (batch 64 on <= {TARGET_ON_US:.0f} µs, off <= {TARGET_OFF_US:.0f} µs): {verdict}"
     )
     if options.out is not None:
-        result = {"machine": about, "rows": rows, "target": verdict}
+        result = {"machine": about, "rows": rows, "same": same_rows, "target": verdict}
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NewType
 import msgspec
 
 FORMAT_VERSION = 2
-"""Of rings and recordings: frames, header page, blocks, and record types that a reader cannot skip
+"""Version of rings and recordings: frames, header page, blocks, and record types that a reader cannot skip
 without losing steps (2: `StepSame`)."""
 FOLD_VERSION = 5
 """Of the meaning of the records: two folds of one version give the same numbers."""
@@ -429,7 +429,7 @@ class StepSame(Record, frozen=True, gc=False, array_like=True):
     frames_back: int
     """From this frame to that of the StepSlices, in sequence numbers."""
     start_ns: int
-    """Of the scheduling; the end follows from `took_ns`."""
+    """Start of the scheduling; its end follows from `took_ns`."""
     took_ns: int
     waiting: int
     running: int

@@ -51,7 +51,7 @@ class Expansion:
 
     def __init__(self) -> None:
         self._bases: dict[int, _Base] = {}
-        """By ring, the one used last at the end."""
+        """Bases by ring number, in the order of use."""
 
     def of(self, ring: int, sequence: int, record: Record) -> Sequence[Record]:
         """Return the records that a ring's record stands for: itself, unless it is a StepSame.

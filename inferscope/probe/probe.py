@@ -5,6 +5,9 @@
     probe.plan(...); probe.start(step); ...run...; probe.stop(step)
     probe.slices(...); probe.emitted(...); probe.finished(index, "stop")
 
+A step of the same rows as the one before may be stated by `same_step` instead of `plan` and
+`slices`.
+
 Every method may be called at any time and from anywhere: from other threads, from a signal handler
 or finaliser that interrupts another call. None raises or grows without bound. None waits, but for
 its own write where the ring's file system blocks; in memory (tmpfs) none does:

@@ -2,7 +2,7 @@
 
 A `StepSame` names the frame of a `StepSlices`. A reader has that frame only if it is behind the
 begin of the last keyframe, and knows contexts and members only if every step since was stated. So
-the base is given up where a keyframe begins, where a record is refused, and where a request is
+the base is dropped where a keyframe begins, where a record is refused, and where a request is
 admitted, preempted or finished; and a step is the same only if it follows the last one stated.
 """
 
@@ -37,7 +37,7 @@ class Repeats:
         self._requests = b""
 
     def forget(self) -> None:
-        """Give up the base: the next step is stated in full."""
+        """Drop the base: the next step is stated in full."""
         self.sequence = 0
 
     def begin(self, slices: StepSlices, sequence: int) -> None:

@@ -1,4 +1,4 @@
-"""Slices that are stated at a step's dispatch, before its outputs are known or never are."""
+"""Slices that are stated at a step's dispatch, before its outputs are known."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_slices_of_an_earlier_step_may_come_behind_those_of_a_later_one() -> Non
     assert {step.step: len(step.request_ids) for step in finals.steps} == dict.fromkeys(range(4), 2)
 
 
-def test_a_step_whose_slices_never_come_is_known_to_have_none_by_the_next_that_follows_it() -> None:
+def test_a_step_without_slices_is_decided_by_one_planned_after_its_end() -> None:
     script = Script()
     core, _, rows = begun(script, is_split=False)
     script.at(10)
@@ -100,7 +100,7 @@ def test_a_step_whose_slices_never_come_is_known_to_have_none_by_the_next_that_f
     assert [pending.step for pending in collector.engines["engine"].joins.pending()] == [2]
 
 
-def test_a_step_whose_outputs_never_come_is_counted_and_its_requests_are_partial() -> None:
+def test_a_step_without_outputs_is_counted_and_its_requests_are_partial() -> None:
     script = Script()
     core, _, rows = begun(script, is_split=False)
     script.at(10)

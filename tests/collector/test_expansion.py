@@ -16,9 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inferscope_jsonl import JsonlExporter
 
+from inferscope import records as record_module
+from inferscope.collector import follow
 from inferscope.collector.expansion import Expansion
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.merge import Merger
+from inferscope.collector.shifting import shifted
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.probe import Probe
 from inferscope.probe.repeats import MOST_SAME
@@ -34,13 +37,16 @@ from inferscope.records import (
     StepSame,
     StepSlices,
     decode,
+    encode,
 )
+from inferscope.ring import recording as recording_module
 from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.recording import RecordingWriter
 from tests.collector.refolding import MovedClock
 from tests.collector.scripts import Finals, assert_all_closes
 from tests.probe.fakes import FakeClock, everything, make_probe
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 MS = 1_000_000
 START_NS = 10**12
 Rows = list[tuple[int, int, int, int]]
@@ -457,3 +463,48 @@ def test_a_lost_base_costs_the_members_of_so_many_steps_and_is_counted(tmp_path:
     assert lost.num_lost == 1
     num_missing = lost.num_unjoined
     assert 0 < num_missing <= MOST_SAME + 1
+
+
+def test_a_reader_of_format_1_skips_and_counts_such_steps_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = made(tmp_path, 2, is_brief=True)
+    lines_of(path_of(tmp_path, True), recording=tmp_path / "brief.isr")
+    monkeypatch.delitem(record_module._KIND_OF_CODE, StepSame.CODE)
+    monkeypatch.delitem(record_module._DECODERS, StepSame.CODE)
+    for module in (follow, recording_module):
+        monkeypatch.setattr(module, "FORMAT_VERSION", 1)
+    ring = RingSource(
+        lambda: [path_of(tmp_path, True)], name="old", clock=MovedClock(START_NS + 10**13)
+    )
+    recording = RecordingSource(tmp_path / "brief.isr")
+    for source in (ring, recording):
+        while not source.has_ended:
+            source.advance()
+        collector = source.collector
+        assert collector.num_unknown == engine.num_same > 0
+        assert 0 < collector.num_unjoined <= engine.num_same
+        assert collector.num_lost == 0
+        assert any("newer version (format 2)" in note for note in source.notes())
+        source.close()
+
+
+def test_rings_and_recordings_of_format_1_expand_to_themselves() -> None:
+    frames = frames_of(GOLDEN / "format-1.ring")
+    assert expanded(frames) == [decode(frame.code, frame.payload) for frame in frames]
+
+
+@any_engine
+@given(seed=st.integers(0, 2**32))
+def test_steps_of_a_process_with_another_clock_are_the_same_steps_later(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("rings")
+    made(folder, seed, is_brief=True)
+    skew_ns = 7 * 10**9
+    frames = frames_of(path_of(folder, True))
+    moved = [
+        Frame(f.sequence, f.code, encode(shifted(decode(f.code, f.payload), skew_ns)))
+        for f in frames
+    ]
+    assert expanded(moved) == [shifted(record, skew_ns) for record in expanded(frames)]
