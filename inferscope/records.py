@@ -19,8 +19,8 @@ from typing import ClassVar, Literal, NewType
 import msgspec
 
 FORMAT_VERSION = 2
-"""Version of rings and recordings: frames, header page, blocks, and record types that a reader cannot skip
-without losing steps (2: `StepSame`)."""
+"""Version of rings and recordings: frames, header page, blocks, and record types that a reader
+cannot skip without losing steps (2: `StepSame`)."""
 FOLD_VERSION = 5
 """Of the meaning of the records: two folds of one version give the same numbers."""
 

@@ -94,8 +94,11 @@ def test_a_rank_s_steps_are_its_own_and_their_phases_its_replica_s(
         for step in range(3 + replica):
             worker.start(step)
             worker.stop(step)
-            phase = PREFILL if replica else DECODE
-            core.slices(step, requests=[index], phases=[phase], tokens=[1], contexts=[0])
+            rows = {"phases": [PREFILL if replica else DECODE], "tokens": [1], "contexts": [step]}
+            is_same = core.same_step(step, start_ns=0, end_ns=0, waiting=0, running=1)
+            assert is_same is (step > 0 and not replica)
+            if not is_same:
+                core.slices(step, requests=[index], sampled=[1], **rows)
         worker.start(9)  # a step's span is written with the next one's start
         probes += [core, worker]
     (engine,) = find_engines(tmp_path)

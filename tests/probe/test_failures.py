@@ -40,6 +40,9 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "slices": lambda probe, index: probe.slices(
         1, requests=[index], phases=[1], tokens=[1], contexts=[1]
     ),
+    "same_step": lambda probe, index: probe.same_step(
+        2, start_ns=0, end_ns=1, waiting=0, running=1, emitted_step=1
+    ),
     "sign": lambda probe, index: probe.sign(1, requests=[index], tokens=[1]),
     "emitted": lambda probe, index: probe.emitted([index], [1], step=1),
     "unsupported": lambda probe, index: probe.unsupported("pauses: gone"),
@@ -62,7 +65,7 @@ SURELY_TOUCHES = {
     ),
     *(
         ("timer", call)
-        for call in ("start", "stop", "slices", "sign", "close", "the thread beside")
+        for call in ("start", "stop", "slices", "same_step", "sign", "close", "the thread beside")
     ),
     *(("timer", call) for call in (*_OF_THE_TIMER_ALONE, "unsupported")),
     *(
@@ -132,6 +135,7 @@ def under_way(probe: Probe, parts: dict[str, Any]) -> Any:
     probe.start(0)
     probe.stop(0)
     probe.start(1)
+    probe.slices(1, requests=[index], phases=[1], tokens=[1], contexts=[1], sampled=[1])
     probe.stop(1)
     parts["clock"].real.now_ns += 20_000_000_000
     return index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -163,6 +164,19 @@ def _refused_record(probe: Probe, clock: FakeClock, path: Path) -> None:
     assert probe._log._num_refused == 1
 
 
+def _failed_write(probe: Probe, clock: FakeClock, path: Path) -> None:
+    assert same(probe, 7)
+    ring = probe._log.ring
+    assert ring is not None
+    kept, closed = os.dup(ring._file), os.open(path, os.O_RDONLY)
+    os.dup2(closed, ring._file)
+    assert not same(probe, 8)
+    os.dup2(kept, ring._file)
+    os.close(kept)
+    os.close(closed)
+    assert ring.num_failed == 1
+
+
 def _off_and_on(probe: Probe, clock: FakeClock, path: Path) -> None:
     assert same(probe, 7)
     switch(path, to=SWITCHED_OFF)
@@ -189,6 +203,7 @@ def _off_and_on(probe: Probe, clock: FakeClock, path: Path) -> None:
         _preemption,
         _admission,
         _refused_record,
+        _failed_write,
         _off_and_on,
     ],
 )
