@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from inferscope.collector.expansion import Expansion
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import PREFILL, Record, StepSlices, StepSpan, UnknownRecord, decode
 from inferscope.ring.control import open_control
@@ -89,10 +91,24 @@ def of(kind: type[Kind], path: Path) -> list[Kind]:
     return [record for record in records(path) if isinstance(record, kind)]
 
 
+def facts_of(kind: type[Kind], path: Path) -> list[Kind]:
+    """Return the records of one kind as the fold takes them: a StepSame as what it stands for."""
+    reader, expansion = RingReader(path), Expansion()
+    found = []
+    for frame in everything(reader):
+        assert isinstance(frame, Frame), frame
+        with suppress(UnknownRecord):
+            record = decode(frame.code, frame.payload)
+            facts = expansion.of(1, frame.sequence, record)
+            found += [fact for fact in facts if isinstance(fact, kind)]
+    reader.close()
+    return found
+
+
 def tokens_told(path: Path) -> dict[int, tuple[int, int]]:
     """Return of each step how many tokens its slices have in prefills, and how many else."""
     found = {}
-    for slices in of(StepSlices, path):
+    for slices in facts_of(StepSlices, path):
         tokens = memoryview(slices.tokens).cast("I").tolist()
         prefill = sum(
             num for num, phase in zip(tokens, slices.phases, strict=True) if phase == PREFILL

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,11 @@ from inferscope.records import (
 from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, switch
 from inferscope.ring.layout import frame_bytes
 from inferscope.ring.reader import Frame, RingReader
-from tests.probe.fakes import FakeClock, everything, make_probe, of, records
+from tests.probe.fakes import FakeClock, everything, facts_of, make_probe, of, records
+from tests.probe.test_reentry import no_collector, signal_at_instruction, signals
 
 MS = 1_000_000
+__all__ = ["no_collector"]  # the fixture is found by its name
 
 
 def opened(folder: Path, **parts: object) -> tuple[Probe, FakeClock, Path]:
@@ -377,3 +381,42 @@ def test_frames_back_points_at_the_slices(tmp_path: Path) -> None:
         if isinstance(record, StepSame)
     }
     assert bases == {StepSlices.CODE}
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("function", ["_tell_same", "_tell_slices"])
+def test_an_exception_of_a_handler_within_any_instruction_leaves_no_wrong_members(
+    tmp_path: Path, function: str
+) -> None:
+    def state(step: int) -> None:
+        contexts = (40 + step, 80 + step)
+        if not (step % 2 and probe.same_step(step, start_ns=1, end_ns=2, waiting=0, running=2)):
+            rows = {"requests": (0, 1), "phases": (1, 1), "tokens": (1, 1), "sampled": (1, 1)}
+            probe.slices(step, contexts=contexts, **rows)
+
+    def handler(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        raise TimeoutError("of the host")
+
+    number, is_inside = 1, True
+    while is_inside:
+        probe, _, path = opened(tmp_path, capacity=1 << 16)
+        state(0)
+        with (
+            signals(handler),
+            signal_at_instruction(number, function) as sent,
+            suppress(TimeoutError),
+        ):
+            state(1 if function == "_tell_same" else 2)
+        is_inside = bool(sent)
+        for step in (3, 4, 5):
+            state(step)
+        found = facts_of(StepSlices, path)
+        assert {3, 4, 5} <= {slices.step for slices in found}
+        for slices in found:
+            contexts = memoryview(slices.contexts).cast("I").tolist()
+            assert contexts == [40 + slices.step, 80 + slices.step]
+        probe.close()
+        path.unlink()
+        number += 3  # each instruction of the calls within is met by one of three
+    assert number > 100
