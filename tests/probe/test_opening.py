@@ -196,7 +196,7 @@ def test_a_ring_that_is_not_made_in_time_blocks_nothing_and_leaves_nothing_behin
 
 
 WAITING = """
-import os, signal, sys
+import os, signal, sys, time
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.voice import warn
 
@@ -212,6 +212,9 @@ probe = Probe.open(EngineInfo(0, "test"))
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 os.kill(os.getpid(), signal.SIGTERM)
 signal.sigwait({signal.SIGTERM})
+until_s = time.monotonic() + 30
+while len(os.listdir("/proc/self/task")) > 3 and time.monotonic() < until_s:
+    time.sleep(0.01)  # the thread that opened the ring is ending
 print(probe.on, len(os.listdir("/proc/self/task")), flush=True)
 """
 
