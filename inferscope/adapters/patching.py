@@ -58,12 +58,40 @@ class Around(NamedTuple):
     after: Callable[..., Any] | None = None
 
 
+Make = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
+"""Given `call` and `original`, returns a wrapper; see `Direct`."""
+
+
+class Direct(NamedTuple):
+    """One wrapper written out in full, for a method that is called before every dispatch.
+
+    Two hooks around a method cost three calls and as many argument tuples each. `make(call,
+    original)` returns a function that does both in one frame, and keeps their rules:
+
+        def step(self, batch):
+            if patches.is_off or (within and patches.is_within("step", self)):
+                return original(self, batch)
+            result = call(self, batch)
+            try:
+                ...what the hook does...
+            except Exception as error:
+                patches.caught(hook, error)
+            return result
+
+    where `within` is `patches.within`. `call` and `original` are the same function, unless the
+    method overrides one that is hooked: only `call` keeps the hooks of its base from running too.
+    """
+
+    make: Make
+
+
 class Patches:
     """What one adapter has replaced in this process.
 
     Attributes:
         is_off: no hook is called any more; wrappers that are still in place only pass on.
         probes: what the hooks write to; a fault switches them off.
+        within: overrides that are being called: attribute, `id` of the object, thread.
     """
 
     def __init__(self, adapter: str) -> None:
@@ -75,8 +103,7 @@ class Patches:
         """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
         self._said: dict[str, None] = {}
         """Features that are unsupported, in the order in which they were reported."""
-        self._within: set[tuple[str, int, int]] = set()
-        """Overrides that are being called: the attribute, the `id` of the object, the thread."""
+        self.within: set[tuple[str, int, int]] = set()
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state of hooks that are off: a wrapper may be pickled along with its class."""
@@ -113,7 +140,7 @@ class Patches:
         for what in self._said:
             probe.unsupported(what, is_everything=not is_observing)
 
-    def unit(self, feature: str, owner: Any, hooks: Mapping[str, Around]) -> bool:
+    def unit(self, feature: str, owner: Any, hooks: Mapping[str, Around | Direct]) -> bool:
         """Put the hooks of a feature in place, all of them or, where one has no place, none.
 
         Args:
@@ -133,8 +160,11 @@ class Patches:
             return False
         num_before = len(self._replaced)
         try:
-            for name, (before, after) in hooks.items():
-                self.around(owner, name, before=before, after=after)
+            for name, hook in hooks.items():
+                if isinstance(hook, Direct):
+                    self.direct(owner, name, hook.make)
+                else:
+                    self.around(owner, name, before=hook.before, after=hook.after)
         except (AttributeError, TypeError) as error:  # a compiled class takes no attributes
             self._undo(num_before)
             self.unsupported(f"{feature}: {_name(owner)} cannot be wrapped: {error}")
@@ -163,17 +193,10 @@ class Patches:
         Returns:
             Whether the hooks are in place.
         """
-        bases = getattr(owner, "__mro__", ())[1:]
-        is_override = any(hasattr(vars(base).get(attribute), _MARK) for base in bases)
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            call = self._outermost(attribute, original) if is_override else original
-
-            @functools.wraps(original)
+        def make(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                if self.is_off or (
-                    self._within and args and (attribute, id(args[0]), get_ident()) in self._within
-                ):
+                if self.is_off or (self.within and args and self.is_within(attribute, args[0])):
                     return original(*args, **kwargs)
                 noted = None if before is None else self.run(before, *args, **kwargs)
                 result = call(*args, **kwargs)
@@ -183,7 +206,31 @@ class Patches:
 
             return wrapper
 
-        return self.replace(owner, attribute, make)
+        return self.direct(owner, attribute, make)
+
+    def direct(self, owner: Any, attribute: str, make: Make) -> bool:
+        """Put one wrapper that is written out in full around a function or method; see `Direct`.
+
+        Args:
+            owner: a class or a module; None does nothing, as in `around`.
+            attribute: of the owner, possibly inherited.
+            make: returns the wrapper.
+
+        Returns:
+            Whether it is in place.
+        """
+        bases = getattr(owner, "__mro__", ())[1:]
+        is_override = any(hasattr(vars(base).get(attribute), _MARK) for base in bases)
+
+        def made(original: Callable[..., Any]) -> Callable[..., Any]:
+            call = self._outermost(attribute, original) if is_override else original
+            return functools.wraps(original)(make(call, original))
+
+        return self.replace(owner, attribute, made)
+
+    def is_within(self, attribute: str, instance: Any) -> bool:
+        """Return whether this thread is inside an override, so that its base's hooks stay away."""
+        return (attribute, id(instance), get_ident()) in self.within
 
     def replace(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
         """Put `make(original)` in the place of an attribute, unless that was done before.
@@ -221,9 +268,17 @@ class Patches:
         try:
             return hook(*args, **kwargs)
         except Exception as error:
-            pass_on(error)
-            self.fail(hook, error)
+            self.caught(hook, error)
             return None
+
+    def caught(self, hook: Callable[..., Any], error: Exception) -> None:
+        """Switch off for an exception within a hook.
+
+        Raises:
+            Exception: the same one, where it is of a signal handler of the host.
+        """
+        pass_on(error)
+        self.fail(hook, error)
 
     def fail(self, hook: Callable[..., Any], error: Exception) -> None:
         """Switch off for good, say so once, and never let anything out."""
@@ -257,11 +312,11 @@ class Patches:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             key = (attribute, id(args[0]), get_ident())
-            self._within.add(key)
+            self.within.add(key)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._within.discard(key)
+                self.within.discard(key)
 
         return call
 

@@ -6,12 +6,13 @@ import functools
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from inferscope.adapters.patching import Around, Patches
+from inferscope.adapters.patching import Around, Direct, Patches
 from inferscope.probe import Probe
 from inferscope.records import ProbeHealth
 from tests.probe.fakes import FakeClock, make_probe, of
@@ -140,6 +141,62 @@ def test_hooks_around_an_override_are_called_once_whether_or_not_it_calls_its_ba
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
+def direct(patches: Patches, hook: Callable[[int], None]) -> Direct:
+    """Return a wrapper of `step` that calls a hook with the result, written out in full."""
+
+    def make(call: Callable[..., int], original: Callable[..., int]) -> Callable[..., int]:
+        def step(engine: Engine, number: int, *, factor: int = 1) -> int:
+            if patches.is_off or (patches.within and patches.is_within("step", engine)):
+                return original(engine, number, factor=factor)
+            result = call(engine, number, factor=factor)
+            try:
+                hook(result)
+            except Exception as error:
+                patches.caught(hook, error)
+            return result
+
+        return step
+
+    return Direct(make)
+
+
+def test_a_direct_wrapper_runs_its_hook_once_for_an_override_and_its_base(
+    patches: Patches,
+) -> None:
+    seen: list[int] = []
+    kinds = (Engine, Careful, Own)
+    before = [dict(vars(kind)) for kind in kinds]
+    for kind in kinds:
+        assert patches.unit("a step", kind, {"step": direct(patches, seen.append)})
+    try:
+        assert (Careful().step(-3), Own().step(1), Engine().step(5, factor=2)) == (4, 7, 10)
+        assert seen == [4, 7, 10]
+        assert Engine.step.__name__ == "step"
+        assert not patches.within
+    finally:
+        patches.restore()
+    assert [dict(vars(kind)) for kind in kinds] == before
+
+
+def test_a_fault_in_a_direct_wrapper_switches_all_off_and_the_engine_goes_on(
+    patches: Patches, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def broken(result: int) -> None:
+        calls.append(result)
+        raise RuntimeError("our own mistake")
+
+    assert patches.unit("a step", Engine, {"step": direct(patches, broken)})
+    with caplog.at_level(logging.WARNING):
+        assert [Engine().step(n) for n in (1, 2, 3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="negative"):
+        Engine().step(-1)
+    patches.restore()
+    assert (calls, patches.is_off) == ([1], True)
+    assert caplog.text.count("our own mistake") == 1
+
+
 class Slow(Engine):
     entered, released = threading.Event(), threading.Event()
 
@@ -201,7 +258,7 @@ def test_a_fault_in_a_hook_is_said_once_and_switches_all_off(
     assert caplog.text.count("our own mistake") == 1
 
 
-@pytest.mark.parametrize("which", ["before", "after"])
+@pytest.mark.parametrize("which", ["before", "after", "direct"])
 def test_an_exception_of_the_hosts_signal_handler_reaches_the_host(
     patches: Patches, which: str
 ) -> None:
@@ -214,7 +271,8 @@ def test_an_exception_of_the_hosts_signal_handler_reaches_the_host(
     def interrupted(*args: object, **kwargs: object) -> None:
         signal.raise_signal(signal.SIGALRM)
 
-    patches.unit("a step", Engine, {"step": Around(**{which: interrupted})})
+    hook = direct(patches, interrupted) if which == "direct" else Around(**{which: interrupted})
+    patches.unit("a step", Engine, {"step": hook})
     handler = signal.signal(signal.SIGALRM, alarmed)
     try:
         with pytest.raises(TimeIsUp):
