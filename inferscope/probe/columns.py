@@ -21,6 +21,7 @@ from inferscope.host_signals import pass_on
 MAX_TEXT_BYTES = 128
 MAX_ATTRIBUTES = 16
 LEAST_INT64, LARGEST_INT64, LARGEST_U32 = -(1 << 63), (1 << 63) - 1, 0xFFFFFFFF
+LARGEST_U64 = (1 << 64) - 1
 _LARGEST = {"B": 0xFF, "H": 0xFFFF, "I": LARGEST_U32, "q": LARGEST_INT64}
 _BYTES = {"B": 1, "H": 2, "I": 4, "q": 8}
 _OUT_OF_RANGE = 0xFFFFFFFF

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 
 from inferscope.host_signals import suppressed
@@ -43,6 +44,8 @@ class Keeper:
         self._profiling = None if log.path is None else Profiling(log.path)
         self._host = HostPressure()
         self._now = log.clock.monotonic_ns
+        self.write_overdue: Callable[[int], object] | None = None
+        """See `Probe.look_after`."""
         self._speaker: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Lock()
@@ -85,6 +88,8 @@ class Keeper:
                 self._profiling.look()
             if life.on and self._host.is_due(now_ns):
                 self._read_host(now_ns)
+            if life.on and self.write_overdue is not None:
+                self.write_overdue(now_ns)
             is_silent = not (life.on or life.wants_on or log.is_listing)
             if is_silent and log.state != UNSUPPORTED:
                 return

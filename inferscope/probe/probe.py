@@ -46,6 +46,7 @@ from inferscope.probe.clock import SystemClock
 from inferscope.probe.columns import (
     LARGEST_INT64,
     LARGEST_U32,
+    LARGEST_U64,
     LEAST_INT64,
     PlanNumbers,
     column,
@@ -73,7 +74,7 @@ from inferscope.probe.opening import (
 )
 from inferscope.probe.parts import Parts
 from inferscope.probe.repeats import NO_STEP
-from inferscope.probe.spans import Spans
+from inferscope.probe.spans import Signature, Spans
 from inferscope.probe.timers import HostTimer, StepTimer
 from inferscope.probe.voice import warn
 from inferscope.records import (
@@ -107,8 +108,8 @@ LEAST_BLOCKED_NS = 1_000_000
 _Same: TypeAlias = tuple[int, PlanNumbers, int, int, int]
 """When it was given; numbers and binding of the plan; steps back to the one that emitted tokens, 0
 for none, and when they left."""
-_Signature: TypeAlias = tuple[int, int, int, tuple[int | None, int]]
-"""When it was given; a step, its digest and its tokens, prefills' and others'."""
+_Signature: TypeAlias = tuple[int, int, Signature]
+"""When it was given, and of which step."""
 
 
 class Probe:
@@ -466,9 +467,24 @@ class Probe:
             life.caught(error)
 
     def start(
-        self, step: int, *, mode: str = "eager", cold: bool = False, dummy: bool = False
+        self,
+        step: int,
+        *,
+        mode: str = "eager",
+        cold: bool = False,
+        dummy: bool = False,
+        reaps: bool = True,
     ) -> None:
-        """Begin timing a step, right before its first launch."""
+        """Begin timing a step, right before its first launch.
+
+        Args:
+            step: the step's number.
+            mode: how it is launched; `sign` may state it later.
+            cold: the first of its kind, which takes longer.
+            dummy: computes nothing for any request.
+            reaps: spans of earlier steps are written now. Without it `sign` or `slices` has to be
+                called behind each launch: that writes them while the device computes.
+        """
         life = self._life
         if not life.on and not life.wants_on:
             return
@@ -492,7 +508,8 @@ class Probe:
             if life.on:
                 # Later it would be timed wrong.
                 begun = (step, t_ns, mode, cold, dummy)
-                life.perform(t_ns, None, self._spans.start, begun)
+                spans = self._spans
+                life.perform(t_ns, None, spans.start if reaps else spans.begin, begun)
         except Exception as error:
             life.caught(error)
 
@@ -554,6 +571,7 @@ class Probe:
         sampled: Sequence[int] = (),
         proposed: Sequence[int] = (),
         accepted: Sequence[int] = (),
+        digest: int | None = None,
     ) -> None:
         """Note which part of the step is whose, once for each step.
 
@@ -574,6 +592,8 @@ class Probe:
             sampled: rows of logits computed.
             proposed: draft tokens verified.
             accepted: draft tokens accepted.
+            digest: by which ranks recognise the step, where they know no indices; None for that of
+                `requests` and `tokens`.
         """
         life = self._life
         if not life.on:
@@ -586,6 +606,10 @@ class Probe:
                 if step < life.first_step:
                     return
                 made = slice_columns(requests, phases, tokens, contexts, flags, sampled, log.odd)
+                if digest is None:
+                    digest = digest64(made[0], made[2])
+                elif type(digest) is not int or not 0 <= digest <= LARGEST_U64:
+                    digest = whole(digest, 0, LARGEST_U64, log.odd)
                 drafted = verified = b""
                 if len(proposed) or len(accepted):
                     drafted = column("H", proposed, log.odd)
@@ -594,19 +618,18 @@ class Probe:
             except Exception as error:
                 life.refuse("slices", error)
                 return
-            digest = digest64(made[0], made[2])
             record = StepSlices(t_ns, step, digest, *made, drafted, verified)
             life.perform(t_ns, self._sign_and_write, self._tell_slices, record)
         except Exception as error:
             life.caught(error)
 
     def _sign_and_write(self, record: StepSlices) -> None:
-        self._spans.sign(record.step, record.digest)
+        self._spans.sign(record.step, Signature(record.digest))
         self._write_slices(record)
 
     def _tell_slices(self, record: StepSlices) -> None:
         life, log, spans = self._life, self._log, self._spans
-        spans.sign(record.step, record.digest)
+        spans.sign(record.step, Signature(record.digest))
         spans.reap(record.t_ns)
         self._write_slices(record)
         if record.t_ns >= log.health_due_ns:
@@ -700,7 +723,7 @@ class Probe:
         life, log, spans = self._life, self._log, self._spans
         step, start_ns, end_ns, waiting, running, used, cached, total = numbers
         repeats = log.repeats
-        spans.sign(step, repeats.digest)
+        spans.sign(step, Signature(repeats.digest))
         spans.reap(t_ns)
         ring = log.ring
         # Only now: with the spans a keyframe may have been written.
@@ -733,9 +756,12 @@ class Probe:
         self,
         step: int,
         *,
-        requests: Sequence[int],
+        requests: Sequence[int] = (),
         tokens: Sequence[int],
         prefill_tokens: int | None = None,
+        digest: int | None = None,
+        mode: str | None = None,
+        padded_tokens: int | None = None,
     ) -> None:
         """Note what the step stopped last computed, on a rank whose slices the core tells.
 
@@ -747,6 +773,9 @@ class Probe:
             tokens: tokens computed, likewise.
             prefill_tokens: how many of these are prefills': where the core is on another host, a
                 reader here knows the phases by nothing else.
+            digest: of the step where core and ranks have one of their own; `requests` is not read.
+            mode: how the step was launched; None for what `start` was given.
+            padded_tokens: that it was padded to; None for what `stop` was given.
         """
         life = self._life
         if not life.on:
@@ -757,8 +786,17 @@ class Probe:
                 step = whole(step, LEAST_INT64, LARGEST_INT64, odd)
                 if step < life.first_step:
                     return
-                indices, counts = index_column(requests, odd), column("I", tokens, odd)
-                same_rows(len(indices) // 4, ("I", counts))
+                counts = column("I", tokens, odd)
+                if digest is None:
+                    indices = index_column(requests, odd)
+                    same_rows(len(indices) // 4, ("I", counts))
+                    digest = digest64(indices, counts)
+                elif type(digest) is not int or not 0 <= digest <= LARGEST_U64:
+                    digest = whole(digest, 0, LARGEST_U64, odd)
+                if mode is not None:
+                    mode = text_or_empty(mode, odd)
+                if padded_tokens is not None:
+                    padded_tokens = whole_or(padded_tokens, 0, 0, LARGEST_U32, odd)
                 signed: tuple[int | None, int] = (None, 0)
                 if prefill_tokens is not None:
                     computed = sum(memoryview(counts).cast("I"))
@@ -767,15 +805,14 @@ class Probe:
             except Exception as error:
                 life.refuse("sign", error)
                 return
-            digest = digest64(indices, counts)
-            signature = (t_ns, step, digest, signed)
+            signature = (t_ns, step, Signature(digest, signed, mode, padded_tokens))
             life.perform(t_ns, self._keep_signature, self._tell_signature, signature)
         except Exception as error:
             life.caught(error)
 
     def _keep_signature(self, signature: _Signature) -> None:
-        _, step, digest, tokens = signature
-        self._spans.sign(step, digest, tokens)
+        _, step, signed = signature
+        self._spans.sign(step, signed)
 
     def _tell_signature(self, signature: _Signature) -> None:
         t_ns = signature[0]
@@ -846,6 +883,26 @@ class Probe:
             life.perform(t_ns, life.note_unsupported, life.note_unsupported, noted)
         except Exception as error:
             life.caught(error)
+
+    # --- facts that the engine's hooks keep for later ---------------------------------------------
+
+    def defer(self, since_ns: int) -> None:
+        """Note from when on facts are kept and not written yet; 0: none are.
+
+        Reports say that this ring is complete up to then.
+        """
+        if type(since_ns) is int and 0 <= since_ns <= LARGEST_INT64:
+            self._spans.deferred_ns = since_ns
+
+    def look_after(self, write_overdue: Callable[[int], object]) -> None:
+        """Write facts that are kept for too long, because the engine's thread hangs.
+
+        Args:
+            write_overdue: called every 100 ms with the time, on the probe's own thread, beside the
+                engine's; raises nothing.
+        """
+        if callable(write_overdue):
+            self._keeper.write_overdue = write_overdue
 
     # --- the end ------------------------------------------------------------------------------
 

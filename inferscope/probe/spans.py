@@ -9,13 +9,32 @@ from __future__ import annotations
 
 from collections import deque
 from threading import get_ident
+from typing import NamedTuple
 
 from inferscope.probe.log import Log
 from inferscope.probe.timers import StepTimer
 from inferscope.records import Clock, StepSpan
 
 _NOT_TOLD: tuple[None, int] = (None, 0)
-_UNSIGNED = (0, _NOT_TOLD)
+
+
+class Signature(NamedTuple):
+    """What is known of a step besides its times.
+
+    Attributes:
+        digest: by which its span and its slices recognise each other.
+        tokens: prefills' and others', where the slices are told elsewhere.
+        mode: how it was launched; None for what was said as it began.
+        padded_tokens: that it was padded to; None for what was said as it ended.
+    """
+
+    digest: int = 0
+    tokens: tuple[int | None, int] = _NOT_TOLD
+    mode: str | None = None
+    padded_tokens: int | None = None
+
+
+_UNSIGNED = Signature()
 _MOST_SIGNED = 64
 """Steps that wait for their spans; of ones whose spans never come the oldest are forgotten."""
 LONG_STEP_NS = 1_000_000_000
@@ -29,12 +48,14 @@ class Spans:
         timer: who measures.
         last_step: the step begun last.
         last_step_ns: when the engine's thread last began or ended one.
+        deferred_ns: time of the oldest fact that an adapter keeps and has not written, 0 for none.
     """
 
     def __init__(self, timer: StepTimer, log: Log) -> None:
         self.timer = timer
         self.last_step = -1
         self.last_step_ns = 0
+        self.deferred_ns = 0
         self._log = log
         self._has_stopped = False
         """A step ended since the last `reap`."""
@@ -46,20 +67,28 @@ class Spans:
         self._endless: deque[int] = deque(maxlen=_MOST_SIGNED)
         """Steps whose spans are left out, until the timer returns them."""
         self._num_endless = 0
-        self._signed: dict[int, tuple[int, tuple[int | None, int]]] = {}
-        """By step: its digest and its tokens, prefills' and others', until its span is written."""
+        self._signed: dict[int, Signature] = {}
+        """Signatures by step, until its span is written."""
 
     def start(self, begun: tuple[int, int, str, bool, bool]) -> None:
         """Begin timing a step: its number, when, its mode, whether it is cold, and a dummy."""
-        step, now_ns, mode, cold, dummy = begun
         self._thread = get_ident()
         if self._has_stopped or self._pending_ns:
-            self.reap(now_ns)
+            self.reap(begun[1])
+        self.begin(begun)
+
+    def begin(self, begun: tuple[int, int, str, bool, bool]) -> None:
+        """Do the same, and leave the spans of earlier steps to the next `reap`."""
+        step, now_ns, mode, cold, dummy = begun
+        self._thread = get_ident()
         self.last_step_ns = now_ns
         timer = self.timer
         self._is_open = True
         timer.start(step, now_ns, mode, cold, dummy)
-        self._publish_pending(timer.pending_ns)
+        # `_publish_pending`, without the call: this is before a launch.
+        self._pending_ns = pending_ns = timer.pending_ns
+        if self._log.ring is not None:
+            self._log.ring.set_pending(pending_ns)
         self.last_step = step
 
     def device_start(self, now_ns: int) -> None:
@@ -85,16 +114,10 @@ class Spans:
         self.timer.stop(now_ns, padded_tokens=padded_tokens)
         self._is_open, self._has_stopped = False, True
 
-    def sign(self, step: int, digest: int, tokens: tuple[int | None, int] = _NOT_TOLD) -> None:
-        """Remember by which digest the span of a step and its slices recognise each other.
-
-        Args:
-            step: its number.
-            digest: of its requests and tokens.
-            tokens: prefills' and others', where the slices are told elsewhere.
-        """
+    def sign(self, step: int, signature: Signature) -> None:
+        """Remember what is known of a step until its span is written."""
         signed = self._signed
-        signed[step] = digest, tokens
+        signed[step] = signature
         if len(signed) > _MOST_SIGNED:
             del signed[next(iter(signed))]
 
@@ -117,7 +140,7 @@ class Spans:
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:
-            digest, tokens = self._signed.pop(span.step, _UNSIGNED)
+            digest, tokens, mode, padded = self._signed.pop(span.step, _UNSIGNED)
             if span.step in self._endless:
                 self._endless.remove(span.step)
                 self._num_endless += 1
@@ -133,8 +156,8 @@ class Spans:
                     span.device_start_ns,
                     span.device_end_ns,
                     (),
-                    span.mode,
-                    span.padded_tokens,
+                    span.mode if mode is None else mode,
+                    span.padded_tokens if padded is None else padded,
                     span.cold,
                     span.dummy,
                     False,
@@ -146,9 +169,10 @@ class Spans:
     def report(self, now_ns: int) -> None:
         """Write how the probe is, and through when the spans are complete."""
         timer = self.timer
+        pending_ns, deferred_ns = timer.pending_ns or now_ns, self.deferred_ns or now_ns
         self._log.report(
             now_ns,
-            complete_through_ns=timer.pending_ns or now_ns,
+            complete_through_ns=min(pending_ns, deferred_ns),
             num_dropped=timer.dropped + self._num_endless,
         )
 

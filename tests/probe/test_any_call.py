@@ -103,6 +103,8 @@ GOOD = {
     "line": "something is wrong",
     "waiting": 0,
     "running": 1,
+    "since_ns": 5,
+    "write_overdue": lambda now_ns: None,
     **dict.fromkeys(("requests", "phases", "tokens", "contexts"), COLUMN),
 }
 """Good values by name, for arguments without a default."""
