@@ -1,19 +1,30 @@
 """vLLM's core: the scheduler, hooked where it decides and where outputs leave.
 
-The methods are those of its interface, which custom schedulers keep. What is told of them is in
-`vllm_steps.py`.
+The methods are those of its interface, which custom schedulers keep. On the path of a step they
+keep references (`vllm_kept.py`), which become records (`vllm_steps.py`) once it is dispatched:
+
+    step()         schedule ─ execute_model ─ get_grammar_bitmask ─ wait ─ update_from_output
+    with a queue   schedule ─ execute_model ─ get_grammar_bitmask ─ sample ─ wait ─ update_…
+                                              └ flush
+
+Where vLLM asks for no bitmask there (pooling models) or only after the outputs of the step before
+(structured output that waits for them), the plan is written before the next call that changes the
+scheduler. With several batches in flight each plan is written behind its own dispatch.
 """
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any
 
-from inferscope.adapters.patching import Around, Patches
+from inferscope.adapters import vllm_tag
+from inferscope.adapters.patching import Around, Direct, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
-from inferscope.adapters.vllm_steps import Core, Tag
+from inferscope.adapters.vllm_kept import Kept
+from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_transfers import Transfers, groups_of
 from inferscope.probe import Probe
 
@@ -26,11 +37,25 @@ _NEEDED = (
 
 
 class CoreHooks:
-    """Observes the schedulers of a process; all of it runs in the core's own loop."""
+    """Observes the schedulers of a process; all of it runs in the core's own loop.
 
-    def __init__(self, patches: Patches) -> None:
+    Attributes:
+        kept: what the core of this process has still to write; None while there is none.
+    """
+
+    def __init__(
+        self, patches: Patches, is_host_computing: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Observe nothing yet.
+
+        Args:
+            patches: hold the hooks.
+            is_host_computing: returns whether the worker is in this process and computes on a CPU.
+        """
         self._patches = patches
-        self._core: Core | None = None
+        self._is_host_computing = is_host_computing
+        self.kept: Kept | None = None
+        self._is_deferring = False
         self._first_step = 0
         """The next scheduler's: no two steps of a process have the same number."""
 
@@ -48,12 +73,16 @@ class CoreHooks:
             {
                 **more,
                 "add_request": Around(self.adding, self.added),
-                "schedule": Around(self.scheduling, self.scheduled),
-                "update_from_output": Around(self.updating, self.updated),
-                "finish_requests": Around(after=self.aborted),
+                "schedule": Direct(self._schedule),
+                "update_from_output": Direct(self._update_from_output),
+                "finish_requests": Around(self.aborting, self.aborted),
             },
         )
         if is_whole:
+            flushing = {"get_grammar_bitmask": Direct(self._get_grammar_bitmask)}
+            self._is_deferring = patches.unit(
+                "records beside the device", scheduler_class, flushing
+            )
             closing = {"shutdown": Around(after=self.closed)}
             patches.unit("its shutdown in good order", scheduler_class, closing)
             patches.unit("pauses", scheduler_class, {"set_pause_state": Around(after=self.turned)})
@@ -68,11 +97,11 @@ class CoreHooks:
 
     def made(self, _: None, result: None, scheduler: Any, *args: Any, **kw: Any) -> None:
         """Open this process's ring."""
-        if self._core is not None:
-            if self._core.scheduler is not None:
+        if self.kept is not None:
+            if self.kept.core.scheduler is not None:
                 self._patches.unsupported("a second scheduler in one process")
                 return
-            self._leave(self._core)  # gone without a shutdown
+            self._leave(self.kept)  # gone without a shutdown
         missing = [name for name in _NEEDED if not hasattr(scheduler, name)]
         if missing:
             self._patches.unsupported(f"{SCHEDULER}: it has no {', '.join(missing)}")
@@ -84,7 +113,11 @@ class CoreHooks:
         config = scheduler.vllm_config
         probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
         self._patches.attach(probe)
-        self._core = core = Core(scheduler, probe, first_step=self._first_step)
+        core = Core(scheduler, probe)
+        is_early = not self._is_deferring or self._is_host_computing()
+        self.kept = kept = Kept(core, first_step=self._first_step, is_early=is_early)
+        if not is_early:
+            probe.look_after(functools.partial(self._patches.run, kept.flush_overdue))
         connector = getattr(scheduler, "connector", None)
         if connector is None:
             return
@@ -95,78 +128,166 @@ class CoreHooks:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 
     def adding(self, scheduler: Any, request: Any) -> None:
-        """A request is about to enter the queue, or a session's last input has come."""
-        core = self._of(scheduler)
-        if core is not None:
-            core.adding = request.request_id
+        """Prepare for a request that enters the queue, or for a session's next input."""
+        kept = self._of(scheduler)
+        if kept is None:
+            return
+        kept.core.adding = request.request_id
+        if kept.core.knows(request.request_id):
+            kept.flush()  # whether it ended or goes on is read from the scheduler
+        else:
+            kept.settle()
 
     def added(self, _: None, result: None, scheduler: Any, request: Any) -> None:
         """A request enters the queue."""
-        core = self._of(scheduler)
-        if core is not None:
-            core.added(request)
+        kept = self._of(scheduler)
+        if kept is not None:
+            kept.core.added(request)
 
-    def scheduling(self, scheduler: Any, *args: Any, **kw: Any) -> int:
-        """Take the time at which scheduling begins."""
-        return monotonic_ns()
+    # The wrappers of what is called before a dispatch do all in one frame: beside a model's weights
+    # each function called costs a microsecond or two until its code is in the cache again.
 
-    def scheduled(self, start_ns: int, output: Any, scheduler: Any, *args: Any, **kw: Any) -> None:
-        """A step is planned."""
-        core = self._of(scheduler)
-        if core is not None:
-            core.scheduled(output, start_ns=start_ns)
+    def _schedule(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
 
-    def updating(self, scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> None:
-        """A step's outputs have come; what they say of draft tokens is trimmed later."""
-        core = self._of(scheduler)
-        if core is not None:
-            core.judged(scheduler_output, model_runner_output)
+        def schedule(scheduler: Any, *args: Any, **kw: Any) -> Any:
+            if patches.is_off or (within and patches.is_within("schedule", scheduler)):
+                return original(scheduler, *args, **kw)
+            kept = self.kept
+            if kept is not None and kept.planned is not None:
+                try:
+                    kept.flush()  # no dispatch was seen
+                except Exception as error:
+                    patches.caught(kept.flush, error)
+            start_ns = monotonic_ns()
+            output = call(scheduler, *args, **kw)
+            end_ns = monotonic_ns()
+            if kept is None or patches.is_off:
+                return output
+            try:
+                if kept.scheduler() is scheduler:
+                    step = -1
+                    if output.num_scheduled_tokens:
+                        step = kept.next_step
+                        kept.next_step = step + 1
+                        setattr(output, tag, (step, *vllm_tag.NO_ROWS))
+                    kept.planned = (output, step, start_ns, end_ns)
+                    if kept.is_early or step < 0:  # nothing is dispatched
+                        kept.flush()
+            except Exception as error:
+                patches.caught(schedule, error)
+            return output
 
-    def updated(
-        self, _: None, result: Any, scheduler: Any, scheduler_output: Any, *args: Any, **kw: Any
-    ) -> None:
-        """A step's outputs leave the core."""
-        core = self._of(scheduler)
-        if core is None:
-            return
-        if scheduler_output.num_scheduled_tokens and Tag.of(scheduler_output) is None:
-            self._core = None
-            what = f"{SCHEDULER}: its steps are not planned by its method schedule"
-            self._patches.unsupported(what)
-            core.probe.unsupported(what, is_everything=True)
-            return
-        core.updated(scheduler_output, result)
+        return schedule
+
+    def _get_grammar_bitmask(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within, dispatched = self._patches, self._patches.within, self.dispatched
+
+        def get_grammar_bitmask(scheduler: Any, *args: Any, **kw: Any) -> Any:
+            if patches.is_off or (within and patches.is_within("get_grammar_bitmask", scheduler)):
+                return original(scheduler, *args, **kw)
+            bitmask = call(scheduler, *args, **kw)
+            if not patches.is_off:
+                try:
+                    dispatched(scheduler)
+                except Exception as error:
+                    patches.caught(dispatched, error)
+            return bitmask
+
+        return get_grammar_bitmask
+
+    def dispatched(self, scheduler: Any) -> None:
+        """The device computes: write what is kept."""
+        kept = self._of(scheduler)
+        if kept is not None:
+            kept.flush()
+
+    def _update_from_output(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
+
+        def update_from_output(
+            scheduler: Any, scheduler_output: Any, model_runner_output: Any
+        ) -> Any:
+            kept = self.kept
+            if (
+                patches.is_off
+                or (within and patches.is_within("update_from_output", scheduler))
+                or kept is None
+                or kept.scheduler() is not scheduler
+            ):
+                return original(scheduler, scheduler_output, model_runner_output)
+            try:
+                if kept.planned is not None:
+                    kept.flush()
+                kept.accepted, kept.ended = {}, []
+                if scheduler_output.scheduled_spec_decode_tokens:
+                    kept.judge(scheduler_output, model_runner_output)
+            except Exception as error:
+                patches.caught(update_from_output, error)
+            outputs = call(scheduler, scheduler_output, model_runner_output)
+            at_ns = monotonic_ns()
+            if patches.is_off:
+                return outputs
+            try:
+                if scheduler_output.num_scheduled_tokens and not hasattr(scheduler_output, tag):
+                    self.unplanned(kept)
+                    return outputs
+                kept.left.append((scheduler_output, outputs, at_ns, kept.ended, kept.accepted))
+                kept.ended = None
+                if kept.is_early or not scheduler.running:  # no other dispatch may follow
+                    kept.flush()
+            except Exception as error:
+                patches.caught(update_from_output, error)
+            return outputs
+
+        return update_from_output
+
+    def unplanned(self, kept: Kept) -> None:
+        """Report that a scheduler plans its steps where no hook is."""
+        self.kept = None
+        what = f"{SCHEDULER}: its steps are not planned by its method schedule"
+        self._patches.unsupported(what)
+        kept.core.probe.unsupported(what, is_everything=True)
+
+    def aborting(self, scheduler: Any, *args: Any, **kw: Any) -> None:
+        """Write what is kept: requests are about to be ended from outside."""
+        kept = self._of(scheduler)
+        if kept is not None:
+            kept.flush()
 
     def aborted(
         self, _: None, result: Any, scheduler: Any, request_ids: Any, finished_status: Any
     ) -> None:
         """Requests are ended from outside."""
-        core = self._of(scheduler)
-        if core is not None:
-            core.aborted(request_ids, finished_status)
+        kept = self._of(scheduler)
+        if kept is not None:
+            kept.core.aborted(request_ids, finished_status, kept.ended)
 
     def turned(self, _: None, result: None, scheduler: Any, pause_state: Any) -> None:
         """The core is paused or goes on: for new weights, to sleep, for good measure."""
-        core = self._of(scheduler)
-        if core is None:
+        kept = self._of(scheduler)
+        if kept is None:
             return
+        kept.flush()
+        probe = kept.core.probe
         if pause_state.name == "UNPAUSED":
-            core.probe.unpaused()
+            probe.unpaused()
         else:
-            core.probe.paused()
+            probe.paused()
 
     def closed(self, _: None, result: None, scheduler: Any) -> None:
         """The core shuts down."""
-        core = self._of(scheduler)
-        if core is not None:
-            self._leave(core)
+        kept = self._of(scheduler)
+        if kept is not None:
+            self._leave(kept)
 
-    def _leave(self, core: Core) -> None:
+    def _leave(self, kept: Kept) -> None:
         """Close the ring; another scheduler may follow in this process."""
-        core.probe.close()
-        self._first_step = core.next_step
-        self._core = None
+        kept.flush()
+        kept.core.probe.close()
+        self._first_step = kept.next_step
+        self.kept = None
 
-    def _of(self, scheduler: Any) -> Core | None:
-        core = self._core
-        return core if core is not None and core.scheduler is scheduler else None
+    def _of(self, scheduler: Any) -> Kept | None:
+        kept = self.kept
+        return kept if kept is not None and kept.core.scheduler is scheduler else None

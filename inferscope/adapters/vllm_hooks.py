@@ -22,6 +22,8 @@ from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.probe.identity import engine_id
 
 PATCHES = Patches("vLLM")
+WORKER = WorkerHooks(PATCHES)
+CORE = CoreHooks(PATCHES, WORKER.is_computing_on_host)
 _OBSERVERS = {
     "vllm.v1.engine.async_llm": "observe_front_end",
     "vllm.v1.core.sched.scheduler": "observe_core",
@@ -49,12 +51,12 @@ def observe_front_end(module: ModuleType) -> None:
 
 def observe_core(module: ModuleType) -> None:
     """Observe the process that schedules."""
-    CoreHooks(PATCHES).install(getattr(module, "Scheduler", None))
+    CORE.install(getattr(module, "Scheduler", None))
 
 
 def observe_worker(module: ModuleType) -> None:
     """Observe a process that executes."""
-    WorkerHooks(PATCHES).install(getattr(module, "WorkerWrapperBase", None))
+    WORKER.install(getattr(module, "WorkerWrapperBase", None))
 
 
 def _exists(module: str) -> bool:

@@ -4,21 +4,33 @@
     execute_model ─► output                       on the others, and for pooling models
 
 The worker's level covers both model runners, and leaves graph capture out, which runs beneath it.
-Warm-up may call `execute_model` itself and is left out by a hook of its own. A step's number, and
-the core's indices of who is in it, ride on the scheduler's output; where they do not survive the
-way here, steps are counted on both sides alike, and not signed.
+Warm-up may call `execute_model` itself and is left out by a hook of its own. A step's number is
+attached to the scheduler's output; where it does not survive the way here, steps are counted on
+both sides alike, and not signed.
+
+Before a launch only the time is taken, or an event recorded, and the ring's word PENDING written;
+at the end of a step the same without the word. A step is signed, and the spans that have come are
+written, behind the next launch, while the device computes. Where this host computes the step
+itself, on a CPU, both are done at its end: the next launch returns when it is over.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from threading import RLock
+from time import monotonic_ns
 from typing import Any
 
-from inferscope.adapters.patching import Around, Patches
+from inferscope.adapters import vllm_tag
+from inferscope.adapters.patching import Around, Direct, Patches
 from inferscope.adapters.vllm_info import data_rank, engine_info
+from inferscope.adapters.vllm_kept import OVERDUE_NS
 from inferscope.adapters.vllm_modes import Modes, modes_of
-from inferscope.adapters.vllm_steps import Tag
+from inferscope.adapters.vllm_signing import Signer
 from inferscope.host_signals import suppressed
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
 
@@ -33,7 +45,11 @@ _FORWARD = "device spans that begin at the forward"
 
 
 class WorkerHooks:
-    """Observes the worker of a process."""
+    """Observes the worker of a process.
+
+    Attributes:
+        is_early: each step is signed at its end, for this host computes it.
+    """
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
@@ -45,9 +61,16 @@ class WorkerHooks:
         self._has_run = False
         self._is_warming_up = False
         self._num_dummies = 0
-        self._modes = Modes()
-        self._open: tuple[int, int, Any] | None = None
-        """The step that sampling will complete, its padded size and its `SchedulerOutput`."""
+        self._signer = Signer(self._probe, Modes())
+        self.is_early = False
+        self._open: tuple[int, Any] | None = None
+        """The step that sampling will complete, and its `SchedulerOutput`."""
+        self._done: deque[tuple[int, Any]] = deque()
+        """Steps that are not signed yet, likewise."""
+        self._since_ns = 0
+        """When the oldest of these ended."""
+        self._lock = RLock()
+        """Held while steps are signed: by the engine's thread, or the probe's."""
 
     def install(self, wrapper_class: Any) -> None:
         """Hook `WorkerWrapperBase`, which knows the class of the worker only once it has made it.
@@ -76,8 +99,8 @@ class WorkerHooks:
             {
                 "initialize_from_config": Around(after=self.configured),
                 "compile_or_warm_up_model": Around(self.warming_up, self.warmed_up),
-                "execute_model": Around(self.starting, self.executed),
-                "sample_tokens": Around(after=self.sampled),
+                "execute_model": Direct(self._execute_model),
+                "sample_tokens": Direct(self._sample_tokens),
             },
         )
         if not is_whole:
@@ -101,9 +124,12 @@ class WorkerHooks:
             self._open_ring(worker, is_observing=False)
             return
         self._samples = _is_last_stage()
-        self._modes = modes_of(worker.vllm_config)
         self._open_ring(worker, timer)
-        self._hook_device_span(worker)
+        self._signer = Signer(self._probe, modes_of(worker.vllm_config))
+        self.is_early = isinstance(timer, HostTimer)
+        if not self.is_early:
+            self._probe.look_after(partial(self._patches.run, self.sign_overdue))
+            self._hook_device_span(worker)
 
     def _open_ring(
         self, worker: Any, timer: StepTimer | None = None, *, is_observing: bool = True
@@ -130,12 +156,12 @@ class WorkerHooks:
         patches, runner = self._patches, getattr(worker, "model_runner", None)
         kind = type(runner)
         if hasattr(kind, "_model_forward"):
-            patches.unit(_FORWARD, kind, {"_model_forward": Around(before=self.forwarding)})
+            patches.unit(_FORWARD, kind, {"_model_forward": Direct(self._device_start)})
             if not _drafts_late(worker.vllm_config):
                 patches.unit(
                     "device spans that end before the host waits",
                     kind,
-                    {"_bookkeeping_sync": Around(before=self.waiting)},
+                    {"_bookkeeping_sync": Direct(self._device_end)},
                 )
             return
         # The second model runner waits for nothing in `sample_tokens`.
@@ -151,41 +177,121 @@ class WorkerHooks:
         """Record steps again."""
         self._is_warming_up = False
 
-    def starting(self, worker: Any, scheduler_output: Any) -> None:
-        """Begin timing a step, unless it has no tokens: then nothing is executed."""
-        tag = Tag.of(scheduler_output)
-        if tag is not None:  # a scheduler has planned it: a warm-up that raised is over
-            self._is_warming_up = False
-        is_observed = self._is_observed(worker) and not self._is_warming_up
-        if not is_observed or not scheduler_output.total_num_scheduled_tokens:
+    # As in `vllm_core`: what is called before a dispatch does all in one frame.
+
+    def _execute_model(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
+
+        def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
+            reference = self._worker
+            if (
+                patches.is_off
+                or (within and patches.is_within("execute_model", worker))
+                or reference is None
+                or reference() is not worker
+            ):
+                return original(worker, scheduler_output, *args, **kw)
+            try:
+                fields = getattr(scheduler_output, tag, None)
+                if fields is not None:  # a scheduler has planned it: a warm-up that raised is over
+                    self._is_warming_up = False
+                # Without tokens nothing is executed.
+                if scheduler_output.total_num_scheduled_tokens and not self._is_warming_up:
+                    step = self._next_step if fields is None else fields[0]
+                    # The first one pays for what every process does once.
+                    self._probe.start(step, cold=not self._has_run, reaps=False)
+                    self._has_run = True
+                    self._next_step = step + 1
+                    self._open = (step, scheduler_output)
+            except Exception as error:
+                patches.caught(execute_model, error)
+            result = call(worker, scheduler_output, *args, **kw)
+            if patches.is_off:
+                return result
+            try:
+                if self._done:  # this step is launched
+                    self.sign()
+                if result is not None or not self._samples:  # no sampling is to come
+                    self.stop()
+            except Exception as error:
+                patches.caught(execute_model, error)
+            return result
+
+        return execute_model
+
+    def _sample_tokens(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within = self._patches, self._patches.within
+
+        def sample_tokens(worker: Any, *args: Any, **kw: Any) -> Any:
+            if patches.is_off or (within and patches.is_within("sample_tokens", worker)):
+                return original(worker, *args, **kw)
+            result = call(worker, *args, **kw)
+            reference = self._worker
+            if patches.is_off or reference is None or reference() is not worker:
+                return result
+            try:
+                self.stop()  # outputs are queued, on a CPU they are there
+            except Exception as error:
+                patches.caught(sample_tokens, error)
+            return result
+
+        return sample_tokens
+
+    def stop(self) -> None:
+        """End the step that is open."""
+        if self._open is None:
             return
-        step = self._next_step if tag is None else tag.step
-        mode, padded = self._modes.of(scheduler_output.num_scheduled_tokens.values())
-        # The first one pays for what every process does once.
-        self._probe.start(step, mode=mode, cold=not self._has_run)
-        self._has_run = True
-        self._next_step = step + 1
-        self._open = (step, padded, scheduler_output)
+        done, self._open = self._open, None
+        self._probe.stop(done[0])
+        if not self._done:
+            self._since_ns = monotonic_ns()
+        self._done.append(done)
+        if self.is_early:
+            self.sign()
+
+    def _device_start(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        return self._ahead("_model_forward", self.forwarding, call, original)
+
+    def _device_end(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        return self._ahead("_bookkeeping_sync", self.waiting, call, original)
+
+    def _ahead(
+        self, name: str, hook: Callable[[], None], call: Callable[..., Any], original: Any
+    ) -> Any:
+        """Return a wrapper that runs a hook ahead of a method of the model runner."""
+        patches, within = self._patches, self._patches.within
+
+        def wrapper(runner: Any, *args: Any, **kw: Any) -> Any:
+            if patches.is_off or (within and patches.is_within(name, runner)):
+                return original(runner, *args, **kw)
+            try:
+                hook()
+            except Exception as error:
+                patches.caught(hook, error)
+            return call(runner, *args, **kw)
+
+        return wrapper
 
     def forwarding(self, *args: Any, **kw: Any) -> None:
         """Begin the device span of the step: its inputs are prepared."""
         if self._open is not None:
             self._probe.device_start()
 
-    def waiting(self, *args: Any, **kw: Any) -> None:
+    def waiting(self) -> None:
         """End the device span of the step: all its kernels are queued."""
         if self._open is not None:
             self._probe.device_end()
 
-    def executed(self, _: None, result: Any, worker: Any, scheduler_output: Any) -> None:
-        """End the step, unless sampling is still to come."""
-        if self._is_observed(worker) and (result is not None or not self._samples):
-            self._stop()
+    def sign(self) -> None:
+        """Sign the steps that have ended; with that the spans that have come are written."""
+        with self._lock:
+            while self._done:
+                self._signer.sign(*self._done.popleft())
 
-    def sampled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
-        """End the step: its outputs are queued, on a CPU they are there."""
-        if self._is_observed(worker):
-            self._stop()
+    def sign_overdue(self, now_ns: int) -> None:
+        """Sign them if no launch has followed for long; on the probe's own thread."""
+        if self._done and now_ns - self._since_ns >= OVERDUE_NS:
+            self.sign()
 
     def idling(self, worker: Any, *args: Any, **kw: Any) -> None:
         """Begin a step that is executed only because other replicas execute one.
@@ -193,6 +299,7 @@ class WorkerHooks:
         Their numbers are negative: the core knows nothing of them.
         """
         self._num_dummies += 1
+        self.sign()
         self._probe.start(-self._num_dummies, dummy=True)
 
     def idled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
@@ -204,29 +311,20 @@ class WorkerHooks:
         if self._is_observed(worker):
             self._close()
 
+    def is_computing_on_host(self) -> bool:
+        """Return whether a worker of this process computes on its CPU."""
+        return self.is_early and self._worker is not None and self._worker() is not None
+
     def _is_observed(self, worker: Any) -> bool:
         return self._worker is not None and self._worker() is worker
 
     def _close(self) -> None:
         """Close the ring; another worker may follow in this process."""
+        self.sign()
         self._probe.close()
         self._worker = self._open = None
         self._probe = Probe.disabled()
         self._has_run = self._is_warming_up = False
-
-    def _stop(self) -> None:
-        if self._open is None:
-            return
-        (step, padded, scheduler_output), self._open = self._open, None
-        self._probe.stop(step, padded_tokens=padded)
-        tag = Tag.of(scheduler_output)
-        if tag is not None:
-            tokens = tag.tokens
-            if tokens is None:
-                tokens = tuple(scheduler_output.num_scheduled_tokens.values())
-            self._probe.sign(
-                step, requests=tag.requests, tokens=tokens, prefill_tokens=tag.prefill_tokens
-            )
 
     def _timer(self, device: Any) -> StepTimer | None:
         """Return what can time steps on this device."""

@@ -175,7 +175,11 @@ class Scheduler:
         rows = cached + resumed
         output = SchedulerOutput(
             [
-                SimpleNamespace(req_id=r.request_id, num_computed_tokens=r.num_computed_tokens)
+                SimpleNamespace(
+                    req_id=r.request_id,
+                    num_computed_tokens=r.num_computed_tokens,
+                    prompt_token_ids=[1] * r.num_prompt_tokens,
+                )
                 for r in news
             ],
             SimpleNamespace(
@@ -233,6 +237,9 @@ class Scheduler:
                 SimpleNamespace(request_id=request_id, new_token_ids=sampled, finish_reason=reason)
             )
         return {0: SimpleNamespace(outputs=outputs)}
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> None:
+        """Return nothing: none of the outputs is structured."""
 
     def finish_requests(self, request_ids: Any, finished_status: Status) -> list[Request] | None:
         wanted = list(self.requests) if request_ids is None else request_ids
@@ -386,7 +393,11 @@ class Options:
     budget: int = 12
     num_blocks: int = 16
     num_drafts: int = 0
-    is_async: bool = False
+    is_async: int = False
+    """How many steps are planned before the outputs of one are known."""
+    bitmask: str = "dispatched"
+    """When the bitmask is computed: before the step is executed ("early"), after that
+    ("dispatched"), behind the outputs of the step before ("late"), or not at all ("never")."""
     is_v2: bool = False
     abort_every: int = 0
     returns_nothing: bool = False
@@ -442,6 +453,8 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
         pickled = pickle.dumps(output)
         assert b"inferscope.adapters" not in pickled  # a worker may be where we are not installed
         sent = pickle.loads(pickled)
+        if options.bitmask == "early":
+            scheduler.get_grammar_bitmask(output)
         if wrapper.worker.execute_model(sent) is None:
             # Whose last known token is computed in this step: those are sampled.
             sampled = {
@@ -449,12 +462,16 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
                 for name in output.num_scheduled_tokens
                 if scheduler.requests[name].num_placeholders
             }
+            if options.bitmask == "dispatched":
+                scheduler.get_grammar_bitmask(output)
             flying.appendleft((output, wrapper.worker.sample_tokens(sampled)))
         else:
             scheduler.update_from_output(output, None)
         if len(flying) > options.is_async or (flying and not output.num_scheduled_tokens):
             done, told = flying.pop()
             scheduler.update_from_output(done, copy.deepcopy(told))
+            if options.bitmask == "late":
+                scheduler.get_grammar_bitmask(output)
         assert turn < 5000
     scheduler.shutdown()
     wrapper.worker.shutdown()

@@ -22,8 +22,8 @@ from inferscope.adapters import vllm_frontend, vllm_steps, vllm_worker
 def broken(*args, **kwargs):
     raise RuntimeError("our own mistake")
 
-vllm_steps.Core.updated = broken
-vllm_worker.WorkerHooks.sampled = broken
+vllm_steps.Core.tell_left = broken
+vllm_worker.WorkerHooks.stop = broken
 vllm_frontend.FrontEndHooks.processed = broken
 """
 
@@ -66,7 +66,7 @@ def failing(owner, name):
 
 for owner in (CoreHooks, FrontEndHooks, WorkerHooks):
     for name in list(vars(owner)):
-        if not name.startswith("_") and name != "install":
+        if not name.startswith("_") and name not in ("install", "is_computing_on_host"):
             failing(owner, name)
 for name in ("_begin", "_leaving"):
     failing(edge, name)
@@ -80,10 +80,12 @@ Patches.fail = fail
 """
 NOT_CALLED = {
     *("WorkerHooks.idling", "WorkerHooks.idled", "WorkerHooks.closed"),
-    *("CoreHooks.closed", "CoreHooks.turned"),
+    *("CoreHooks.closed", "CoreHooks.turned", "CoreHooks.unplanned"),
+    *("WorkerHooks.forwarding", "WorkerHooks.waiting", "WorkerHooks.sign_overdue"),
+    *("WorkerHooks.stop", "WorkerHooks.sign", "WorkerHooks.is_computing_on_host"),
 }
-"""Idle steps are those of replicas; a stopped server ends core and workers where they are; and
-nobody pauses it."""
+"""Only replicas have idle steps; a stopped server ends core and workers where they are; no client
+pauses it; a CPU has no device spans. Faults in a wrapper that is written out are named by it."""
 EDGE = {"_begin", "_leaving", "Edge._sent", "Edge._end"}
 
 
@@ -130,6 +132,8 @@ def test_with_a_fault_in_every_hook_every_answer_is_the_same(tmp_path: Path) -> 
         for name in vars(owner)
         if not name.startswith("_") and name != "install"
     }
-    assert set(re.findall(r"fault in (\S+)\.$", log, re.M)) >= EDGE | hooks - NOT_CALLED
+    found = set(re.findall(r"fault in (\S+)\.$", log, re.M))
+    assert found >= EDGE | hooks - NOT_CALLED
+    assert any(name.endswith(".sample_tokens") for name in found), "of WorkerHooks.stop"
     untouched, _ = _greedy(tmp_path / "untouched", is_observed=False)
     assert faulty == untouched

@@ -1,0 +1,250 @@
+"""Facts that vLLM's hooks keep until the device computes: what a crash leaves, and what a hang."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inferscope.adapters import vllm_tag, vllm_worker
+from inferscope.adapters.patching import Patches
+from inferscope.adapters.vllm_core import CoreHooks
+from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.probe.timers import EventTimer
+from inferscope.records import Emitted, ProbeHealth, RequestEvent, StepPlan, StepSlices, StepSpan
+from inferscope.ring.reader import RingReader
+from tests.adapters import toy_vllm
+from tests.adapters.test_vllm import DoneEvents, fold
+from tests.adapters.toy_vllm import Options, Request, Scheduler
+from tests.adapters.vllm_records import stated
+from tests.children import child
+from tests.probe.fakes import FakeClock, make_probe, of
+
+TEAM = Options(num_blocks=40, lives=[(3, 12)] * 3)
+STOPPING = """
+import functools, os, signal, sys
+from inferscope.adapters import vllm_worker
+from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.probe.timers import EventTimer
+from tests.adapters import toy_vllm
+from tests.adapters.test_vllm import DoneEvents, hooked
+from tests.adapters.test_vllm_kept import TEAM
+
+def stop_at(owner, name):
+    original, num_calls = getattr(owner, name), 0
+
+    @functools.wraps(original)
+    def stopping(*args, **kw):
+        nonlocal num_calls
+        num_calls += 1
+        result = original(*args, **kw)
+        if num_calls in (8, 10):  # of steps 7 and 9
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(owner, name, stopping)
+
+place = sys.argv[1]
+toy_vllm.Worker.compile_or_warm_up_model = lambda self: None
+vllm_worker._is_last_stage = lambda: True
+WorkerHooks._timer = lambda self, device: EventTimer(DoneEvents())
+if place in vars(toy_vllm.ModelRunner):
+    stop_at(toy_vllm.ModelRunner, place)
+hooked()
+if place in vars(toy_vllm.Scheduler):
+    stop_at(toy_vllm.Scheduler, place)  # around our hooks
+toy_vllm.serve(TEAM)
+"""
+
+
+@pytest.fixture
+def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "toy")
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
+    return tmp_path / "toy"
+
+
+@pytest.fixture
+def patches(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
+    """Put the hooks in place around a worker on a device and a core."""
+    monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(WorkerHooks, "_timer", lambda self, device: EventTimer(DoneEvents()))
+    patches = Patches("vLLM")
+    CoreHooks(patches).install(Scheduler)
+    WorkerHooks(patches).install(toy_vllm.WorkerWrapperBase)
+    yield patches
+    patches.restore()
+    for probe in patches.probes:
+        probe.close()
+
+
+def ring(rings: Path, role: str) -> Path:
+    (path,) = rings.glob(f"{role}-*.ring")
+    return path
+
+
+def newest(rings: Path) -> tuple[int, int, int]:
+    """Return the newest step of which there are a plan, slices, and emitted tokens."""
+    core = stated(ring(rings, "core"))
+    return (
+        max(record.step for record in core if isinstance(record, StepPlan)),
+        max(record.step for record in core if isinstance(record, StepSlices)),
+        max(record.step for record in core if isinstance(record, Emitted)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "is_dispatched"), [("schedule", False), ("_model_forward", False), ("_sample", True)]
+)
+def test_a_process_stopped_or_killed_leaves_all_steps_up_to_the_one_dispatched_last(
+    rings: Path, place: str, is_dispatched: bool
+) -> None:
+    found = []
+    with child([sys.executable, "-c", STOPPING, place]) as engine:
+        for then in (signal.SIGCONT, signal.SIGKILL):
+            _, status = os.waitpid(engine.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            found.append(newest(rings))
+            reader = RingReader(ring(rings, "worker"))
+            pending_ns = reader.pending_ns()
+            reader.close()
+            launches = [span.launch_start_ns for span in of(StepSpan, ring(rings, "worker"))]
+            assert pending_ns > max(launches), "since when a step is under way without a span"
+            engine.send_signal(then)
+    for step, steps in zip((7, 9), found, strict=True):
+        plan = step if is_dispatched else step - 1
+        # Behind a dispatch its plan and members are written, and all there is of the steps before.
+        assert steps == (plan, plan, plan - 1)
+    _, source = fold(rings)
+    totals = source.collector.totals()
+    assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
+
+
+def test_a_launch_that_hangs_is_in_the_ring_with_its_members_soon(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = toy_vllm.ModelRunner._model_forward
+    hung: list[tuple[int, ...]] = []
+
+    def hangs(self: Any, input_ids: Any = None) -> None:
+        forward(self, input_ids)
+        core = next(rings.glob("core-*.ring"), None)
+        if core is None or hung:
+            return
+        planned = {record.step for record in stated(core) if isinstance(record, StepPlan)}
+        if len(planned) == 5:
+            until = time.monotonic() + 20
+            while newest(rings)[1] < 5:
+                assert time.monotonic() < until, "the probe's thread has not written it"
+                time.sleep(0.01)
+            hung.append(newest(rings))
+
+    monkeypatch.setattr(toy_vllm.ModelRunner, "_model_forward", hangs)
+    toy_vllm.serve(TEAM)
+    assert hung == [(5, 5, 4)]
+    told, source = fold(rings)
+    assert source.collector.totals().num_unjoined == 0
+    assert {request.output_tokens for request in told.requests.values()} == {12}
+
+
+def test_an_engine_that_pauses_between_two_steps_tells_of_the_last_one(
+    rings: Path, patches: Patches
+) -> None:
+    setting = toy_vllm.config(TEAM)
+    wrapper = toy_vllm.WorkerWrapperBase(setting)
+    wrapper.init_device()
+    worker = wrapper.worker
+    worker.initialize_from_config(None)
+    scheduler = Scheduler(setting)
+    scheduler.add_request(Request("a", 3, 9))
+    output = scheduler.schedule()
+    worker.execute_model(output)
+    scheduler.get_grammar_bitmask(output)
+    sampled = worker.sample_tokens({"a"})
+    scheduler.update_from_output(output, sampled)
+    left_ns = time.monotonic_ns()
+    core, until = ring(rings, "core"), time.monotonic() + 20
+    while not (of(Emitted, core) and of(StepSpan, ring(rings, "worker"))):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (emitted,), (span,) = of(Emitted, core), of(StepSpan, ring(rings, "worker"))
+    assert emitted.at_ns is not None
+    assert emitted.at_ns < left_ns < emitted.t_ns
+    (slices,) = of(StepSlices, core)
+    assert span.digest == slices.digest != 0
+
+
+def test_reports_say_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    assert probe.path is not None
+    since_ns = clock.now_ns
+    for kept_ns in (since_ns, 0):
+        probe.defer(kept_ns)
+        clock.now_ns += 200_000_000
+        probe.sign(0, tokens=[1], digest=5)
+    through_ns = [health.complete_through_ns for health in of(ProbeHealth, probe.path)]
+    assert through_ns[-2:] == [since_ns, clock.now_ns]
+    probe.close()
+
+
+def test_a_request_added_under_the_id_of_one_that_just_ended_is_another_one(
+    rings: Path, patches: Patches
+) -> None:
+    setting = toy_vllm.config(Options())
+    scheduler = Scheduler(setting)
+    for name in ("other", "again"):
+        scheduler.add_request(Request(name, 3, 1 if name == "again" else 9))
+    output = scheduler.schedule()
+    scheduler.get_grammar_bitmask(output)
+    sampled = SimpleNamespace(
+        req_id_to_index={"other": 0, "again": 1}, sampled_token_ids=[[9], [9]]
+    )
+    scheduler.update_from_output(output, sampled)  # "again" has ended, "other" runs on
+    scheduler.add_request(Request("again", 3, 1))
+    scheduler.shutdown()
+    events = [event for event in of(RequestEvent, ring(rings, "core")) if event.index > 0]
+    assert [(event.index, event.kind) for event in events] == [
+        (1, events[0].kind),
+        (1, events[1].kind),
+        (1, events[2].kind),
+        (2, events[0].kind),
+    ]
+    assert events[2].reason == "length"
+
+
+def test_a_tag_is_a_step_number_that_other_versions_can_read(tmp_path: Path) -> None:
+    output = SimpleNamespace(num_scheduled_tokens={"a": 3, "b": 1})
+    assert vllm_tag.step_of(output) is None
+    vllm_tag.attach(output, 7)
+    sent = pickle.loads(pickle.dumps(output))
+    assert (vllm_tag.step_of(sent), vllm_tag.is_signed_by_ids(sent)) == (7, True)
+    older_core = SimpleNamespace(_inferscope=(7, (0, 1), None, 3))
+    assert (vllm_tag.step_of(older_core), vllm_tag.is_signed_by_ids(older_core)) == (7, False)
+    # An older worker signs by these fields: with a digest of 0, which fits any slices.
+    _, requests, tokens, prefill_tokens = sent._inferscope
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000))
+    assert probe.path is not None
+    probe.start(7)
+    probe.stop(7)
+    probe.sign(7, requests=requests, tokens=tokens, prefill_tokens=prefill_tokens)
+    (span,) = of(StepSpan, probe.path)
+    assert span.digest == 0
+    probe.close()
+
+
+def test_the_digest_of_a_step_is_of_its_ids_and_tokens_in_their_order() -> None:
+    steps = [{"a": 3, "b": 1}, {"b": 1, "a": 3}, {"a": 1, "b": 3}, {"a": 3}, {"ab": 3, "": 1}]
+    digests = {vllm_tag.step_digest(step) for step in steps}
+    assert len(digests) == len(steps)
+    assert 0 not in digests
+    assert vllm_tag.step_digest({"\ud800": 1}), "ids come from clients"
