@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.patching import Patches
 from inferscope.probe import EngineInfo, Probe, StepTimer
+from inferscope.probe.forked_lock import forked_lock
 from inferscope.probe.identity import engine_id
 
 MAX_RECORDERS = 8

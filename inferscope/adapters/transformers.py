@@ -16,7 +16,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from inferscope.adapters.forked_lock import forked_lock
 from inferscope.adapters.hf_batching_hooks import BatchingHooks
 from inferscope.adapters.hf_generate import DraftLoop, Loop, MainLoop, next_name
 from inferscope.adapters.hf_info import describe
@@ -25,6 +24,7 @@ from inferscope.adapters.recorder import Recorders
 from inferscope.adapters.watch import Watch, run_locked
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
+from inferscope.probe.forked_lock import forked_lock
 
 Function = Callable[..., Any]
 

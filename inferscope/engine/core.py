@@ -42,6 +42,8 @@ from inferscope.engine.segments import rows_of
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
+from inferscope.probe.deferred import Deferred
+from inferscope.records import RequestIndex
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class Engine:
         self.model = model
         self.options = options
         self.probe = Probe.disabled() if probe is None else probe
+        self._deferred = Deferred(Probe.disabled())
         num_blocks = options.num_blocks if runner is not None else pool_blocks(model, options)
         assert num_blocks is not None, "a runner has a pool of its own"
         self.max_model_tokens = max_model_tokens(model, options, num_blocks)
@@ -243,13 +246,18 @@ class Engine:
             WorkerLost: no step can be run any more.
             InferScopeError: too many steps in a row have failed.
         """
+        if self._deferred.probe is not self.probe:
+            self._deferred.probe = self.probe
+            self.probe.look_after(self._deferred.flush_overdue)
         outputs = self._take_inbox()
         start_ns = time.monotonic_ns()
         plan = self.scheduler.schedule()
         end_ns = time.monotonic_ns()
         assert plan.slices or not self._requests, "requests are waiting and none can run"
         if plan.slices:
-            self._tell_plan(plan, start_ns=start_ns, end_ns=end_ns)
+            self._deferred.add(start_ns, self._tell_plan, self._step, plan, start_ns, end_ns)
+            if not self._runner.is_asynchronous:
+                self._deferred.flush()
             try:
                 outputs += self._run(plan)
                 self._num_failed = 0
@@ -258,6 +266,8 @@ class Engine:
             except Exception as error:
                 outputs += self._fail(plan, error)
             self._step += 1
+        if not (self._runner.is_asynchronous and self.has_work):  # else behind the next launch
+            self._deferred.flush()
         return outputs
 
     def generate(
@@ -346,22 +356,23 @@ class Engine:
         self.probe.finished(index, "rejected")
         self._totals.finished["rejected"] += 1
 
-    def _tell_plan(self, plan: Plan, *, start_ns: int, end_ns: int) -> None:
+    def _tell_plan(self, step: int, plan: Plan, start_ns: int, end_ns: int) -> None:
         probe, pool, totals = self.probe, self.pool, self._totals
         totals.steps += 1
         totals.preemptions += len(plan.preempted)
         for request in plan.preempted:
-            probe.preempted(request.index, reason="blocks")
+            probe.preempted(request.index, reason="blocks", at_ns=end_ns)
         for request in plan.admitted:
             if request.has_run:
-                probe.resumed(request.index, cached_tokens=request.computed)
+                probe.resumed(request.index, cached_tokens=request.computed, at_ns=end_ns)
             else:
                 request.has_run = True
                 totals.prompt_tokens += request.num_prompt
                 totals.cached_tokens += request.cached_tokens
-                probe.admitted(request.index, cached_tokens=request.cached_tokens)
+                cached = request.cached_tokens
+                probe.admitted(request.index, cached_tokens=cached, at_ns=end_ns)
         probe.plan(
-            self._step,
+            step,
             start_ns=start_ns,
             end_ns=end_ns,
             waiting=len(self.scheduler.waiting),
@@ -373,12 +384,10 @@ class Engine:
             binding=plan.binding,
         )
 
-    def _run(self, plan: Plan) -> list[Output]:
-        probe, step = self.probe, self._step
-        sampled, tokens = self._runner.run(step, plan, probe)
-        if probe.on:
+    def _tell_slices(self, step: int, plan: Plan) -> None:
+        if self.probe.on:
             rows = rows_of(plan.slices)
-            probe.slices(
+            self.probe.slices(
                 step,
                 requests=rows.requests,
                 phases=rows.phases,
@@ -387,6 +396,21 @@ class Engine:
                 flags=rows.flags,
                 sampled=rows.sampled,
             )
+
+    def _tell_emitted(self, step: int, indices: list[RequestIndex], at_ns: int) -> None:
+        self.probe.emitted(indices, [1] * len(indices), step=step, at_ns=at_ns)
+
+    def _tell_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
+        self.probe.finished(index, reason, at_ns=at_ns)
+
+    def _run(self, plan: Plan) -> list[Output]:
+        step = self._step
+
+        def launched() -> None:
+            self._deferred.add(time.monotonic_ns(), self._tell_slices, step, plan)
+            self._deferred.flush()
+
+        sampled, tokens = self._runner.run(step, plan, self.probe, launched)
         for part in plan.slices:
             self.scheduler.advance(part)
         outputs = []
@@ -395,7 +419,9 @@ class Engine:
             outputs.append(Output(part.request, [token], part.request.finish_after(token)))
         self._totals.generated_tokens += len(outputs)
         if outputs:
-            probe.emitted([out.request.index for out in outputs], [1] * len(outputs), step=step)
+            indices = [output.request.index for output in outputs]
+            at_ns = time.monotonic_ns()
+            self._deferred.add(at_ns, self._tell_emitted, step, indices, at_ns)
         for output in outputs:
             if output.finish is not None:
                 self._finish(output.request, output.finish)
@@ -430,13 +456,15 @@ class Engine:
         del self._requests[request.request_id]
         self._live_ids.discard(request.request_id)
         self._totals.finished[reason] += 1
-        self.probe.finished(request.index, reason)
+        at_ns = time.monotonic_ns()
+        self._deferred.add(at_ns, self._tell_finished, request.index, reason, at_ns)
 
     def _abort(self, reason: Finish) -> list[Output]:
         outputs = self._take_inbox()
         for request in list(self._requests.values()):
             self._finish(request, reason)
             outputs.append(Output(request, [], reason))
+        self._deferred.flush()
         return outputs
 
     def _loop(self, deliver: Deliver) -> None:

@@ -18,7 +18,7 @@ import torch
 from inferscope.engine.config import DtypeName, EngineOptions, ModelConfig
 from inferscope.engine.model import Outline
 from inferscope.engine.request import Request, Sampling
-from inferscope.engine.runner import Ran
+from inferscope.engine.runner import Launched, Ran
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.weights import DTYPES
 from inferscope.errors import BadInput, InferScopeError
@@ -106,6 +106,8 @@ _decode_word = msgspec.msgpack.Decoder(_FromWorker).decode
 class RemoteRunner:
     """Runs steps in a worker's process, which lives as long as this."""
 
+    is_asynchronous = True
+
     def __init__(self, model: str, options: EngineOptions) -> None:
         """Start the worker and wait until it has loaded the model.
 
@@ -145,7 +147,7 @@ class RemoteRunner:
         """The worker's."""
         return self._process.pid
 
-    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
         """Run a step; the worker's own probe times it.
 
         Raises:
@@ -159,6 +161,7 @@ class RemoteRunner:
             self._pipe.send_bytes(encode(work))
         except OSError as error:
             raise self._lost() from error
+        launched()
         done = self._hear()
         if isinstance(done, Refused):
             raise StepFailed(done.message)

@@ -6,6 +6,7 @@ kept row by row, and a step writes only the blocks that are new.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -48,10 +49,20 @@ Ran: TypeAlias = tuple[list[Slice], list[int]]
 """A step's sampled slices, and the token chosen for each."""
 
 
-class StepRunner(Protocol):
-    """Runs the steps that the loop has planned."""
+Launched: TypeAlias = Callable[[], None]
+"""Called when all of a step is launched, before anything waits for its outputs."""
 
-    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+
+class StepRunner(Protocol):
+    """Runs the steps that the loop has planned.
+
+    Attributes:
+        is_asynchronous: A step computes elsewhere than in the thread that launches it.
+    """
+
+    is_asynchronous: bool
+
+    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
         """Run a step and have it timed by whoever sees it begin and end."""
 
     def close(self) -> None:
@@ -95,7 +106,7 @@ class Runner:
         self._model = model
         self._attention = attention
         self._block_tokens = block_tokens
-        is_cuda = model.device.type == "cuda"
+        self.is_asynchronous = is_cuda = model.device.type == "cuda"
         self._ids, self._positions, self._slots, self._rows = (
             torch.empty(length, dtype=torch.int64, pin_memory=is_cuda)
             for length in (token_budget, token_budget, token_budget, max_running)
@@ -110,7 +121,7 @@ class Runner:
             # Which device is current is each thread's own, and events go to that one's stream.
             self._on = torch.cuda.device(model.device)
 
-    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
         """Run a step, timed by the probe."""
         with self._on:
             batch = self.prepare(plan)
@@ -119,6 +130,7 @@ class Runner:
             # Before the host waits: on a device the end event follows the last kernel. On a CPU
             # everything has been computed by now.
             probe.stop(step)
+            launched()
             return batch.sampled, tokens.tolist()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine
 from inferscope.engine.model import Model
 from inferscope.engine.request import Sampling
-from inferscope.engine.runner import Ran, Runner
+from inferscope.engine.runner import Launched, Ran, Runner
 from inferscope.engine.scheduler import Plan
 from inferscope.probe import Probe
 
@@ -51,13 +51,15 @@ class StepTime(NamedTuple):
 class TimedRunner:
     """Runs steps and keeps their times; cold ones are left out."""
 
+    is_asynchronous = False
+
     def __init__(self, runner: Runner, device: torch.device) -> None:
         """Take the runner, and where its model is."""
         self.taken: list[StepTime] = []
         self._runner = runner
         self._device = device
 
-    def run(self, step: int, plan: Plan, probe: Probe) -> Ran:
+    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
         """Run a step."""
         batch = self._runner.prepare(plan)
         self._wait()

@@ -61,13 +61,16 @@ class Worker:
             preempted=[],
             binding="none",
         )
-        sampled, tokens = self._runner.run(work.step, plan, self._probe)
-        self._probe.sign(
-            work.step,
-            requests=[part.request.index for part in slices],
-            tokens=[part.num_tokens for part in slices],
-            prefill_tokens=sum(map(self._prefill_tokens, slices)),
-        )
+
+        def launched() -> None:
+            self._probe.sign(
+                work.step,
+                requests=[part.request.index for part in slices],
+                tokens=[part.num_tokens for part in slices],
+                prefill_tokens=sum(map(self._prefill_tokens, slices)),
+            )
+
+        sampled, tokens = self._runner.run(work.step, plan, self._probe, launched)
         place_of = {part.request.seat: place for place, part in enumerate(slices)}
         for part, token in zip(sampled, tokens, strict=True):
             part.request.tokens.append(token)

@@ -58,8 +58,14 @@ class Spy(Probe):
     def slices(self, step: int, **told: Any) -> None:
         self._note("slices", step, told)
 
-    def emitted(self, requests: Any, tokens: Any, *, step: int = -1) -> None:
-        self._note("emitted", step, {"requests": requests, "tokens": tokens})
+    def emitted(self, requests: Any, tokens: Any, *, step: int = -1, **told: Any) -> None:
+        self._note("emitted", step, {"requests": requests, "tokens": tokens, **told})
+
+    def defer(self, since_ns: int) -> None:
+        """Do nothing: nobody reads reports here."""
+
+    def look_after(self, write_overdue: Callable[[int], object]) -> None:
+        """Do nothing: the loop never hangs here."""
 
     def of(self, name: str) -> list[tuple[int, dict[str, Any]]]:
         return [(number, told) for called, number, told in self.calls if called == name]
@@ -78,6 +84,46 @@ def running(engine: Engine, deliver: Callable[[list[Output]], None]) -> Iterator
         yield
     finally:
         engine.close()
+
+
+def _without_times(spy: Spy) -> list[tuple[str, int, dict[str, Any]]]:
+    """Return all calls by name, in their order, without times."""
+    calls = [
+        (name, number, {key: each for key, each in told.items() if not key.endswith("_ns")})
+        for name, number, told in spy.calls
+    ]
+    return sorted(calls, key=lambda call: call[0])
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_what_is_recorded_behind_a_launch_is_what_is_recorded_before(
+    tiny_engine: Build, is_tight: bool
+) -> None:
+    pool = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23} if is_tight else {}
+    spies = []
+    for is_asynchronous in (False, True):
+        engine = tiny_engine(**pool)
+        engine._runner.is_asynchronous = is_asynchronous
+        engine.probe = spy = Spy()
+        for prompt in prompts(12, vocab=512):
+            engine.submit(prompt, Sampling(max_tokens=20))
+        engine.step()
+        engine.cancel("request-3")
+        drain(engine)
+        spies.append(spy)
+        calls = [(name, step) for name, step, _ in spy.calls]
+        for step, _ in spy.of("plan"):
+            is_behind = calls.index(("plan", step)) > calls.index(("stop", step))
+            assert is_behind is is_asynchronous
+            assert calls.index(("slices", step)) > calls.index(("plan", step))
+            if ("start", step + 1) in calls:  # who is in a step is there before its end is awaited
+                assert calls.index(("slices", step)) < calls.index(("start", step + 1))
+    assert _without_times(spies[1]) == _without_times(spies[0])
+    for spy in spies:
+        for name, number, told in spy.calls:
+            if name == "finished":
+                emitted = [e["at_ns"] for _, e in spy.of("emitted") if number in e["requests"]]
+                assert told["at_ns"] >= max(emitted, default=0)
 
 
 def drain(engine: Engine) -> list[Output]:
@@ -164,7 +210,7 @@ def test_step_is_stopped_before_the_host_waits_for_its_tokens(tiny_engine: Build
     engine.generate([[1, 2, 3]], Sampling(max_tokens=1))
     names = [name for name, _, _ in spy.calls]
     assert names[names.index("start") :] == [
-        "start", "stop", "fetch", "slices", "emitted", "finished"
+        "start", "stop", "slices", "fetch", "emitted", "finished"
     ]  # fmt: skip
 
 
