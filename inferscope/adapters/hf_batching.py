@@ -8,6 +8,9 @@
 
 With asynchronous batching a step is launched before the last one's outcome is known: plans wait in
 a queue, and what was computed for a request that turns out to have ended is the step's padding.
+
+On a device, plans and outcomes are recorded behind the next launch, while it computes, and at once
+where nothing is launched. On a CPU a plan is recorded before its step, an outcome as it is known.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.asked import asked
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.stretches import Stretches
+from inferscope.probe.deferred import Deferred
 from inferscope.records import RequestIndex
 
 _MOST_PLANNED = 8
@@ -75,10 +80,24 @@ class PlannedStep:
 
 
 class Batcher:
-    """One continuous batching loop, on its own thread."""
+    """One continuous batching loop, on its own thread.
 
-    def __init__(self, recorder: Recorder, processor: Any) -> None:
+    Attributes:
+        recorder: of the loop's model.
+        deferred: what is noted and not recorded yet.
+    """
+
+    def __init__(self, recorder: Recorder, processor: Any, *, is_deferring: bool = False) -> None:
+        """Take the loop.
+
+        Args:
+            recorder: of the loop's model.
+            processor: of the loop.
+            is_deferring: a device computes when a launch returns: record behind launches.
+        """
         self.recorder = recorder
+        self.deferred = Deferred(recorder.probe)
+        self._is_deferring = is_deferring
         self._processor_ref = weakref.ref(processor)
         self._tracks: LiveTable[Track] = LiveTable(recorder.probe)
         self._planned: deque[PlannedStep] = deque()
@@ -140,24 +159,33 @@ class Batcher:
         """The scheduler is through: there is a step to run, or there is nothing to do."""
         parts, self._parts = self._parts, None
         if not parts or not is_planned:
+            self.deferred.flush()
             return
-        recorder, scheduler = self.recorder, self._processor.scheduler
+        recorder = self.recorder
         num_tokens = sum(part.end - part.start for part in parts)
         planned = PlannedStep(recorder.next_step(), parts, num_tokens)
         self._planned.append(planned)
         if len(self._planned) > _MOST_PLANNED:
             raise RuntimeError(f"{len(self._planned)} planned steps without an outcome")
+        times_ns = self._plan_start_ns, time.monotonic_ns()
+        preempted, self._preempted = self._preempted, []
+        self._defer(times_ns[0], self._tell_plan, planned, times_ns, preempted)
+
+    def _tell_plan(
+        self, planned: PlannedStep, times_ns: tuple[int, int], preempted: list[RequestIndex]
+    ) -> None:
+        scheduler, num_tokens = self._processor.scheduler, planned.num_tokens
         used, total = self._blocks()
-        recorder.probe.plan(
+        self.recorder.probe.plan(
             planned.step,
-            start_ns=self._plan_start_ns,
-            end_ns=time.monotonic_ns(),
+            start_ns=times_ns[0],
+            end_ns=times_ns[1],
             waiting=len(scheduler.waiting_requests),
             running=len(scheduler.active_requests),
             blocks_used=used,
             blocks_total=total,
-            preempted=self._preempted,
-            binding=self._binding(len(parts), num_tokens),
+            preempted=preempted,
+            binding=self._binding(len(planned.parts), num_tokens),
         )
 
     # --- the step -----------------------------------------------------------------------------
@@ -168,7 +196,9 @@ class Batcher:
             return
         planned, mode = self._planned[-1], self._mode()
         is_cold = self.recorder.is_cold(mode, planned.num_tokens)
-        self.recorder.probe.start(planned.step, mode=mode, cold=is_cold)
+        self.recorder.probe.start(
+            planned.step, mode=mode, cold=is_cold, reaps=not self._is_deferring
+        )
 
     def step_ends(self) -> None:
         """It is launched, and on a CPU done."""
@@ -178,6 +208,7 @@ class Batcher:
         computed = self._computed_tokens()
         padded_tokens = computed if computed > planned.num_tokens else 0
         self.recorder.probe.stop(planned.step, padded_tokens=padded_tokens)
+        self.deferred.flush()
 
     # --- the outcome --------------------------------------------------------------------------
 
@@ -200,10 +231,29 @@ class Batcher:
         planned, self._updated = self._updated, None
         if planned is None:
             return
+        is_new: list[bool] = []
+        ended: list[tuple[Track, str]] = []
+        for part in planned.parts:
+            state = part.state
+            is_new.append(len(state.generated_tokens) > part.num_generated)
+            if not part.is_over and _has_ended(state):
+                track = self._tracks.pop(state.request_id, None)
+                if track is not None:
+                    ended.append((track, _reason(state)))
+        at_ns = time.monotonic_ns()
+        self._defer(at_ns, self._tell_outcome, planned, is_new, ended, at_ns)
+
+    def _tell_outcome(
+        self,
+        planned: PlannedStep,
+        is_new: list[bool],
+        ended: list[tuple[Track, str]],
+        at_ns: int,
+    ) -> None:
         probe = self.recorder.probe
         stretches = Stretches()
         emitted: list[int] = []
-        for part in planned.parts:
+        for part, has_token in zip(planned.parts, is_new, strict=True):
             track = part.track
             if part.is_over:
                 continue
@@ -216,14 +266,19 @@ class Batcher:
                 is_sampled=part.has_new_token,
             )
             track.seen = max(track.seen, part.end)
-            if len(part.state.generated_tokens) > part.num_generated:
+            if has_token:
                 emitted.append(track.index)
         stretches.tell(probe, planned.step)
         if emitted:
-            probe.emitted(emitted, [1] * len(emitted), step=planned.step)
-        for part in planned.parts:
-            if not part.is_over and _has_ended(part.state):
-                self._finish(part.state, _reason(part.state))
+            probe.emitted(emitted, [1] * len(emitted), step=planned.step, at_ns=at_ns)
+        for track, reason in ended:
+            probe.finished(track.index, reason, at_ns=at_ns)
+
+    def _defer(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        if self._is_deferring:
+            self.deferred.add(at_ns, action, *arguments)
+        else:
+            action(*arguments)
 
     def cancelled(self, states: list[Any]) -> None:
         """Requests were taken out on their clients' wish."""
@@ -236,6 +291,7 @@ class Batcher:
 
     def close(self) -> None:
         """The loop has ended: what is left will not be served."""
+        self.deferred.flush()
         for track in list(self._tracks.values()):
             self._finish(track.state, "server_abort")
 

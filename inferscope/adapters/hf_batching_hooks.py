@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.hf_batching import Batcher
-from inferscope.adapters.hf_info import describe
+from inferscope.adapters.hf_info import describe, is_asynchronous
 from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.recorder import Recorders
 
@@ -90,7 +90,10 @@ class BatchingHooks:
             described = functools.partial(describe, model, processor=processor)
             recorder = self._recorders.take(model, described, place=str(model.device))
             if recorder is not None:
-                self._batchers[processor] = Batcher(recorder, processor)
+                batcher = Batcher(recorder, processor, is_deferring=is_asynchronous(model))
+                overdue = functools.partial(self._patches.run, batcher.deferred.flush_overdue)
+                recorder.probe.look_after(overdue)
+                self._batchers[processor] = batcher
 
     def close(self) -> None:
         """Observe no loop any more."""

@@ -10,6 +10,9 @@
 The forward itself is left alone: a compiled one would not see a hook added later, and one that is
 there when it is compiled would break its graph. The functions around it run in Python, always.
 
+On a device the plan, and what left the loop with the step before, are recorded as a step's launch
+ends: the device computes then. On a CPU they are recorded where they happen.
+
 Each sequence of a batch is a request. Rows that are padding, or done while others are not, are
 computed all the same: they are the step's padding.
 """
@@ -18,11 +21,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
-from inferscope.adapters.hf_info import asked_of
+from inferscope.adapters.hf_info import asked_of, is_asynchronous
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.stretches import Stretches
+from inferscope.probe.deferred import Deferred
 from inferscope.records import RequestIndex
 
 _numbers = itertools.count(1)
@@ -64,6 +69,7 @@ class Loop:
         self.criteria: Any = None
         self.is_preparing = False
         self.is_compiled = False
+        self._is_deferring = is_asynchronous(model)
         self._step = -1
         self._is_open = False
 
@@ -94,7 +100,9 @@ class Loop:
         self._step = recorder.next_step()
         is_cold = recorder.is_cold(mode, num_tokens)
         self._is_open = True
-        recorder.probe.start(self._step, mode=mode, cold=is_cold, dummy=is_dummy)
+        recorder.probe.start(
+            self._step, mode=mode, cold=is_cold, dummy=is_dummy, reaps=not self._is_deferring
+        )
 
 
 class MainLoop(Loop):
@@ -138,9 +146,14 @@ class MainLoop(Loop):
         self._ends = _end_tokens(self.criteria)
         self._pending: tuple[Any, Any] | None = None
         self._stretches: Stretches | None = None
+        self._decode_start: int | None = None
+        """Position of the generated token that each active row computes; None in other steps."""
         self._padded_tokens = 0
         self._num_proposed = 0
         probe = recorder.probe
+        self._deferred = Deferred(probe)
+        if self._is_deferring:
+            probe.look_after(self._deferred.flush_overdue)
         given = asked_of(settings.get("generation_config"))
         self.rows: list[Row] = []
         for at in range(self._batch):
@@ -162,23 +175,28 @@ class MainLoop(Loop):
         end = start + width
         known = self._offset + self._length
         self._num_proposed = max(0, ids.shape[1] - self._length) if self.is_assisted else 0
-        stretches = Stretches()
         active = self._active
+        self._stretches = self._decode_start = None
         if width == 1 and not self._num_proposed and start >= self._width:
-            stretches.add_decodes(self._indices, [start - row.num_pads for row in active])
+            self._decode_start, num_tokens = start, len(active)
         else:
+            stretches = self._stretches = Stretches()
             self._add(stretches, start, end, known)
+            num_tokens = stretches.num_tokens
         computed = self._batch * width
-        self._padded_tokens = computed if computed > stretches.num_tokens else 0
-        self._stretches = stretches
+        self._padded_tokens = computed if computed > num_tokens else 0
         self._position = end
         is_prefill = start + 1 < known
         mode = "graph" if self.is_compiled and not is_prefill else "eager"
-        probe, now_ns = self.recorder.probe, time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         self._start(computed, mode, is_dummy=not active)
         if active:
-            num = len(active)
-            probe.plan(self._step, start_ns=now_ns, end_ns=now_ns, waiting=0, running=num)
+            self._defer(now_ns, self._tell_plan, self._step, now_ns, len(active))
+
+    def _tell_plan(self, step: int, now_ns: int, num_running: int) -> None:
+        self.recorder.probe.plan(
+            step, start_ns=now_ns, end_ns=now_ns, waiting=0, running=num_running
+        )
 
     def _add(self, stretches: Stretches, start: int, end: int, known: int) -> None:
         for row in self._active:
@@ -200,6 +218,7 @@ class MainLoop(Loop):
             return
         self._is_open = False
         self.recorder.probe.stop(self._step, padded_tokens=self._padded_tokens)
+        self._deferred.flush()
         if not self._num_proposed:
             self._tell(0)
 
@@ -224,8 +243,9 @@ class MainLoop(Loop):
         if self.is_assisted:  # what was not accepted is cut off the cache
             self._position = self._offset + self._length - 1
         active = self._active
+        at_ns = time.monotonic_ns()
         if num_new > 0 and active:
-            self.recorder.probe.emitted(self._indices, [num_new] * len(active), step=self._step)
+            self._defer(at_ns, self._tell_emitted, self._indices, num_new, self._step, at_ns)
         flags = is_done.tolist()
         if not isinstance(flags, list):
             flags = [flags] * self._batch
@@ -250,9 +270,24 @@ class MainLoop(Loop):
         for row in self.rows:
             if not row.is_done:
                 self._finish(row, reason)
+        self._deferred.flush()
+
+    def _defer(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        if self._is_deferring:
+            self._deferred.add(at_ns, action, *arguments)
+        else:
+            action(*arguments)
+
+    def _tell_emitted(self, indices: list[RequestIndex], num: int, step: int, at_ns: int) -> None:
+        self.recorder.probe.emitted(indices, [num] * len(indices), step=step, at_ns=at_ns)
 
     def _tell(self, num_accepted: int) -> None:
         stretches, self._stretches = self._stretches, None
+        start, self._decode_start = self._decode_start, None
+        if start is not None:
+            stretches = Stretches()
+            contexts = [start - row.num_pads for row in self._active]
+            stretches.add_decodes(self._indices, contexts)
         if stretches is None or not stretches.requests:
             return
         if self._num_proposed:
@@ -261,7 +296,11 @@ class MainLoop(Loop):
 
     def _finish(self, row: Row, reason: str) -> None:
         row.is_done = True
-        self.recorder.probe.finished(row.index, reason)
+        at_ns = time.monotonic_ns()
+        self._defer(at_ns, self._tell_finished, row.index, reason, at_ns)
+
+    def _tell_finished(self, index: RequestIndex, reason: str, at_ns: int) -> None:
+        self.recorder.probe.finished(index, reason, at_ns=at_ns)
 
     def _reason(self, ids: Any, at: int) -> str:
         if self._max_length is None or ids.shape[1] < self._max_length:

@@ -44,6 +44,11 @@ def describe(model: Any, *, processor: Any = None) -> tuple[EngineInfo, StepTime
     return info, EventTimer(TorchEvents(device)) if is_cuda else HostTimer()
 
 
+def is_asynchronous(model: Any) -> bool:
+    """Return whether a model still computes when its forward has returned: on a CPU none does."""
+    return bool(model.device.type == "cuda")
+
+
 def asked_of(config: Any, *, is_stream: bool | None = None) -> dict[str, str]:
     """Return what was asked of a request's sampling, by its `GenerationConfig`.
 

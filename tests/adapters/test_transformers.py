@@ -20,18 +20,28 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 import inferscope
-from inferscope.adapters import hf_batching, hf_generate, live_table, recorder, transformers
+from inferscope.adapters import (
+    hf_batching,
+    hf_batching_hooks,
+    hf_generate,
+    live_table,
+    recorder,
+    transformers,
+)
 from inferscope.errors import BadInput
 from inferscope.records import (
     DECODE,
     DRAFT,
     FAILED,
     PREFILL,
+    Emitted,
     EngineInfo,
     ProbeHealth,
     RequestEvent,
+    StepPlan,
     StepSlices,
     StepSpan,
 )
@@ -141,6 +151,54 @@ def test_outputs_stay_and_every_token_is_told(way: str, model: Any, tmp_path: Pa
             assert told.surplus(name) == 0
             assert row["tokens_per_event"] == [1] * row["output_tokens"]
         assert row["finish"] == ("length" if row["output_tokens"] == NEW_TOKENS else "stop")
+
+
+def _facts(ring: Path) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return a ring's records by kind, in their order, without times and generated names."""
+    return [
+        (
+            kind.__name__,
+            [
+                {
+                    key: value
+                    for key, value in structs.asdict(record).items()
+                    if not key.endswith("_ns") and key not in ("request_id", "cold")
+                }
+                for record in of(kind, ring)
+            ],
+        )
+        for kind in (StepPlan, StepSlices, StepSpan, Emitted, RequestEvent)
+    ]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "batching"])
+def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
+    way: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = []
+    for defers in (False, True):
+        monkeypatch.setattr(hf_generate, "is_asynchronous", lambda model, defers=defers: defers)
+        with inferscope.observe(model) as seen:
+            WAYS[way](model)
+            ring = seen.path
+        assert ring is not None
+        facts.append(_facts(ring))
+    assert facts[1] == facts[0]
+    assert all(records for _, records in facts[0])
+
+
+@pytest.mark.parametrize("num_blocks", [64, 9])
+def test_continuous_batching_tells_every_token_behind_launches_too(
+    num_blocks: int, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_batching_hooks, "is_asynchronous", lambda model: True)
+    with inferscope.observe(model):
+        outputs = batched(model, num_blocks=num_blocks)
+    told = Exported(tmp_path)
+    told.check_sums()
+    assert [row["output_tokens"] for row in told.requests.values()] == [len(o) for o in outputs]
+    for name in told.requests:
+        assert told.surplus(name) == 0
 
 
 @pytest.mark.parametrize(
