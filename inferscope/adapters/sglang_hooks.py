@@ -7,6 +7,7 @@ import multiprocessing
 import pkgutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from inferscope.adapters.edge import Edge
@@ -16,6 +17,7 @@ from inferscope.adapters.sglang_info import (
     adapter_names,
     engine_info,
     free_and_cached,
+    is_asynchronous,
     place,
     step_timer,
 )
@@ -154,6 +156,10 @@ class SchedulerHooks:
             "when scheduling began": {
                 f"{scheduler}.get_next_batch_to_run": self._get_next_batch_to_run
             },
+            "when scheduling began in a disaggregated engine": {
+                f"{scheduler}.get_next_disagg_{role}_batch_to_run": self._get_next_batch_to_run
+                for role in ("prefill", "decode")
+            },
             _ENDS: {f"{scheduler}.send_abort_output": self._send_abort_output},
             "steps of embeddings": {f"{_WORKER}.forward_batch_embedding": self._forward},
             "pauses": self.pauses.by_target(scheduler),
@@ -167,6 +173,7 @@ class SchedulerHooks:
             return original(*args, **kwargs)
         finally:
             if self._watch is not None:
+                patches.run(self._watch.flush)
                 self._watch.probe.close()
 
     def _open(self, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -202,7 +209,9 @@ class SchedulerHooks:
             graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
             adapter_of=adapter_names(scheduler),
             end_left="error" if _ENDS in self.lacking else "client_cancel",
+            is_deferring=is_asynchronous(scheduler),
         )
+        probe.look_after(partial(patches.run, self._watch.flush_overdue))
 
     def _hook_drafting(self, scheduler: Any) -> None:
         """Time the whole of a speculative step: its worker calls the model more than once."""
@@ -218,84 +227,106 @@ class SchedulerHooks:
 
         patches.replace(kind, "forward_batch_generation", make)
 
-    # What SGLang passes is taken apart within `run`: a signature that changes costs our record, not
-    # its call. The functions that do it name the arguments as SGLang does.
+    # A method of the watch takes what SGLang passes, by the names that SGLang gives it, inside the
+    # `try`: a signature that changes costs our record, not its call. These are called in each step,
+    # and nothing stands between them and the watch.
 
     def _add_request_to_queue(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
-            patches.run(_enqueued, self._watch, *args, **kwargs)
+        watch = self._watch
+        if watch is not None and not patches.is_off:
+            try:
+                watch.enqueued(*args, **kwargs)
+            except Exception as error:
+                patches.caught(watch.enqueued, error)
         return original(*args, **kwargs)
 
     def _get_next_batch_to_run(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is None:
+        watch = self._watch
+        if watch is None or patches.is_off:
             return original(*args, **kwargs)
-        start_ns = patches.run(self._watch.now_ns)
+        start_ns = watch.now_ns()
         plan = original(*args, **kwargs)
-        patches.run(self._watch.scheduled, start_ns)
+        if not patches.is_off:
+            try:
+                watch.scheduled(start_ns, plan)
+            except Exception as error:
+                patches.caught(watch.scheduled, error)
         return plan
 
     def _run_batch(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is None:
+        watch = self._watch
+        if watch is None or patches.is_off:
             return original(*args, **kwargs)
-        patches.run(_launching, self._watch, *args, **kwargs)
-        result = original(*args, **kwargs)
-        patches.run(self._watch.launched)
+        try:
+            watch.launching(*args, **kwargs)
+        except Exception as error:
+            patches.caught(watch.launching, error)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            patches.run(watch.flush)  # a launch that fails may end the process
+            raise
+        if not patches.is_off:
+            try:
+                watch.launched()
+            except Exception as error:
+                patches.caught(watch.launched, error)
         return result
 
     def _forward(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is None:
+        watch = self._watch
+        if watch is None or patches.is_off:
             return original(*args, **kwargs)
-        patches.run(self._watch.forward_begins)
+        try:
+            watch.forward_begins()
+        except Exception as error:
+            patches.caught(watch.forward_begins, error)
         try:
             return original(*args, **kwargs)
         finally:
-            patches.run(self._watch.forward_ends)
+            if not patches.is_off:
+                try:
+                    watch.forward_ends()
+                except Exception as error:
+                    patches.caught(watch.forward_ends, error)
 
     def _process_batch_result(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is None:
+        watch = self._watch
+        if watch is None or patches.is_off:
             return original(*args, **kwargs)
-        patches.run(_result_begins, self._watch, *args, **kwargs)
+        try:
+            watch.result_begins(*args, **kwargs)
+        except Exception as error:
+            patches.caught(watch.result_begins, error)
         returned = original(*args, **kwargs)
-        patches.run(_result_ends, self._watch, *args, **kwargs)
+        if not patches.is_off:
+            try:
+                watch.result_ends(*args, **kwargs)
+            except Exception as error:
+                patches.caught(watch.result_ends, error)
         return returned
 
     def _stream_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
-            patches.run(_emitting, self._watch, *args, **kwargs)
-        return original(*args, **kwargs)
+        watch = self._watch
+        if watch is None or patches.is_off:
+            return original(*args, **kwargs)
+        at_ns = watch.now_ns()  # the client can have them as soon as it runs
+        returned = original(*args, **kwargs)
+        if not patches.is_off:
+            try:
+                watch.streamed(at_ns, *args, **kwargs)
+            except Exception as error:
+                patches.caught(watch.streamed, error)
+        return returned
 
     def _send_abort_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
-            patches.run(_aborted, self._watch, *args, **kwargs)
+        watch = self._watch
+        if watch is not None and not patches.is_off:
+            try:
+                watch.aborted(*args, **kwargs)
+            except Exception as error:
+                patches.caught(watch.aborted, error)
         return original(*args, **kwargs)
-
-
-def _enqueued(watch: SchedulerWatch, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
-    watch.enqueued(req)
-
-
-def _launching(watch: SchedulerWatch, scheduler: Any, /, batch: Any, *_: Any, **__: Any) -> None:
-    watch.launching(scheduler, batch)
-
-
-def _result_begins(watch: SchedulerWatch, _: Any, /, batch: Any, *__: Any, **___: Any) -> None:
-    watch.result_begins(batch)
-
-
-def _result_ends(
-    watch: SchedulerWatch, _: Any, /, batch: Any, result: Any, *__: Any, **___: Any
-) -> None:
-    watch.result_ends(batch, result)
-
-
-def _emitting(watch: SchedulerWatch, _: Any, /, reqs: Any, *__: Any, **___: Any) -> None:
-    watch.emitting(reqs)
-
-
-def _aborted(
-    watch: SchedulerWatch, _: Any, /, abort_req: Any, req: Any, *__: Any, **___: Any
-) -> None:
-    watch.aborted(req, abort_req.finished_reason)
 
 
 class FrontEndHooks:

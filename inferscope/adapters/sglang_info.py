@@ -94,6 +94,11 @@ def step_timer(scheduler: Any) -> StepTimer | None:
     return None
 
 
+def is_asynchronous(scheduler: Any) -> bool:
+    """Return whether a batch still computes when `run_batch` has returned: on a CPU none does."""
+    return bool(scheduler.device != "cpu")
+
+
 def free_and_cached(scheduler: Any) -> Callable[[], tuple[int, int]]:
     """Return what reads the KV pool's free tokens, and those that only the prefix cache holds."""
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache

@@ -5,24 +5,31 @@ rank tells everything of its requests (a ring of role `core`); the others run th
 same batches and tell only when they worked (role `worker`).
 
     _add_request_to_queue   queued, or preempted: a retracted request comes back this way
-    run_batch, before       admitted, resumed; the plan; what the batch holds, by value: it mutates
+    run_batch, before       references to what the batch holds now, for it is replaced later
       forward_batch_...     the span
-    run_batch, after        the slices; of a speculative batch only with its result
-    stream_output, before   emitted, finished: before the client can have them
+    run_batch, after        what was deferred; admitted, resumed; the plan; the slices, those of a
+                            speculative batch only with its result
+    stream_output, after    emitted, finished, at the time before the client could have them
     process_batch_result    which step the outputs belong to (with overlap, one is launched between)
     send_abort_output       finished, of those that end outside of any batch
+
+Where a device computes asynchronously, what is recorded of a step before `run_batch` and of a
+result is only noted, and recorded behind the next launch, while the device is busy. It is recorded
+at once where there is no next launch, and before the launch of a batch of a kind that has not run
+yet: that may take seconds. Where the model runs within `run_batch`, a plan is recorded before it.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from inferscope.adapters.sglang_followed import MARK, Followed, Forward, Team
+from inferscope.adapters.sglang_followed import MARK, Followed, Launch, Team
 from inferscope.adapters.sglang_phases import (
     HEALTH_CHECK,
     Part,
@@ -32,17 +39,22 @@ from inferscope.adapters.sglang_phases import (
     has_forward,
     rows_of,
 )
+from inferscope.adapters.sglang_results import Results
 from inferscope.probe import Probe
 from inferscope.probe.clock import Clock, SystemClock
+from inferscope.probe.deferred import Deferred
 from inferscope.probe.requests import MAX_LIVE
-from inferscope.records import RequestIndex
-
-_LATE = 8
-"""Launched batches kept until their results; overlap has one, a pipeline one per stage."""
+from inferscope.records import VERIFY, RequestIndex
 
 
 class SchedulerWatch:
-    """Tells a probe what one scheduler does. Its methods may raise: who calls them answers."""
+    """Tells a probe what one scheduler does. Its methods may raise: who calls them answers.
+
+    Attributes:
+        probe: of this process.
+        deferred: what is noted and not recorded yet.
+        now_ns: returns the time, for `scheduled` and `streamed`.
+    """
 
     def __init__(
         self,
@@ -56,6 +68,7 @@ class SchedulerWatch:
         graph_sizes: Sequence[int] = (),
         adapter_of: Callable[[str], str] = str,
         end_left: str = "client_cancel",
+        is_deferring: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -70,6 +83,7 @@ class SchedulerWatch:
             graph_sizes: batch sizes that were captured as graphs.
             adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
             end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
+            is_deferring: the device computes while `run_batch` returns: record behind launches.
             clock: tells the time.
         """
         self.probe = probe
@@ -80,47 +94,55 @@ class SchedulerWatch:
         self._max_running = max_running
         self._graph_sizes = sorted(graph_sizes)
         self._adapter_of = adapter_of
-        self._now = (clock or SystemClock()).monotonic_ns
+        self.now_ns = (clock or SystemClock()).monotonic_ns
         self._end = end_left
+        self.deferred = Deferred(probe)
+        self._is_deferring = is_deferring
         self._scheduled_ns = (0, 0)
         self._has_launched = False
         self._preempted: list[int] = []
         self._left: deque[RequestIndex] = deque(maxlen=MAX_LIVE)
         """Requests that SGLang has dropped, and of whose end no hook was called."""
         self._indices = itertools.count()
-        self._forward: Forward | None = None
+        self._launch: Launch | None = None
         self._depth = 0
         self._seen_kinds: set[tuple[str, bool]] = set()
-        self._verified: dict[int, str] = {}
-        """Speculative batches whose result is not in: their mode, by step."""
-        self._before: list[tuple[Any, int, int]] = []
-        """Their requests, positions computed and tokens put out before the result now looked at."""
-        self._rows: Rows | None = None
         self._team: Team | None = None
-        self._result_step = -1
-        self._has_streamed = False
+        self._results = Results(
+            probe,
+            self.deferred,
+            is_core=is_core,
+            is_deferring=is_deferring,
+            record_rows=self._tell_rows,
+            finish=self._finish,
+        )
 
     # --- requests -----------------------------------------------------------------------------
 
-    def enqueued(self, request: Any) -> None:
-        """A request comes into the queue: for the first time, or after it lost its KV."""
-        if request.rid.startswith(HEALTH_CHECK):
+    def enqueued(self, _: Any, /, req: Any, *__: Any, **___: Any) -> None:
+        """Take a request that comes into the queue: newly, or again after it lost its KV."""
+        if req.rid.startswith(HEALTH_CHECK):
             return
-        followed = getattr(request, MARK, None)
+        followed = getattr(req, MARK, None)
         if followed is None:
-            setattr(request, MARK, Followed(self._enter(request), self._left))
-        elif request.is_retracted and not followed.is_held:
+            setattr(req, MARK, Followed(self._enter(req), self._left))
+            # A retraction clears the tokens of a prompt that was given as embeddings.
+            self._results.counts_at_once |= getattr(req, "input_embeds", None) is not None
+        elif req.is_retracted and not followed.is_held:
+            self.flush()
             followed.is_held = True
             self._break_up_team()
             if self._is_core:
                 self.probe.preempted(followed.index, reason="blocks")
                 self._preempted.append(followed.index)
 
-    def aborted(self, request: Any, reason: Any) -> None:
-        """A request ends outside of any batch: in the queue, between chunks, or refused."""
-        followed = getattr(request, MARK, None)
+    def aborted(self, _: Any, /, abort_req: Any, req: Any, *__: Any, **___: Any) -> None:
+        """Take the end of a request outside of any batch: in the queue, between chunks, refused."""
+        followed = getattr(req, MARK, None)
         if followed is not None:
-            self._finish(followed, finish_of_json(reason, has_run=followed.has_run))
+            self.flush()
+            reason = finish_of_json(abort_req.finished_reason, has_run=followed.has_run)
+            self._finish(followed, reason, None)
 
     def _enter(self, request: Any) -> int:
         if self._is_core:
@@ -131,12 +153,12 @@ class SchedulerWatch:
         # All ranks see the same requests in the same order: the core gives them these numbers too.
         return next(self._indices)
 
-    def _finish(self, followed: Followed, reason: str) -> None:
+    def _finish(self, followed: Followed, reason: str, at_ns: int | None) -> None:
         if not followed.has_ended:
             followed.has_ended = True
             self._break_up_team()  # it holds the engine's own objects
             if self._is_core:
-                self.probe.finished(followed.index, reason)
+                self.probe.finished(followed.index, reason, at_ns=at_ns)
 
     def _end_left(self) -> None:
         """Report the ends that no hook saw: with all hooks, of clients that left in the queue."""
@@ -148,71 +170,132 @@ class SchedulerWatch:
 
     # --- batches ------------------------------------------------------------------------------
 
-    def now_ns(self) -> int:
-        """Return the time, for `scheduled`."""
-        return self._now()
+    def scheduled(self, start_ns: int, plan: Any) -> None:
+        """Note when the scheduler was at work on the batch that comes next, and whether it comes.
 
-    def scheduled(self, start_ns: int) -> None:
-        """Note when the scheduler was at work on the batch that comes next."""
-        self._scheduled_ns = (start_ns, self._now())
+        Args:
+            start_ns: by `now_ns`.
+            plan: what the scheduler returned: a batch or None, or an object that has it.
+        """
+        self._scheduled_ns = (start_ns, self.now_ns())
         if not self._has_launched:  # nothing came of the last one: an idle engine keeps no team
-            self._break_up_team()
+            with self.deferred.lock:
+                self._break_up_team()
         self._has_launched = False
+        if self.deferred.facts and getattr(plan, "batch_to_run", plan) is None:
+            self.flush()
         self._end_left()
 
-    def launching(self, scheduler: Any, batch: Any) -> None:
-        """Take in what a batch holds, before it runs."""
+    def launching(self, scheduler: Any, /, batch: Any, *_: Any, **__: Any) -> None:
+        """Note what a batch holds, before it runs."""
         self._has_launched = True
         self._end_left()
-        self._forward = self._rows = None
         mode, step = batch.forward_mode.name, scheduler.forward_ct + 1
+        launch = Launch(batch, step, mode, at_ns=self.now_ns(), scheduled_ns=self._scheduled_ns)
         if not has_forward(mode):
-            self._parts(batch)
+            self._launch = None
+            self._parts(launch)
             return
-        if self._is_core:
-            self._tell_plan(scheduler, batch, step)  # here a probe follows its switch
-        tail = getattr(batch, "beam_tail", None)
-        num_rows = len(batch.reqs) + (0 if tail is None else tail.entries[-1].end)
-        is_speculative = self._is_speculative(batch)
-        if mode == "DECODE" and not is_speculative and tail is None:
-            if self.probe.on:
-                self._rows = self._decoding_rows(batch)
-            # Switched off, the next step may be recorded all the same: its span is asked for.
-            is_dummy = self._rows is not None and not self._rows.requests
-            self._forward = Forward(step, mode, num_rows, is_dummy)
-            return
-        self._break_up_team()
-        parts = self._parts(batch)
-        if is_speculative:
-            self._verified[step] = mode
-            if len(self._verified) > _LATE:
-                del self._verified[next(iter(self._verified))]
+        self._launch = launch
+        launch.preempted, self._preempted = self._preempted, []
+        num_rows = len(launch.requests)
+        if launch.tail is not None:
+            num_rows += launch.tail.entries[-1].end
+        launch.padded_tokens = padded = self._padded(mode, num_rows) if self._graph_sizes else 0
+        launch.is_dummy = _has_none_followed(launch.requests)
+        launch.kind = kind = mode, padded > 0
+        launch.is_cold = is_cold = kind not in self._seen_kinds
+        if self._is_deferring and not is_cold:
+            self.deferred.add(launch.at_ns, self._record_launch, scheduler, launch)
         else:
-            self._rows = rows_of(mode, parts)
-        self._forward = Forward(step, mode, num_rows, not parts)
+            self.flush()
+            self._prepare(scheduler, launch)
 
     def launched(self) -> None:
-        """Tell a batch's rows, once it was launched and its span is over or queued."""
-        forward, rows, self._forward, self._rows = self._forward, self._rows, None, None
-        if forward is not None and rows is not None:
-            self._tell_rows(forward.step, rows)
+        """Record what was deferred, and a batch's rows: its span is over, or queued."""
+        launch, self._launch = self._launch, None
+        self.flush()
+        if launch is not None:
+            self._record_rows(launch)
 
-    def _decoding_rows(self, batch: Any) -> Rows:
+    def flush(self) -> None:
+        """Record what was deferred."""
+        if self.deferred.facts:
+            with self.deferred.lock:
+                self.deferred.flush()
+                self._results.settle()
+
+    def flush_overdue(self, now_ns: int) -> None:
+        """Record what was deferred for too long; on the probe's own thread."""
+        self.deferred.flush_overdue(now_ns)
+        if not self.deferred.facts:
+            self._results.settle()
+
+    def _record_launch(self, scheduler: Any, launch: Launch) -> None:
+        """Record a batch behind its launch, or during one that takes long."""
+        self._prepare(scheduler, launch)
+        self._record_rows(launch)
+
+    def _prepare(self, scheduler: Any, launch: Launch) -> None:
+        """Record a batch's plan and who runs now and did not; make its rows."""
+        if self._is_core:
+            if self._repeats(launch) and self._tell_plan(scheduler, launch, repeats=True):
+                return
+            self._results.settle()
+            self._tell_plan(scheduler, launch)  # here a probe follows its switch
+        is_speculative = self._is_speculative(launch.batch)
+        if launch.mode == "DECODE" and not is_speculative and launch.tail is None:
+            if self.probe.on:
+                launch.rows = self._decoding_rows(launch)
+            return
+        self._break_up_team()
+        parts = self._parts(launch)
+        if is_speculative:
+            self._results.expect_verified(launch.step, launch.mode)
+        else:
+            launch.rows = rows_of(launch.mode, parts)
+
+    def _repeats(self, launch: Launch) -> bool:
+        """Tell whether a batch decodes the rows of the last one, each one position further on."""
+        team = self._team
+        if (
+            team is None
+            or launch.mode != "DECODE"
+            or launch.tail is not None
+            or launch.lengths is None
+            or launch.preempted
+            or team.requests != launch.requests
+            or self._is_speculative(launch.batch)
+        ):
+            return False
+        lengths = launch.lengths.tolist()
+        # A context is one less than the length: equal to the last length where it moved by one.
+        if [length - 2 for length in lengths] != team.contexts:
+            return False
+        launch.contexts = [length - 1 for length in lengths]
+        return True
+
+    def _record_rows(self, launch: Launch) -> None:
+        rows, launch.rows = launch.rows, None
+        if rows is not None:
+            self._tell_rows(launch.step, rows)
+
+    def _decoding_rows(self, launch: Launch) -> Rows:
         """Return the rows of a batch that decodes; with the team of the last, only contexts move.
 
         A batch of 64 costs a third of what its parts would.
         """
-        team = self._team
-        if team is None or team.requests != batch.reqs or batch.seq_lens_cpu is None:
+        team, requests, lengths = self._team, launch.requests, launch.lengths
+        if team is None or team.requests != requests or lengths is None:
             self._break_up_team()
-            rows = rows_of("DECODE", self._parts(batch))
-            followed = [getattr(request, MARK, None) for request in batch.reqs]
+            rows = rows_of("DECODE", self._parts(launch))
+            followed = [getattr(request, MARK, None) for request in requests]
             members = [one for one in followed if one is not None]
             if len(members) == len(followed):
-                self._team = Team(list(batch.reqs), members, rows)
+                self._team = Team(list(requests), members, rows)
             return rows
         num = len(team.requests)
-        team.contexts = [length - 1 for length in batch.seq_lens_cpu.tolist()[:num]]
+        team.contexts = [length - 1 for length in lengths.tolist()[:num]]
         return msgspec.structs.replace(team.rows, contexts=team.contexts)
 
     def _break_up_team(self) -> None:
@@ -220,84 +303,68 @@ class SchedulerWatch:
             self._team.settle()
             self._team = None
 
-    def _parts(self, batch: Any) -> list[Part]:
-        """Return the requests' parts of a batch, and tell of those that run now and did not."""
-        requests = batch.reqs
-        is_extending = batch.forward_mode.is_extend()
-        if is_extending or not batch.forward_mode.is_decode():
-            tokens = batch.extend_lens or [0] * len(requests)
-            contexts = batch.prefix_lens or [0] * len(requests)
-            starts = batch.extend_logprob_start_lens if batch.return_logprob else None
-        else:
-            lengths = None if batch.seq_lens_cpu is None else batch.seq_lens_cpu.tolist()
-            tokens, starts = [1] * len(requests), [0] * len(requests)
-            tail = getattr(batch, "beam_tail", None)
-            for entry in () if tail is None else tail.entries:  # beams beside their request's row
-                tokens[entry.leader_idx] += entry.end - entry.start
-            contexts = [
-                request.seqlen - 1 if lengths is None else length - 1
-                for request, length in zip(requests, lengths or tokens, strict=False)
-            ]
-        decoding = {id(request) for request in (batch.decoding_reqs or ()) if is_extending}
+    def _parts(self, launch: Launch) -> list[Part]:
+        """Return the requests' parts of a batch; record who of them runs now and did not."""
         parts = []
-        for at, request in enumerate(requests):
-            followed = getattr(request, MARK, None)
-            if followed is None:  # a health check, or it came before us
-                continue
-            context, num = contexts[at], tokens[at]
+        for followed, part in launch.parts():
             if self._is_core:
-                self._tell_running(followed, context)
-            is_decoding = id(request) in decoding
-            parts.append(
-                Part(
-                    followed.index,
-                    context,
-                    num,
-                    len(request.origin_input_ids),
-                    followed.seen,
-                    1 if starts is None or is_decoding else max(1, num - starts[at]),
-                    is_decoding,
-                )
-            )
-            followed.seen = max(followed.seen, context + num)
+                self._tell_running(followed, part.context, launch.at_ns)
+            followed.seen = max(followed.seen, part.context + part.tokens)
+            parts.append(part)
         return parts
 
-    def _tell_running(self, followed: Followed, context: int) -> None:
+    def _tell_running(self, followed: Followed, context: int, at_ns: int) -> None:
         if not followed.has_run:
             followed.has_run = True
-            self.probe.admitted(followed.index, cached_tokens=context)
+            self.probe.admitted(followed.index, cached_tokens=context, at_ns=at_ns)
         elif followed.is_held:
             followed.is_held = False
-            self.probe.resumed(followed.index, cached_tokens=context)
+            self.probe.resumed(followed.index, cached_tokens=context, at_ns=at_ns)
 
-    def _tell_plan(self, scheduler: Any, batch: Any, step: int) -> None:
-        start_ns, end_ns = self._scheduled_ns
-        now_ns = self._now()
+    def _tell_plan(self, scheduler: Any, launch: Launch, *, repeats: bool = False) -> bool:
+        """Record a batch's plan; where it repeats the last batch, its rows and their emission too.
+
+        Returns:
+            whether it was recorded. As a repetition it may not be, and has to be stated in full.
+        """
+        start_ns, end_ns = launch.scheduled_ns
         waiting = len(scheduler.waiting_queue)
         running = scheduler.running_batch.reqs
-        num_running = len(batch.reqs)
-        if scheduler.running_batch is not batch and running:
+        num_running = len(launch.requests)
+        if scheduler.running_batch is not launch.batch and running:
             num_running += len(running)
         free, cached = self._pool()
-        self.probe.plan(
-            step,
-            start_ns=start_ns or now_ns,
-            end_ns=end_ns or now_ns,
-            waiting=waiting,
-            running=num_running,
-            blocks_used=(self._total_tokens - free - cached) // self._block_tokens,
-            blocks_cached=cached // self._block_tokens,
-            blocks_total=self._total_tokens // self._block_tokens,
-            preempted=self._preempted,
-            binding=binding(
+        numbers: dict[str, Any] = {
+            "start_ns": start_ns or launch.at_ns,
+            "end_ns": end_ns or launch.at_ns,
+            "waiting": waiting,
+            "running": num_running,
+            "blocks_used": (self._total_tokens - free - cached) // self._block_tokens,
+            "blocks_cached": cached // self._block_tokens,
+            "blocks_total": self._total_tokens // self._block_tokens,
+            "binding": binding(
                 waiting=waiting,
                 running=num_running,
                 max_running=self._max_running,
                 is_full=scheduler.running_batch.batch_is_full,
                 has_chunk=scheduler.chunked_req is not None,
             ),
-        )
-        self._preempted = []
+        }
+        if not repeats:
+            self.probe.plan(launch.step, preempted=launch.preempted, **numbers)
+            return True
+        team, held = self._team, self._results.held
+        assert team is not None
+        is_of_team = held is not None and held.indices == team.rows.requests
+        if held is not None and is_of_team:
+            numbers |= {"emitted_step": held.step, "emitted_ns": held.at_ns}
+        elif held is not None:
+            self._results.settle()
+        if not self.probe.same_step(launch.step, **numbers):
+            return False
+        self._results.held = None
+        team.contexts = launch.contexts
+        return True
 
     def _tell_rows(self, step: int, rows: Rows) -> None:
         if not rows.requests:
@@ -310,6 +377,7 @@ class SchedulerWatch:
                 prefill_tokens=rows.prefill_tokens,
             )
             return
+        has_drafts = VERIFY in rows.phases
         self.probe.slices(
             step,
             requests=rows.requests,
@@ -318,8 +386,8 @@ class SchedulerWatch:
             contexts=rows.contexts,
             flags=rows.flags,
             sampled=rows.sampled,
-            proposed=rows.proposed,
-            accepted=rows.accepted,
+            proposed=rows.proposed if has_drafts else (),
+            accepted=rows.accepted if has_drafts else (),
         )
 
     @staticmethod
@@ -330,100 +398,53 @@ class SchedulerWatch:
     # --- the model ----------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
-        """The model worker is called; a speculative one calls others, whose time is in its own."""
+        """Begin the span: a speculative worker calls others, whose time is in its own."""
         self._depth += 1
-        forward = self._forward
-        if self._depth > 1 or forward is None or forward.is_over:
+        launch = self._launch
+        if self._depth > 1 or launch is None or launch.is_over:
             return
-        is_graph = self._padded(forward) > 0
-        kind = (forward.mode, is_graph)
-        is_cold = kind not in self._seen_kinds
-        self._seen_kinds.add(kind)
+        if launch.is_cold:
+            self._seen_kinds.add(launch.kind)
         self.probe.start(
-            forward.step,
-            mode="graph" if is_graph else "eager",
-            cold=is_cold,
-            dummy=forward.is_dummy,
+            launch.step,
+            mode="graph" if launch.padded_tokens else "eager",
+            cold=launch.is_cold,
+            dummy=launch.is_dummy,
+            reaps=not self._is_deferring,
         )
 
     def forward_ends(self) -> None:
-        """The model worker returns: outputs are there on a CPU, queued on a device."""
+        """End the span: outputs are there on a CPU, queued on a device."""
         self._depth -= 1
-        forward = self._forward
-        if self._depth == 0 and forward is not None and not forward.is_over:
-            forward.is_over = True
-            self.probe.stop(forward.step, padded_tokens=self._padded(forward))
+        launch = self._launch
+        if self._depth == 0 and launch is not None and not launch.is_over:
+            launch.is_over = True
+            self.probe.stop(launch.step, padded_tokens=launch.padded_tokens)
 
-    def _padded(self, forward: Forward) -> int:
+    def _padded(self, mode: str, num_rows: int) -> int:
         """Return the captured size that a decoding batch is padded to, 0 where none is used."""
-        if forward.mode == "DECODE":
-            for size in self._graph_sizes:
-                if size >= forward.batch_size:
-                    return size
-        return 0
+        sizes = self._graph_sizes
+        at = bisect_left(sizes, num_rows) if mode == "DECODE" else len(sizes)
+        return sizes[at] if at < len(sizes) else 0
 
     # --- results ------------------------------------------------------------------------------
 
-    def result_begins(self, batch: Any) -> None:
-        """The result of a batch is looked at: with overlap, of the one before the last launched."""
-        self._result_step = -1 if batch.forward_iter is None else batch.forward_iter
-        self._has_streamed = False
-        if self._result_step in self._verified:
-            self._before = [
-                (request, request.seqlen - 1, len(request.output_ids)) for request in batch.reqs
-            ]
+    def result_begins(self, _: Any, /, batch: Any, *__: Any, **___: Any) -> None:
+        """Take in whose result is processed."""
+        self.flush()  # what was noted of a result is read before the next one changes it
+        self._results.begin(batch)
 
-    def result_ends(self, batch: Any, result: Any) -> None:
-        """All of a result's tokens are known; tell what was not streamed, and verified rows."""
-        mode = self._verified.pop(self._result_step, None)
-        if mode is not None:
-            self._tell_rows(
-                self._result_step,
-                rows_of(mode, self._verified_parts(result), is_verified=True),
-            )
-        if not self._has_streamed:
-            self.emitting(batch.reqs)
-        self._result_step, self._before = -1, []
+    def result_ends(self, _: Any, /, batch: Any, result: Any, *__: Any, **___: Any) -> None:
+        """Take the result, which is processed."""
+        self._results.end(batch, result, self.now_ns())
 
-    def _verified_parts(self, result: Any) -> list[Part]:
-        stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1
-        parts = []
-        for request, context, num_before in self._before:
-            followed = getattr(request, MARK, None)
-            if followed is not None:
-                num_new = len(request.output_ids) - num_before
-                parts.append(
-                    Part(
-                        followed.index,
-                        context,
-                        stride,
-                        len(request.origin_input_ids),
-                        sampled=stride,
-                        accepted=max(0, num_new - result.num_non_draft_tokens_per_req),
-                    )
-                )
-        return parts
+    def streamed(self, at_ns: int, _: Any, /, reqs: Any, *__: Any, **___: Any) -> None:
+        """Take the requests whose tokens have left, since `at_ns`."""
+        self._results.stream(reqs, at_ns)
 
-    def emitting(self, requests: Sequence[Any]) -> None:
-        """Tell the tokens that are about to leave, and who has ended."""
-        self._has_streamed = True
-        if not self._is_core:
-            return
-        indices, counts, ended = [], [], []
-        for request in requests:
-            followed = getattr(request, MARK, None)
-            if followed is None or followed.has_ended:
-                continue
-            num_out = request.finished_len
-            if num_out is None:
-                num_out = len(request.output_ids)
-            if num_out > followed.num_emitted:
-                indices.append(followed.index)
-                counts.append(num_out - followed.num_emitted)
-                followed.num_emitted = num_out
-            if request.finished_reason is not None:
-                ended.append((followed, request.finished_reason))
-        if indices:
-            self.probe.emitted(indices, counts, step=self._result_step)
-        for followed, reason in ended:
-            self._finish(followed, finish_of_json(reason.to_json(), has_run=followed.has_run))
+
+def _has_none_followed(requests: Sequence[Any]) -> bool:
+    """Return whether no request of a batch is recorded: it has none, or only health checks."""
+    if requests and getattr(requests[0], MARK, None) is not None:
+        return False
+    return all(getattr(request, MARK, None) is None for request in requests)

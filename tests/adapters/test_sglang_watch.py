@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
+import subprocess
 import sys
 import weakref
 from collections import defaultdict
@@ -14,12 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from inferscope.adapters import sglang_hooks
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.sglang_hooks import SchedulerHooks
 from inferscope.adapters.sglang_scheduler import SchedulerWatch
 from inferscope.probe import Probe
+from inferscope.probe.deferred import OVERDUE_NS
 from inferscope.records import (
     COLUMNS,
     DECODE,
@@ -31,9 +35,11 @@ from inferscope.records import (
     ProbeHealth,
     RequestEvent,
     StepPlan,
+    StepSame,
     StepSlices,
     StepSpan,
 )
+from inferscope.ring.reader import RingReader
 from tests.adapters.sglang_objects import (
     Abort,
     Batch,
@@ -46,9 +52,10 @@ from tests.adapters.sglang_objects import (
     TpModelWorker,
     hooked,
 )
-from tests.probe.fakes import FakeClock, make_probe, of, tokens_signed, tokens_told
+from tests.probe.fakes import FakeClock, facts_of, make_probe, of, tokens_signed, tokens_told
 
 Row = dict[str, int]
+_DISAGGREGATED = "when scheduling began in a disaggregated engine"
 
 
 @pytest.fixture
@@ -67,6 +74,7 @@ def watched(
     is_core: bool = True,
     lacking: str = "",
     end_left: str = "client_cancel",
+    is_deferring: bool = False,
 ) -> tuple[type[Scheduler], Probe]:
     probe = make_probe(folder, FakeClock(step_ns=1000), name=name)
     patches.probes.append(probe)
@@ -79,10 +87,13 @@ def watched(
         max_running=8,
         adapter_of={"1f": "sql"}.__getitem__,
         end_left=end_left,
+        is_deferring=is_deferring,
+        clock=probe.clock,
     )
+    probe.look_after(hooks._watch.flush_overdue)
     placed = dict(hooks.by_target())
     for feature, wanted in hooks.by_feature().items():
-        placed |= wanted if feature not in ("pauses", lacking) else {}
+        placed |= wanted if feature not in ("pauses", _DISAGGREGATED, lacking) else {}
     return hooked({k: v for k, v in placed.items() if "run_event_loop" not in k}), probe
 
 
@@ -107,9 +118,10 @@ def path_of(probe: Probe) -> Path:
 def rows_of(path: Path) -> list[Row]:
     """Return the slices' rows, each with its step."""
     found = []
-    for slices in of(StepSlices, path):
+    for slices in facts_of(StepSlices, path):
         columns = {
             name: np.frombuffer(getattr(slices, name), dtype=COLUMNS[name]).tolist()
+            or [0] * len(slices.phases)
             for name in (
                 "requests",
                 "phases",
@@ -196,7 +208,7 @@ def test_the_ring_tells_all_work_of_a_scheduler_and_changes_nothing(
     for row in rows_of(path):
         tokens[row["requests"]] += row["tokens"] * (not row["flags"] & RECOMPUTED)
     emitted: dict[int, int] = defaultdict(int)
-    for record in of(Emitted, path):
+    for record in facts_of(Emitted, path):
         indices = np.frombuffer(record.requests, dtype="<u4").tolist()
         for index, count in zip(indices, np.frombuffer(record.tokens, "<u4").tolist(), strict=True):
             emitted[index] += count
@@ -207,11 +219,55 @@ def test_the_ring_tells_all_work_of_a_scheduler_and_changes_nothing(
         assert kinds[:2] == ["queued", "admitted"]
         assert kinds[-1] == "finished"
         assert kinds[2:-1] == ["preempted", "resumed"] * ((len(kinds) - 3) // 2)
-    plans, slices, spans = of(StepPlan, path), of(StepSlices, path), of(StepSpan, path)
+    plans, slices, spans = facts_of(StepPlan, path), facts_of(StepSlices, path), of(StepSpan, path)
     assert [plan.step for plan in plans] == [one.step for one in slices]
     assert [span.step for span in spans] == [one.step for one in slices]
     assert [span.digest for span in spans] == [one.digest for one in slices]
     assert (plans[0].blocks_used, plans[0].blocks_cached, plans[0].blocks_total) == (10, 30, 100)
+
+
+def _facts(path: Path, *, is_core: bool = True) -> dict[str, list[Any]]:
+    """Return what a ring says, without times and without the order of records of two kinds."""
+    facts: dict[str, list[Any]] = defaultdict(list)
+    for kind in (StepPlan, StepSlices, StepSpan, Emitted, RequestEvent):
+        for record in facts_of(kind, path):
+            said = {k: v for k, v in structs.asdict(record).items() if not k.endswith("_ns")}
+            key = f"{said.pop('index')}" if isinstance(record, RequestEvent) else ""
+            facts[kind.__name__ + key].append(said)
+    assert facts["StepPlan"] or not is_core
+    return dict(facts)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    sizes=sizes,
+    pool=st.sampled_from([60, 80, 10_000]),
+    overlap=st.booleans(),
+    is_core=st.booleans(),
+    leaving=st.integers(0, 6),
+)
+def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
+    sizes: list[tuple[int, int]],
+    pool: int,
+    overlap: bool,
+    is_core: bool,
+    leaving: int,
+    tmp_path: Path,
+    patches: Patches,
+) -> None:
+    facts, tokens = [], []
+    for is_deferring in (False, True):
+        for old in tmp_path.glob("*.ring"):
+            old.unlink()
+        kind, probe = watched(tmp_path, patches, is_core=is_core, is_deferring=is_deferring)
+        scheduler, requests = kind(pool=pool, overlap=overlap), requests_of(sizes)
+        for request in requests[leaving:]:
+            request.to_finish = Reason("abort", message="Aborted", status_code=None)
+        tokens.append(run(scheduler, requests))
+        scheduler.get_next_batch_to_run(scheduler.running_batch)  # of an idle engine
+        facts.append(_facts(path_of(probe), is_core=is_core))
+    assert facts[1] == facts[0]
+    assert tokens[1] == tokens[0]
 
 
 def test_a_retraction_is_seen_and_its_work_told_twice(tmp_path: Path, patches: Patches) -> None:
@@ -221,7 +277,7 @@ def test_a_retraction_is_seen_and_its_work_told_twice(tmp_path: Path, patches: P
     path = path_of(probe)
     assert sum(kinds_of(path, at).count("resumed") for at in range(3)) > 0
     assert any(row["flags"] & RECOMPUTED for row in rows_of(path))
-    assert any(plan.preempted for plan in of(StepPlan, path))
+    assert any(plan.preempted for plan in facts_of(StepPlan, path))
 
 
 def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) -> None:
@@ -230,7 +286,7 @@ def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) 
         kind, probe = watched(tmp_path, patches, name=f"is-core-{is_core}", is_core=is_core)
         run(kind(pool=80), requests_of([(20, 12), (5, 3), (30, 6)]))
         paths.append(path_of(probe))
-    told = [(slices.step, slices.digest) for slices in of(StepSlices, paths[0])]
+    told = [(slices.step, slices.digest) for slices in facts_of(StepSlices, paths[0])]
     assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == told
     assert tokens_signed(paths[1]) == tokens_told(paths[0])
     for silent in (StepSlices, StepPlan, RequestEvent, Emitted):
@@ -243,8 +299,8 @@ def test_health_checks_are_dummy_steps_and_no_requests(tmp_path: Path, patches: 
     path = path_of(probe)
     assert [span.dummy for span in of(StepSpan, path)] == [True]
     assert not of(RequestEvent, path)
-    assert not of(StepSlices, path)
-    assert not of(Emitted, path)
+    assert not facts_of(StepSlices, path)
+    assert not facts_of(Emitted, path)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +318,7 @@ def test_a_batch_of_nobody_is_a_dummy_and_a_prebuilt_one_no_step(
     scheduler.run_batch(Batch([], mode))
     path = path_of(probe)
     assert [span.dummy for span in of(StepSpan, path)] == spans
-    assert len(of(StepPlan, path)) == len(spans)
+    assert len(facts_of(StepPlan, path)) == len(spans)
 
 
 class _NoModel:
@@ -338,7 +394,7 @@ def test_an_extension_with_logprobs_computes_more_rows_of_logits(
     batch = _extend(request, 0, 8)
     batch.return_logprob, batch.extend_logprob_start_lens = True, [3]
     scheduler.run_batch(batch)
-    (slices,) = of(StepSlices, path_of(probe))
+    (slices,) = facts_of(StepSlices, path_of(probe))
     assert np.frombuffer(slices.sampled, dtype="<u2").tolist() == [5]
 
 
@@ -368,11 +424,146 @@ def test_switched_off_and_on_between_steps_it_tells_the_right_contexts_again(
     assert contexts[-1] == 8 + 30 - 2
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("is_deferring", [False, True])
+def test_steps_of_an_unchanged_batch_are_stated_as_repetitions(
+    overlap: bool, is_deferring: bool, tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches, is_deferring=is_deferring)
+    run(kind(overlap=overlap), requests_of([(5, 20), (6, 20)]))
+    path = path_of(probe)
+    assert len(of(StepSame, path)) >= 15
+    assert len(of(StepSlices, path)) == len(of(StepPlan, path)) <= 5
+    assert is_deferring is (len(of(Emitted, path)) <= 5)
+    assert len(facts_of(StepSlices, path)) == len(facts_of(Emitted, path)) == 20
+
+
+def test_a_launch_that_hangs_is_recorded_by_the_probes_own_thread(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, is_recorded = TpModelWorker.forward_batch_generation, defaultdict(set)
+
+    def hanging(worker: TpModelWorker, batch: Batch) -> list[int]:
+        step = batch.forward_iter
+        for wait_ns in (0, 2 * OVERDUE_NS) if step > 3 else ():
+            clock.now_ns += wait_ns
+            probe._keeper.tend()
+            is_recorded[wait_ns].add(facts_of(StepSlices, path)[-1].step == step)
+        return whole(worker, batch)
+
+    monkeypatch.setattr(TpModelWorker, "forward_batch_generation", hanging)
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    clock, path = probe.clock, probe.path
+    assert isinstance(clock, FakeClock)
+    assert path is not None
+    scheduler, request = kind(), Req("r", 8, 5)
+    scheduler._add_request_to_queue(request)
+    scheduler.run_event_loop()  # of each kind the first is recorded before its launch
+    assert is_recorded == {0: {False}, 2 * OVERDUE_NS: {True}}
+    steps = list(range(1, scheduler.forward_ct + 1))
+    assert [one.step for one in facts_of(StepSlices, path)] == steps
+    assert [one.step for one in facts_of(StepPlan, path)] == steps
+    probe.close()
+
+
+_KILLED = """
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+from inferscope.adapters.patching import Patches
+from tests.adapters import sglang_objects as engine, test_sglang_watch as tests
+
+folder, where, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+owner, name = {
+    "launch": (engine.TpModelWorker, "forward_batch_generation"),
+    "wait": (engine.Scheduler, "process_batch_result"),
+    "stream": (engine.SchedulerOutputStreamer, "stream_output"),
+}[where]
+original, calls = getattr(owner, name), []
+
+def dying(*args, **kwargs):
+    calls.append(name)
+    if len(calls) == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args, **kwargs)
+
+setattr(owner, name, dying)
+kind, probe = tests.watched(folder, Patches("sglang"), is_deferring=True)
+tests.run(kind(), tests.requests_of([(5, 40), (6, 40)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "launched", "emitted"), [("launch", 9, 7), ("wait", 11, 9), ("stream", 11, 9)]
+)
+def test_a_process_that_is_killed_has_recorded_what_came_before_its_last_launch(
+    where: str, launched: int, emitted: int, tmp_path: Path
+) -> None:
+    """With overlap: within launch 10 result 8 is not recorded yet; result 10 awaits launch 11."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, tmp_path, where, "10"],
+        cwd=Path(__file__).parents[2],
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    path = tmp_path / "core.ring"
+    assert [plan.step for plan in facts_of(StepPlan, path)] == list(range(1, launched + 1))
+    assert [slices.step for slices in facts_of(StepSlices, path)] == list(range(1, launched + 1))
+    assert max(record.step for record in facts_of(Emitted, path)) == emitted
+    assert [kinds_of(path, index) for index in (0, 1)] == [["queued", "admitted"]] * 2
+    reader = RingReader(path)
+    ended_ns = max(span.launch_end_ns for span in of(StepSpan, path))
+    assert (reader.pending_ns() > ended_ns) is (where == "launch")
+    reader.close()
+
+
+def test_an_idle_engine_has_recorded_all_that_it_did(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    scheduler, request = kind(overlap=False), Req("r", 8, 5)
+    scheduler._add_request_to_queue(request)
+    while request.finished_reason is None:
+        scheduler.iterate()
+    path = probe.path
+    assert path is not None
+    assert probe._spans.deferred_ns > 0
+    assert len(facts_of(Emitted, path)) == 4
+    scheduler.iterate()
+    assert probe._spans.deferred_ns == 0
+    assert len(facts_of(Emitted, path)) == 5
+    assert kinds_of(path, 0)[-1] == "finished"
+    probe.close()
+
+
+def test_before_the_result_of_a_step_is_awaited_its_members_are_in_the_ring(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = []
+    whole = Scheduler.process_batch_result
+
+    def awaiting(scheduler: Scheduler, batch: Batch, result: Any) -> None:
+        waited.append(batch.forward_iter)
+        assert batch.forward_iter in {one.step for one in facts_of(StepSlices, path)}
+        assert batch.forward_iter in {one.step for one in facts_of(StepPlan, path)}
+        told = sum(np.frombuffer(one.tokens, "<u4").sum() for one in facts_of(Emitted, path))
+        assert told == sum(len(request.output_ids) for request in requests)
+        whole(scheduler, batch, result)
+
+    monkeypatch.setattr(Scheduler, "process_batch_result", awaiting)
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    path = probe.path
+    assert path is not None
+    requests = requests_of([(20, 12), (5, 3), (30, 6)])
+    run(kind(pool=80), requests)
+    assert len(waited) > 10
+    assert not patches.is_off
+    probe.close()
+
+
 # --- faults -------------------------------------------------------------------------------------
 
 _WATCH_METHODS = [
     "enqueued",
-    "now_ns",
     "scheduled",
     "launching",
     "launched",
@@ -380,7 +571,7 @@ _WATCH_METHODS = [
     "forward_ends",
     "result_begins",
     "result_ends",
-    "emitting",
+    "streamed",
     "aborted",
 ]
 
@@ -438,7 +629,7 @@ def test_an_engine_error_passes_through_and_the_next_step_is_timed(
         scheduler.run_batch(_extend(request, 0, 8))
     scheduler.run_batch(_extend(request, 0, 8))
     assert probe.on
-    assert [slices.step for slices in of(StepSlices, path_of(probe))] == [2]
+    assert [slices.step for slices in facts_of(StepSlices, path_of(probe))] == [2]
 
 
 @pytest.mark.parametrize(
@@ -542,19 +733,19 @@ def test_the_result_of_a_verified_batch_leaves_no_request_behind(
 ) -> None:
     probe = make_probe(tmp_path, FakeClock(step_ns=1000))
     watch, scheduler, request = SchedulerWatch(probe, is_core=True), Scheduler(), Req("r", 8, 100)
-    watch.enqueued(request)
+    watch.enqueued(scheduler, request)
     batch = Batch([request])
     batch.spec_algorithm = Speculation(is_on=True)
     batch.seq_lens_cpu = Tensor([8])
     watch.launching(scheduler, batch)
     watch.launched()
     batch.forward_iter = 1
-    watch.result_begins(batch)
+    watch.result_begins(scheduler, batch)
     result = SimpleNamespace(
         speculative_output_stride=2, speculative_num_draft_tokens=2, num_non_draft_tokens_per_req=1
     )
-    watch.result_ends(batch, result)
-    assert len(of(StepSlices, path_of(probe))) == 1
+    watch.result_ends(scheduler, batch, result)
+    assert len(facts_of(StepSlices, path_of(probe))) == 1
     alive = weakref.ref(request)
     del request, batch
     gc.collect()
@@ -605,4 +796,4 @@ def test_a_feature_without_a_place_is_known_to_be_lacking(
     sglang_hooks._place("the scheduler", hooks, "")
     assert hooks.lacking == {"how requests end outside of a batch"}
     assert hooks.is_whole
-    assert len(placed) == len(hooks.by_target()) + 4
+    assert len(placed) == len(hooks.by_target()) + 6

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CORE = (
-    *("enqueued", "now_ns", "scheduled", "launching", "launched", "forward_begins"),
-    *("forward_ends", "result_begins", "result_ends", "emitting", "aborted"),
+    *("enqueued", "scheduled", "launching", "launched", "forward_begins"),
+    *("forward_ends", "result_begins", "result_ends", "streamed", "aborted"),
 )
 FRONT_END = ("sending", "sending_batch", "received")
 EDGE = ("_sent", "_end")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -34,6 +36,8 @@ OPTIONS = shlex.split(
     "--enable-mixed-chunk --host 127.0.0.1"
 )
 START_S = float(os.environ.get("INFERSCOPE_START_S", "240"))
+TIMEOUT_S = 120 + 2 * START_S
+"""Limit of a test, which may start two servers one after the other."""
 _GRACE_S = 30.0
 
 
@@ -72,6 +76,11 @@ class Server:
         """Return the process that writes the ring of a role."""
         (ring,) = self.rings.glob(f"*/{role}-*.ring")
         return int(ring.stem.split("-")[-1])
+
+    @functools.cached_property
+    def front_end_pid(self) -> int:
+        """Return the process that serves HTTP: `inferscope run` becomes it, unless it records."""
+        return self.pid_of("frontend") if self.rings.exists() else self.process.pid
 
     @property
     def home(self) -> Path:
@@ -170,6 +179,8 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
     text: str = ""
+    waited_ns: int = 0
+    """How long the client and the front end waited for a core until the first chunk came."""
 
     @property
     def cached(self) -> int:
@@ -185,9 +196,21 @@ async def ask(
     max_tokens: int,
     *,
     leave_after: int = 0,
+    began: asyncio.Event | None = None,
     **body: Any,
 ) -> Answer:
-    """Ask for a completion, streamed; leave after so many chunks, if that is not 0."""
+    """Ask for a completion, streamed.
+
+    Args:
+        session: of the client.
+        server: that answers.
+        rid: the request's id.
+        prompt: as the API takes it.
+        max_tokens: of the answer.
+        leave_after: disconnect after this many chunks; 0 for never.
+        began: is set with the first chunk.
+        body: other fields of the request.
+    """
     asked = {
         "model": "tiny",
         "prompt": prompt,
@@ -200,6 +223,7 @@ async def ask(
         **body,
     }
     answer = Answer(rid, time.monotonic_ns())
+    before_ns = _waited_ns(server)
     headers = {"X-Request-Id": f"ext-{rid}"}
     async with session.post(f"{server.url}/v1/completions", json=asked, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
@@ -209,6 +233,10 @@ async def ask(
                 break
             if event.get("usage"):
                 answer.usage = event["usage"]
+            if not answer.times_ns:
+                answer.waited_ns = _waited_ns(server) - before_ns
+                if began is not None:
+                    began.set()
             for choice in event["choices"]:
                 answer.times_ns.append(now_ns)
                 answer.text += choice["text"]
@@ -216,6 +244,16 @@ async def ask(
             if leave_after and len(answer.times_ns) >= leave_after:
                 break
     return answer
+
+
+def _waited_ns(server: Server) -> int:
+    """Return how long the event loops of client and server, main threads both, waited for cores."""
+    waited_ns = 0
+    for pid in (os.getpid(), server.front_end_pid):
+        with contextlib.suppress(OSError):
+            schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text()
+            waited_ns += int(schedstat.split()[1])
+    return waited_ns
 
 
 async def _events(

@@ -1,0 +1,264 @@
+"""What observing costs SGLang per step before its dispatch, and what is hidden behind it.
+
+A real SGLang engine on the CPU, offline, with random weights: its forward pass evicts the caches in
+each step, as that of any engine does. In its scheduler's process every hook is put between two
+readings of the thread's CPU clock, and so is what it is around. The hook's own time is what is left
+of the first without the second, less what the same instrument reads around a hook that does
+nothing. A hook's time before and after its original counts as
+
+    path     everything but what follows `run_batch`: the device waits for it, or a client does
+    hidden   what follows `run_batch`: the device computes
+
+SGLang's batches alternate between both ways of recording: at once, as where the model runs within
+`run_batch`, and behind the launch, as on a device. On a CPU nothing computes behind it; the work is
+the same. Steps that decode an unchanged batch count; the first few of a batch do not.
+
+    PEERS/venvs/sgl/bin/python benchmarks/sglang_step_overhead.py PEERS/tiny-qwen2 --out FILE
+
+run in an environment where SGLang and inferscope are; the checkpoint gives the tokeniser only. The
+rule: at most 20 µs on the path at any batch size, behind the launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LARGEST_PATH_US = 20.0
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {},
+    "70m": {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "intermediate_size": 2048,
+    },
+}  # fmt: skip
+_HOOKS = (
+    *("_get_next_batch_to_run", "_run_batch", "_forward", "_process_batch_result"),
+    "_stream_output",
+)
+_WARM_STEPS = 4
+"""Steps of each batch that do not count: its prefill, and the first after a change."""
+_NUM_FLOOR = 4000
+Hook = Callable[..., Any]
+
+
+def _empty(_: Any, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+class Instrument:
+    """Reads the clock around the hooks in a scheduler's process; its `sitecustomize` makes one."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._now = time.thread_time_ns
+        self._step: dict[str, int] = defaultdict(int)
+        self._rows: list[dict[str, Any]] = []
+        self._team: list[Any] = []
+        self._age = 0
+        self._floor_ns = self._floor()
+
+    def install(self) -> None:
+        """Put the clock around the hooks of SGLang's scheduler."""
+        from inferscope.adapters.sglang_hooks import SchedulerHooks
+
+        for name in _HOOKS:
+            setattr(SchedulerHooks, name, self._timed(getattr(SchedulerHooks, name), name))
+
+    def _floor(self) -> dict[str, int]:
+        floor: dict[str, list[int]] = {"before": [], "after": []}
+        timed = self._timed(_empty, "_floor")
+        for _ in range(_NUM_FLOOR):
+            timed(None, len, ())
+            for when, values in floor.items():
+                values.append(self._step.pop(f"_floor {when}"))
+        return {when: round(statistics.median(values)) for when, values in floor.items()}
+
+    def _timed(self, hook: Hook, name: str) -> Hook:
+        now = self._now
+        before, after = f"{name} before", f"{name} after"
+
+        def timed(hooks: Any, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+            start_ns = now()
+            called_ns = returned_ns = start_ns
+
+            def inner(*inner_args: Any, **inner_kwargs: Any) -> Any:
+                nonlocal called_ns, returned_ns
+                called_ns = now()
+                try:
+                    return original(*inner_args, **inner_kwargs)
+                finally:
+                    returned_ns = now()
+
+            result = hook(hooks, inner, *args, **kwargs)
+            end_ns = now()
+            step = self._step
+            step[before] += called_ns - start_ns
+            step[after] += end_ns - returned_ns
+            step[name] += 1
+            if name == "_get_next_batch_to_run":
+                self._turn(hooks._watch, getattr(result, "batch_to_run", result))
+            return result
+
+        return timed
+
+    def _turn(self, watch: Any, batch: Any) -> None:
+        """Close a step's account: the scheduler has chosen the next batch."""
+        step, self._step = self._step, defaultdict(int)
+        # Scheduling counts with the step before: all steps that count are alike.
+        if self._age > _WARM_STEPS and watch is not None and step["_run_batch"] == 1:
+            own_ns = {
+                f"{name} {when}": step[f"{name} {when}"] - step[name] * self._floor_ns[when]
+                for name in _HOOKS
+                for when in ("before", "after")
+            }
+            hidden_ns = own_ns["_run_batch after"]
+            self._rows.append(
+                {
+                    "batch": len(self._team),
+                    "is_deferring": getattr(watch, "_is_deferring", None),
+                    "path_ns": sum(own_ns.values()) - hidden_ns,
+                    "hidden_ns": hidden_ns,
+                    "own_ns": own_ns,
+                }
+            )
+        if batch is None:
+            self._team, self._age = [], 0
+            if self._rows:
+                self._write()
+                if hasattr(watch, "_is_deferring"):
+                    watch.flush()
+                    watch._is_deferring = not watch._is_deferring
+            return
+        is_same = batch.forward_mode.name == "DECODE" and batch.reqs == self._team
+        self._age = self._age + 1 if is_same else 0
+        self._team = list(batch.reqs)
+
+    def _write(self) -> None:
+        with self._out.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in self._rows)
+        self._rows = []
+
+
+_SITE = """
+import os, sys
+if "SGLANG_STEP_OVERHEAD" in os.environ:
+    import importlib.util
+    from pathlib import Path
+    spec = importlib.util.spec_from_file_location("step_overhead", os.environ["STEP_OVERHEAD"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Instrument(Path(os.environ["SGLANG_STEP_OVERHEAD"])).install()
+"""
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the medians of each batch size and way of recording, in µs."""
+    by_kind: dict[tuple[int, Any], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_kind[row["batch"], row["is_deferring"]].append(row)
+    found = []
+    for (batch, is_deferring), members in sorted(by_kind.items(), key=lambda item: str(item[0])):
+        names = members[0]["own_ns"]
+        found.append(
+            {
+                "batch": batch,
+                "is_deferring": is_deferring,
+                "steps": len(members),
+                "path_us": _median_us(row["path_ns"] for row in members),
+                "hidden_us": _median_us(row["hidden_ns"] for row in members),
+                "own_us": {n: _median_us(row["own_ns"][n] for row in members) for n in names},
+            }
+        )
+    return found
+
+
+def _median_us(values_ns: Any) -> float:
+    return round(statistics.median(values_ns) / 1e3, 2)
+
+
+def main() -> int:
+    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--model", choices=SHAPES, default="70m", help="whose layers")
+    parser.add_argument("--rounds", type=int, default=6, help="of each batch, in both ways")
+    parser.add_argument("--steps", type=int, default=60, help="of a batch")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--no-overlap", action="store_true", help="schedule without overlap")
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    options = parser.parse_args()
+    from probe_cost import machine
+
+    described = machine()
+    scratch = tempfile.TemporaryDirectory()
+    folder = Path(scratch.name)
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
+    rows_path = folder / "rows.jsonl"
+    path = [str(folder / "site"), os.environ.get("PYTHONPATH", "")]
+    os.environ |= {
+        "INFERSCOPE": "1",
+        "INFERSCOPE_DIR": str(folder / "rings"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "SGLANG_STEP_OVERHEAD": str(rows_path),
+        "STEP_OVERHEAD": str(Path(__file__).resolve()),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    sglang: Any = importlib.import_module("sglang")  # not before its environment is set
+    engine = sglang.Engine(
+        model_path=str(options.checkpoint), load_format="dummy", device="cpu",
+        json_model_override_args=json.dumps(SHAPES[options.model]), context_length=2048,
+        max_running_requests=64, max_total_tokens=20000, mem_fraction_static=0.2,
+        attention_backend="torch_native", sampling_backend="pytorch", disable_radix_cache=True,
+        disable_overlap_schedule=options.no_overlap, skip_tokenizer_init=True, log_level="error",
+    )  # fmt: skip
+    sampling = {"max_new_tokens": options.steps, "ignore_eos": True, "temperature": 0}
+    draw = random.Random(0)
+    try:
+        for _ in range(options.rounds):
+            for size in options.batches:
+                for _ in range(2):
+                    prompts = [[draw.randrange(10, 4000) for _ in range(8)] for _ in range(size)]
+                    engine.generate(input_ids=prompts, sampling_params=sampling)
+                    time.sleep(0.2)  # until the scheduler has found nothing to do
+    finally:
+        engine.shutdown()
+    rows = [json.loads(line) for line in rows_path.read_text(encoding="utf-8").splitlines()]
+    found = [row for row in summary(rows) if row["batch"] in options.batches]
+    for row in found:
+        way = {True: "behind", False: "at once"}.get(row["is_deferring"], "as it is")
+        print(
+            f"batch {row['batch']:>3}  {way:<8} {row['steps']:>5} steps  "
+            f"path {row['path_us']:6.1f} µs  hidden {row['hidden_us']:6.1f} µs"
+        )
+    passes = all(row["path_us"] <= LARGEST_PATH_US for row in found if row["is_deferring"])
+    print(f"rule (path <= {LARGEST_PATH_US:g} µs): {'passed' if passes else 'FAILED'}")
+    if options.out is not None:
+        result = {
+            "machine": described,
+            "model": options.model,
+            "overlap": not options.no_overlap,
+            "rows": found,
+            "passes": passes,
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if passes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
