@@ -18,6 +18,7 @@ import pytest
 
 from tests.engines_real.sglang_server import (
     PYTHON,
+    TIMEOUT_S,
     Answer,
     Server,
     ask,
@@ -27,7 +28,7 @@ from tests.engines_real.sglang_server import (
     work_by_request,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 MS = 1_000_000
 
 
@@ -138,9 +139,11 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> dict[str,
     """Hold the front end's edges against the client's; return how far apart they are, in ms.
 
     Our edges lie within the client's, but for the moment between a write and the note of it.
+    `unblocked` is `ttft` without the time for which either process waited for a core meanwhile.
     """
     requests = {row["request"]: row for row in rows if row["kind"] == "request"}
-    offsets_ms: dict[str, list[float]] = {"received": [], "first": [], "last": [], "ttft": []}
+    names = ("received", "first", "last", "ttft", "unblocked")
+    offsets_ms: dict[str, list[float]] = {name: [] for name in names}
     for answer in answers:
         row = requests[answer.rid]
         received_ms = (row["arrived_ns"] - answer.sent_ns) / MS
@@ -149,6 +152,7 @@ def _check_edges(rows: list[dict[str, Any]], answers: list[Answer]) -> dict[str,
         offsets_ms["first"].append(first_ms)
         offsets_ms["last"].append((answer.done_ns - row["delivered_ns"]) / MS)
         offsets_ms["ttft"].append(received_ms + first_ms)
+        offsets_ms["unblocked"].append(max(0, received_ms + first_ms - answer.waited_ns / MS))
     for name, values in offsets_ms.items():
         values.sort()
         middle = values[len(values) // 2]
@@ -295,9 +299,11 @@ def _greedy(folder: Path, *, is_observed: bool) -> list[str]:
             time.sleep(1)
             rows = server.export(folder / "out.jsonl")
             _check_tokens(rows, answers)
-            apart_ms = _check_edges(rows, answers)["ttft"]
-            assert apart_ms[0] >= 0
-            assert apart_ms[int(0.99 * (len(apart_ms) - 1))] <= 5
+            apart_ms = _check_edges(rows, answers)
+            assert apart_ms["ttft"][0] >= 0
+            # On a busy machine a client reads its token late: it waits for a core.
+            unblocked_ms = apart_ms["unblocked"]
+            assert unblocked_ms[int(0.99 * (len(unblocked_ms) - 1))] <= 5
         return [answer.text for answer in answers]
 
 

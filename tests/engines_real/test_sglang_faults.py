@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,23 @@ import pytest
 
 from inferscope.records import FAILED, ProbeHealth
 from tests.engines_real import sglang_faults
-from tests.engines_real.sglang_server import Answer, Server, ask, require, serving
+from tests.engines_real.sglang_server import (
+    START_S,
+    TIMEOUT_S,
+    Answer,
+    Server,
+    ask,
+    require,
+    serving,
+)
 from tests.probe.fakes import of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 _numbers = itertools.count()
-_LONG = 300
+_LONG = 150
 """Tokens of those who run while another waits and is ended."""
+_PATIENCE_S = START_S / 12
+"""Until a process of the server has done what it was asked for."""
 _SILENCE_S = 7.0
 """That a process was killed is known by its silence, after 5 s."""
 
@@ -50,10 +61,17 @@ class Saboteur:
         written = self._order.with_suffix(".new")
         written.write_text(hook)
         written.replace(self._order)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _PATIENCE_S
         while server.log.read_text().count(f"ready: {hook} ") < 2:
             assert time.monotonic() < deadline, server.log.read_text()[-2000:]
             time.sleep(0.05)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a process of the server; what it has not done by then, the caller finds out."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _said(server: Server, hook: str) -> list[str]:
@@ -79,22 +97,25 @@ async def _everything(server: Server) -> list[Any]:
         async with session.post(f"{server.url}/v1/completions", json=batch) as reply:
             assert reply.status == 200
             texts = [choice["text"] for choice in (await reply.json())["choices"]]
+        begun = [asyncio.Event() for _ in range(2)]
+        prompt = list(range(200, 220))
         running = [
-            asyncio.create_task(ask(session, server, _name(), list(range(200, 220)), _LONG))
-            for _ in range(2)
+            asyncio.create_task(ask(session, server, _name(), prompt, _LONG, began=began))
+            for began in begun
         ]
-        await asyncio.sleep(0.2)
+        await asyncio.gather(*(began.wait() for began in begun))
         name = _name()
         waiting = asyncio.create_task(ask(session, server, name, [7] * 9, 4))
-        await asyncio.sleep(0.2)
-        async with session.post(f"{server.url}/abort_request", json={"rid": name}) as reply:
-            assert reply.status == 200
-        await asyncio.wait([waiting])
+        while not waiting.done():  # before it has come to the server nothing is ended
+            async with session.post(f"{server.url}/abort_request", json={"rid": name}) as reply:
+                assert reply.status == 200
+            await asyncio.wait([waiting], timeout=0.1)
         whole = await asyncio.gather(*running)
     assert [answer.usage["completion_tokens"] for answer in (stream, *whole)] == [8, _LONG, _LONG]
     return [stream.text, *texts, *(answer.text for answer in whole)]
 
 
+@pytest.mark.timeout(2 * TIMEOUT_S)  # all requests are served once for each hook
 @pytest.mark.conformance("SGLang", "a fault of ours changes no answer")
 def test_a_fault_in_any_hook_is_said_once_and_answers_stay(tmp_path: Path) -> None:
     saboteur = Saboteur(tmp_path / "faults", "nothing")
@@ -113,7 +134,8 @@ def test_a_fault_in_any_hook_is_said_once_and_answers_stay(tmp_path: Path) -> No
         for number, hook in enumerate(hooks, 1):
             saboteur.order(hook, server)
             assert asyncio.run(_everything(server)) == expected, hook
-            time.sleep(0.2)
+            _wait_until(lambda hook=hook: bool(_said(server, hook)))
+            _wait_until(lambda number=number: _num_failed(server) >= number)
             assert len(_said(server, hook)) == 1, hook
             assert _num_failed(server) == number, hook
         assert server.look()["health"]["probe_state"] == "failed"

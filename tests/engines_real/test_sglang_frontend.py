@@ -19,9 +19,17 @@ import pytest
 
 from tests.engines_real import slow_tokeniser
 from tests.engines_real.folded import fold
-from tests.engines_real.sglang_server import Answer, Server, ask, require, serving, work_by_request
+from tests.engines_real.sglang_server import (
+    TIMEOUT_S,
+    Answer,
+    Server,
+    ask,
+    require,
+    serving,
+    work_by_request,
+)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 MS = 1_000_000
 _HOOK = """
 from inferscope.adapters.inject import when_imported

@@ -13,10 +13,18 @@ import pytest
 
 from tests.engines_real import unpinned
 from tests.engines_real.folded import fold
-from tests.engines_real.sglang_server import CHECKPOINT, Answer, Server, ask, require, serving
+from tests.engines_real.sglang_server import (
+    CHECKPOINT,
+    TIMEOUT_S,
+    Answer,
+    Server,
+    ask,
+    require,
+    serving,
+)
 from tests.engines_real.tiny_lora import check_adapters, write_adapter
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 
 ADAPTERS = ("sql", "legal", "")
 _HOOK = """

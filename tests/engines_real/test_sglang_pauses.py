@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from tests.engines_real.folded import is_paused
-from tests.engines_real.sglang_server import Answer, Server, ask, require, serving
+from tests.engines_real.sglang_server import TIMEOUT_S, Answer, Server, ask, require, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 
 PAUSED_S = 3.0
 MODES = ("in_place", "retract", "abort")
