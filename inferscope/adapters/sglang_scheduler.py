@@ -256,7 +256,7 @@ class SchedulerWatch:
             launch.rows = rows_of(launch.mode, parts)
 
     def _repeats(self, launch: Launch) -> bool:
-        """Tell whether a batch decodes the rows of the last one, each one position further on."""
+        """Return whether a batch repeats the last one's decode rows, one position further on."""
         team = self._team
         if (
             team is None

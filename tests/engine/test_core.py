@@ -62,7 +62,7 @@ class Spy(Probe):
         self._note("emitted", step, {"requests": requests, "tokens": tokens, **told})
 
     def defer(self, since_ns: int) -> None:
-        """Do nothing: nobody reads reports here."""
+        """Do nothing: no reports are read here."""
 
     def look_after(self, write_overdue: Callable[[int], object]) -> None:
         """Do nothing: the loop never hangs here."""
