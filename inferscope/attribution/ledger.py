@@ -147,7 +147,13 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """It stands for one of which the end is not known; see `hold`."""
     dp_rank: int = 0
     """The replica that executed it."""
+    planned_ns: int = NEVER_NS
+    """When its members were chosen; its start where that is not known."""
 
+    def __post_init__(self) -> None:
+        """Bound the time of the plan: no step begins before it."""
+        if self.planned_ns > self.start_ns:
+            self.planned_ns = self.start_ns
 
 class _Block(msgspec.Struct, eq=False, gc=False):
     """Boundaries of one kind at one time."""
@@ -234,7 +240,7 @@ class Ledger:
         self._state[slot], self._substate[slot] = state, RUNNING
         self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
         self._is_over[slot] = False
-        self._cut_ns[slot] = 0
+        self._cut_ns[slot] = -1
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
@@ -275,7 +281,7 @@ class Ledger:
         for slot in self.replicas.strangers(slots, step.dp_rank):
             if slot != NOBODY:
                 self.place(slot, step.dp_rank)
-        members = self._admit(slots, start_ns)
+        members = self._admit(slots, start_ns, step.planned_ns)
         self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
         replica = self.replicas.on(step.dp_rank, self.device)
         span = replica.device.step(start_ns, step.end_ns, is_work_there=False)
@@ -331,7 +337,7 @@ class Ledger:
 
     def untimed(self, slots: Ints, at_ns: int) -> None:
         """Note a step of which no rank reported the execution."""
-        members = self._admit(slots, at_ns)
+        members = self._admit(slots, at_ns, at_ns)
         waiting = slots if members is None else slots[members]
         self._blocks.append(_Block(at_ns, at_ns, UNTIMED, waiting))
 
@@ -351,24 +357,30 @@ class Ledger:
         """Explain the device's idle time up to here: a request was waiting, or none was there."""
         self.device.idle(until_ns, is_work_there=self._num_in_flight > 0)
 
-    def _admit(self, slots: Ints, at_ns: int) -> Ints | None:
+    def _admit(self, slots: Ints, at_ns: int, planned_ns: int) -> Ints | None:
         """Admit the members of a step; return which of them wait for it, None for all.
 
         An engine that plans a step before it has read the tokens of the last one computes requests
-        that have finished or were preempted meanwhile. They do not wait for that step.
+        that have finished or were preempted since the plan. They do not wait for that step.
+
+        Args:
+            slots: [members].
+            at_ns: when the step began.
+            planned_ns: when its members were chosen.
         """
         if self._admitted[0] is slots and self._admitted[1] == self._num_changes:
             return None
-        is_running = self.state[slots] == RUNNING
+        is_running, cut_ns = self.state[slots] == RUNNING, self._cut_ns[slots]
         waits: Ints | None = None
-        if not is_running.all():
-            for slot in slots[~is_running].tolist():
-                if slot != NOBODY and not self._is_preempted_after(slot, at_ns):
+        if not is_running.all() or cut_ns.max(initial=0) >= planned_ns:
+            for slot, left_ns in zip(
+                slots[~is_running].tolist(), cut_ns[~is_running].tolist(), strict=True
+            ):
+                if slot != NOBODY and not (self.state.item(slot) == HELD and left_ns >= planned_ns):
                     self.note(slot, ADMITTED, at_ns)
-            state, cut_ns = self.state[slots], self._cut_ns[slots]
-            is_over = (state == LEAVING) & (cut_ns <= at_ns)
+            state = self.state[slots]
+            is_over = (cut_ns <= at_ns) & ((state == LEAVING) | (cut_ns >= planned_ns))
             is_over |= (state == FREE) & (slots != NOBODY)
-            is_over |= (state == HELD) & (cut_ns == at_ns)
             if is_over.any():
                 waits = (~is_over).nonzero()[0]
         self._admitted = (slots if waits is None else None), self._num_changes
@@ -383,7 +395,7 @@ class Ledger:
 
     def _resume_step(self, step: Step, slot: int, at_ns: int) -> None:
         cut_ns = self._cut_ns.item(slot)
-        if cut_ns <= at_ns and (cut_ns >= step.start_ns or self.state.item(slot) == LEAVING):
+        if cut_ns <= at_ns and (cut_ns >= step.planned_ns or self.state.item(slot) == LEAVING):
             return  # it waits for the step no more
         members = (step.slots == slot).nonzero()[0]
         if len(members):
@@ -396,15 +408,11 @@ class Ledger:
             return
         cut_ns = self._cut_ns.item(slot)
         for step in self._recent:
-            is_cut = cut_ns < step.start_ns <= at_ns < step.end_ns
+            is_cut = cut_ns < step.planned_ns and step.start_ns <= at_ns < step.end_ns
             if is_cut and step.weights and step.culprits and (step.slots == slot).any():
                 part = (step.end_ns - at_ns) / (step.end_ns - step.start_ns)
                 blame = self.replicas.on(step.dp_rank, self.device).blame
                 blame.cut(step.slots, step.delay, step.weights, step.culprits, slot, part)
-
-    def _is_preempted_after(self, slot: int, at_ns: int) -> bool:
-        """Return whether a step that began then was planned before a request was preempted."""
-        return self.state.item(slot) == HELD and self._cut_ns.item(slot) >= at_ns
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)

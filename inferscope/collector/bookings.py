@@ -66,7 +66,7 @@ class Bookings:
             decode_ns = span.measured_ns - prefill_ns - padding_ns - unattributed_ns
             parts_ns = (prefill_ns, decode_ns, padding_ns, unattributed_ns)
             rank.book(span.start_ns, span.end_ns, parts_ns)
-        self._lives.open_step(step.run, split)
+        self._lives.open_step(step.run, split, step.planned_ns)
 
     def book(self, steps: Sequence[Joined]) -> None:
         """Add split steps to their requests, the windows and the digest; note prefill times."""

@@ -93,7 +93,7 @@ class Joins:
     def plan(self, ring: RingState, plan: StepPlan) -> None:
         """Take the scheduler's word that a step begins."""
         pending = self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
-        pending.binding = plan.binding
+        pending.binding, pending.planned_ns = plan.binding, plan.t_ns
 
     def slices(self, ring: RingState, slices: StepSlices) -> None:
         """Take who is in a step."""
@@ -326,7 +326,7 @@ class Joins:
         rows, contexts = found
         held = rows.team.tokens, rows.by_request(contexts)
         grip = Grip(pending.binding, self.block_tokens, *held)
-        joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank)
+        joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank, pending.planned_ns)
         self._joined_steps.append(joined)
         self._timeline.push(run.start_ns, self._bookings.begin, joined)
 
@@ -445,4 +445,5 @@ def _without_requests(
     """Return a step of which no request is known."""
     none = NO_ROWS.tokens
     grip = Grip(pending.binding, 0, none, none)
-    return Joined(run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, split, prefill_ns)
+    of_step = run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, pending.planned_ns
+    return Joined(*of_step, split, prefill_ns)

@@ -178,8 +178,14 @@ class Lives:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def open_step(self, run: Execution, split: SplitStep) -> None:
-        """Begin a step: the host had the floor until now."""
+    def open_step(self, run: Execution, split: SplitStep, planned_ns: int) -> None:
+        """Begin a step: the host had the floor until now.
+
+        Args:
+            run: when it was executed.
+            split: how its time is divided.
+            planned_ns: when its members were chosen.
+        """
         ledger = self.table.ledger
         start_ns = run.start_ns
         ledger.step(
@@ -193,6 +199,7 @@ class Lives:
                 split.grip,
                 split.weights,
                 dp_rank=self._rings[run.ranks[0].ring].dp_rank,
+                planned_ns=planned_ns,
             )
         )
         bucket = self._count_idle(start_ns)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.busy import NEVER_NS
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import Step
@@ -59,6 +60,8 @@ class PendingStep(msgspec.Struct):
     """Its slices will not come any more."""
     binding: str = "none"
     """What the scheduler says is scarce."""
+    planned_ns: int = NEVER_NS
+    """When its members were chosen; `NEVER_NS` where no plan said so."""
 
     @property
     def ready_ns(self) -> int:
@@ -160,6 +163,8 @@ class Joined(msgspec.Struct, eq=False, gc=False):
     slices: StepSlices
     grip: Grip
     dp_rank: int
+    planned_ns: int
+    """When its members were chosen."""
     split: SplitStep | None = None
     """None until the steps of its window are split; likewise its prefill time, by rank."""
     prefill_ns: list[int] = []

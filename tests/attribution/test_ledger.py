@@ -494,6 +494,40 @@ def test_a_step_that_begins_as_a_request_is_preempted_was_planned_before(
     assert ledger_of(ledger, 1) == {"cpu_gap": 50, "preempted": 150}
 
 
+@pytest.mark.parametrize(
+    ("resumed_ns", "expected"),
+    [
+        (200, {"cpu_gap": 20, "preempted": 180}),
+        (60, {"cpu_gap": 60, "preempted": 40, "not_scheduled": 100}),  # for a later step
+    ],
+)
+def test_a_request_that_was_preempted_since_the_plan_of_a_step_does_not_wait_for_it(
+    two_running: tuple[Ledger, Ints], resumed_ns: int, expected: dict[str, int]
+) -> None:
+    ledger, team = two_running
+    ledger.note(1, PREEMPTED, 20)
+    if resumed_ns < 100:
+        ledger.note(1, ADMITTED, resumed_ns)
+    ledger.step(Step(team, plain(100, 2), 100, 200, planned_ns=10))
+    if resumed_ns >= 200:
+        ledger.note(1, ADMITTED, resumed_ns)
+    ledger.note(1, ABORTED, 200)
+    ledger.fold(200)
+    assert ledger_of(ledger, 1) == expected
+    assert ledger_of(ledger, 2)["decode_own"] == 50
+
+
+def test_a_request_whose_resumption_was_lost_is_resumed_by_a_step_that_was_planned_later(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.note(1, PREEMPTED, 20)
+    ledger.step(Step(team, plain(100, 2), 100, 200, planned_ns=30))
+    ledger.fold(200)
+    booked = ledger_of(ledger, 1)
+    assert (booked["preempted"], booked["decode_own"]) == (80, 50)
+
+
 def test_a_wait_is_a_queue_only_while_the_device_works(two_running: tuple[Ledger, Ints]) -> None:
     ledger, team = two_running
     ledger.begin(3, 20, WAITING)

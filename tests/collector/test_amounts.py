@@ -51,7 +51,7 @@ def joined(told: Slices, teams: PlainTeams) -> Joined:
     delay = Delay(none, None, [], 0, 0, 0, 0)
     split = SplitStep(shares_ns, [0, 0], [0, 0], 0.0, "", rows.members, delay)
     unused: Any = None
-    return Joined(unused, rows, rows.contexts(slices), slices, unused, 0, split)
+    return Joined(unused, rows, rows.contexts(slices), slices, unused, 0, 0, split)
 
 
 @pytest.mark.parametrize("shape", [DENSE, WINDOWED, None])

@@ -39,10 +39,16 @@ IN_STEPS = ("prefill_", "decode_", "recompute", "slowdown", "cold_start", "rank_
 
 @dataclass(eq=False)
 class Step:
+    planned_ns: int
     start_ns: int
     end_ns: int
     rows: list[tuple[Request, int, int]]
     emitted_ns: int | None = None
+
+    def end_for(self, request: Request) -> int:
+        """Return until when a member waits for the step: not beyond a preemption since its plan."""
+        cuts_ns = [since for since, _ in request.preempted if since >= self.planned_ns]
+        return min([self.end_ns, *cuts_ns])
 
 
 @dataclass(eq=False)
@@ -162,15 +168,14 @@ class Engine:
             if members:
                 flying.append(self.step(rank, members, now_ns))
                 last = flying[-1]
-                now_ns = last.start_ns + 1 if self.is_async else last.end_ns
+                now_ns = now_ns + 1 if self.is_async else last.end_ns
             else:
                 now_ns += self.some_ns(0.1, 2)
 
     def step(self, rank: int, members: list[Request], now_ns: int) -> Step:
-        start_ns = now_ns + self.some_ns(0, 2)
-        if self.steps[rank]:
-            start_ns = max(start_ns, self.steps[rank][-1].end_ns)
-        step = Step(start_ns, start_ns + self.some_ns(2, 15), [])
+        ended_ns = self.steps[rank][-1].end_ns if self.steps[rank] else 0
+        start_ns = max(now_ns, ended_ns) + self.some_ns(0, 2)
+        step = Step(now_ns, start_ns, start_ns + self.some_ns(2, 15), [])
         for request in members:
             to_compute = request.prompt + request.num_tokens - request.computed
             tokens = min(max(1, to_compute), 64)
@@ -193,7 +198,7 @@ class Engine:
         emitting = []
         for request, tokens, before in step.rows:
             is_there = not request.finished_ns and not any(
-                since >= step.start_ns for since, _ in request.preempted
+                since >= step.planned_ns for since, _ in request.preempted
             )
             if is_there and before + tokens >= request.prompt + request.num_tokens:
                 emitting.append(request)
@@ -294,16 +299,17 @@ def cause_at(engine: Engine, request: Request, at_ns: int) -> str:
     if request.is_preempted_at(at_ns):
         return "preempted"
     for step in request.steps:
-        cut_ns = min([since for since, _ in request.preempted if since >= step.start_ns] or [0])
-        if step.start_ns <= at_ns < (min(step.end_ns, cut_ns) if cut_ns else step.end_ns):
+        if step.start_ns <= at_ns < step.end_for(request):
             return "step"
     # A token on its way: the next emission, unless it is that of a later step.
-    for step, then in zip_longest(request.steps, request.steps[1:]):
+    steps = [step for step in request.steps if step.end_for(request) == step.end_ns]
+    for step, then in zip_longest(steps, steps[1:]):
         emitted_ns = min((ns for ns in request.tokens_ns if ns >= step.end_ns), default=FOREVER_NS)
         if step.end_ns <= at_ns < emitted_ns < (then.end_ns if then else FOREVER_NS):
             return "output"
     if request.num_tokens == request.output and at_ns >= request.tokens_ns[-1]:
-        return "output"
+        if not any(at_ns < step.start_ns < request.finished_ns for step in steps):
+            return "output"
     return "not_scheduled" if covers(busy, at_ns) else "cpu_gap"
 
 
