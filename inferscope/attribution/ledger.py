@@ -665,6 +665,10 @@ class Ledger:
             up_to_first += on_its_way
         return up_to_first, after
 
+    def is_unbooked(self, slot: int, arrived_ns: int) -> bool:
+        """Return whether nothing is known of a request but when it arrived."""
+        return self.state.item(slot) == ARRIVING and self.mark_ns.item(slot) == arrived_ns
+
     def add_before(self, slot: int, row: Ints) -> None:
         """Add what came before a request's first boundary: [causes]."""
         self._rows[slot, _UP_TO_FIRST] += row

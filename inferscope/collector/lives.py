@@ -246,6 +246,9 @@ class Lives:
     def met_front_end(self, request: Request, received_ns: int, pause: tuple[int, int]) -> None:
         """Take a front end's word that comes after the core's: its times are the true ones.
 
+        If the core's facts are not taken yet, they are taken in the order of time with the front
+        end's. Else the time before them is the front end's.
+
         Args:
             request: of which it speaks.
             received_ns: when that came.
@@ -254,7 +257,9 @@ class Lives:
         table, slot = self.table, request.slot
         request.arrived_at = "http"
         earlier_ns = request.arrived_ns - received_ns
-        if earlier_ns > 0:
+        if earlier_ns > 0 and table.ledger.is_unbooked(slot, request.arrived_ns):
+            request.arrived_ns = table.ledger.mark_ns[slot] = received_ns
+        elif earlier_ns > 0:
             began_ns, ended_ns = pause
             paused_ns = 0
             if request.arrived_ns >= ended_ns:  # else it was not held on its way to the queue

@@ -6,10 +6,14 @@ written after that step's slices and span, with an `at_ns` inside it, or with no
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from inferscope.collector.finals import FinalRequest
+from inferscope.records import TOKENISED, RequestEvent
 from tests.collector.scripts import MS, START_NS, Finals, Ring, Script, assert_all_closes
+from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
 def blamed_ns(final: FinalRequest, cause: str) -> dict[str | None, int]:
@@ -92,6 +96,30 @@ def test_a_tokenised_request_waits_in_the_queue(queued_ms: float) -> None:
     assert final.ledger_ns["queue"] == 72 * MS
     assert blamed_ns(final, "queue") == {"big": 72 * MS}
     assert final.queued_ns == START_NS + 30 * MS
+
+
+def test_a_front_end_that_reports_after_the_core_leaves_the_queue_its_time() -> None:
+    script = Script()
+    core, front_end = script.ring(), script.ring("frontend")
+    big = core.queued("big")
+    core.admitted(big)
+    core.step(0, [(big, 400, 0)], start_ms=2, end_ms=102)
+    script.at(102.5)
+    victim = core.queued("victim")
+    script.at(102.7)
+    seen = front_end.received("victim", at_ms=28)
+    tokenised = RequestEvent(script.now_ns, seen, TOKENISED, START_NS + 30 * MS, prompt_tokens=8)
+    front_end.tell(tokenised)
+    serve_after(script, core, victim, others=[big])
+    front_end.emitted([seen], at_ns=START_NS + 114 * MS)
+    script.at(115)
+    front_end.last_byte(seen)
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=400), random.Random(0))
+    assert_all_closes(collector, finals)
+    final = only(finals, "victim")
+    assert (final.arrived_ns, final.queued_ns) == (START_NS + 28 * MS, START_NS + 30 * MS)
+    assert (final.ledger_ns["frontend"], final.ledger_ns["queue"]) == (2 * MS, 72 * MS)
+    assert blamed_ns(final, "queue") == {"big": 72 * MS}
 
 
 def test_a_request_in_the_queue_of_a_step_that_still_runs_is_shown_as_waiting() -> None:
