@@ -92,8 +92,6 @@ class Blame:
         self._last_slots: Ints | None = None
         self._last_rows = self._row_of
         """Slots and rows of the last step's members."""
-        self._last: tuple[Ints, Grip] | None = None
-        """The last step's slots and what they held."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
@@ -138,6 +136,8 @@ class Blame:
                 self._seats = list(range(2 * self._num_seats - 1, self._num_seats - 1, -1))
                 self._num_seats *= 2
             self._seat_of[slot] = self._seats.pop()
+        else:
+            self._holds.lost_blocks(row)  # it was preempted
         self._holds.runs(row)
 
     def left(self, slot: int) -> None:
@@ -147,15 +147,10 @@ class Blame:
     def preempted(self, slot: int, at_ns: int) -> None:
         """Take a request's blocks: whoever has blocks now had them before it could get any."""
         parts: dict[str, float] = {}
-        if self._last is not None:
-            slots, grip = self._last
-            if (slots == slot).any():
-                rows = self._row_of[slots].tolist()
-                for other, row, held in zip(
-                    slots.tolist(), rows, grip.blocks().tolist(), strict=True
-                ):
-                    if other != slot and self._holds.is_running(row):
-                        parts[self._names[other]] = held
+        for row, blocks in self._holds.blocks().items():
+            if (name := self._holds.names[row]) is not None:
+                parts[name] = parts.get(name, 0.0) + blocks
+        parts.pop(self._names[slot], None)
         self._held[slot] = _Held(at_ns, parts)
 
     def resumed(self, slot: int, at_ns: int) -> None:
@@ -207,8 +202,6 @@ class Blame:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
         of_queue = None if weights is None else weights.queue
         self._holds.step(self._last_rows, grip, of_queue, from_ns, until_ns)
-        if grip is not None:
-            self._last = slots, grip
         if weights is not None and len(slots) > 1:
             part = None
             if waiting is not None:

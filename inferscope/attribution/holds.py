@@ -29,6 +29,7 @@ _FEWEST_MARKS = 16
 NOBODY_ROW = 0
 _REMEMBERED_STEPS = 64
 """Steps whose holders a request finds that was queued in the past and is reported now."""
+_MOST_GRIPS = 64
 _MOST_BLOCK_TOKENS = 1 << 24
 """A block of more, or of less than one, is damage."""
 
@@ -48,10 +49,10 @@ class Grip(msgspec.Struct, frozen=True, gc=False):
     tokens: Ints
     contexts: Ints
 
-    def blocks(self) -> Floats:
-        """Return the KV blocks that each member holds, or its tokens in them: [members]."""
+    def blocks(self, held_tokens: Ints) -> Floats:
+        """Return the KV blocks that hold some tokens, or the tokens: [requests]."""
         per_block = self.block_tokens if 0 < self.block_tokens <= _MOST_BLOCK_TOKENS else 1
-        blocks = -(-(self.contexts + self.tokens) // per_block)
+        blocks = -(-held_tokens // per_block)
         return blocks.astype(np.float64)
 
 
@@ -61,9 +62,11 @@ class _Span(msgspec.Struct, eq=False, gc=False):
     from_ns: int
     until_ns: int
     rows: Ints
-    """Rows of the step's members, or of all that hold a slot where those are scarce."""
+    """Rows of the step's members; where slots or blocks are scarce, of all that hold some."""
     grip: Grip | None
     adds_ns: Floats | None
+    held_tokens: Ints | None = None
+    """[rows], tokens in KV blocks where those are scarce."""
     parts: Floats | None = None
     """[rows], which sum to 1; None until a request waits for them."""
 
@@ -87,8 +90,8 @@ class _Span(msgspec.Struct, eq=False, gc=False):
         match grip.binding:
             case "slots":
                 return np.ones(len(self.rows))
-            case "blocks":
-                return grip.blocks()
+            case "blocks" if self.held_tokens is not None:
+                return grip.blocks(self.held_tokens)
             case "budget":
                 return grip.tokens.astype(np.float64)
             case _ if adds_ns is not None:
@@ -132,6 +135,12 @@ class Holds:
         self._running: dict[int, None] = {}
         self._runners: Ints | None = None
         """The same as an array; None since it has changed."""
+        self._grips: list[tuple[Ints, Grip]] = []
+        """Rows of the newest steps' members and what they hold; it is in no array yet."""
+        self._grip: Grip | None = None
+        """The newest one that is."""
+        self._held_tokens: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
+        """[rows], tokens in KV blocks by each one's newest step."""
         self._sums_ns: Floats = np.zeros(FIRST_ROWS)
         self._total_ns = 0.0
         self._since: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
@@ -166,6 +175,7 @@ class Holds:
         row = self._free.pop()
         self.num_taken += 1
         self._since[row] = self.num_taken
+        self._held_tokens[row] = 0
         self.names[row] = name
         return row
 
@@ -193,13 +203,41 @@ class Holds:
         self._running.pop(row, None)
         self._runners = None
 
-    def is_running(self, row: int) -> bool:
-        """Return whether a request holds a slot."""
-        return row in self._running
+    def blocks(self) -> dict[int, float]:
+        """Return the KV blocks that are held by now, by row."""
+        rows = self._runners_now()
+        held_tokens = self._held_now()[rows]
+        if self._grip is None:
+            return {}
+        blocks = self._grip.blocks(held_tokens)
+        return {row: held for row, held in zip(rows.tolist(), blocks.tolist(), strict=True) if held}
+
+    def lost_blocks(self, row: int) -> None:
+        """Note that a request holds no KV blocks until its next step."""
+        self._held_now()[row] = 0
+
+    def _runners_now(self) -> Ints:
+        if self._runners is None:
+            self._runners = np.fromiter(self._running, np.int64, len(self._running))
+        return self._runners
+
+    def _held_now(self) -> Ints:
+        """Return the tokens that each row has in KV blocks, by the steps up to now: [rows]."""
+        grips = self._grips
+        if grips:
+            rows = np.concatenate([rows for rows, _ in grips])
+            tokens = np.concatenate([grip.tokens for _, grip in grips])
+            tokens += np.concatenate([grip.contexts for _, grip in grips])
+            self._held_tokens[rows] = tokens  # of several of one row, the last to be assigned
+            self._grip = grips[-1][1]
+            grips.clear()
+        return self._held_tokens
 
     def _make_room(self) -> None:
         num, over = len(self.names), self._over
+        self._held_now()
         if len(over) < num // 2:
+            self._held_tokens = np.concatenate([self._held_tokens, np.zeros(num, dtype=np.int64)])
             self._sums_ns = np.concatenate([self._sums_ns, np.zeros(num)])
             self._since = np.concatenate([self._since, np.zeros(num, dtype=np.int64)])
             self.names += [None] * num
@@ -243,14 +281,39 @@ class Holds:
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
         """
+        held_tokens: Ints | None = None
+        if grip is not None:
+            self._note_grip(rows, grip)
+            if grip.binding == "slots":
+                rows = self._runners_now()  # not only those that this step computes
+            elif grip.binding == "blocks":
+                rows, held_tokens = self._holders(rows, grip)
         if until_ns <= from_ns:
             return
-        if grip is not None and grip.binding == "slots":
-            if self._runners is None:
-                self._runners = np.fromiter(self._running, np.int64, len(self._running))
-            rows = self._runners  # not only those that this step computes
         self._pass(from_ns)
-        self._spans.append(_Span(from_ns, until_ns, rows, grip, adds_ns))
+        self._spans.append(_Span(from_ns, until_ns, rows, grip, adds_ns, held_tokens))
+
+    def _note_grip(self, rows: Ints, grip: Grip) -> None:
+        grips = self._grips
+        if grips and grips[-1][0] is rows:
+            grips[-1] = rows, grip
+            return
+        grips.append((rows, grip))
+        if len(grips) > _MOST_GRIPS:
+            self._held_now()
+
+    def _holders(self, rows: Ints, grip: Grip) -> tuple[Ints, Ints]:
+        """Return the rows that have KV blocks while a step runs, and their tokens in them.
+
+        Those are all that hold a slot, and the members that have left it since the plan.
+        """
+        runners = self._runners_now()
+        has_left = np.array([row not in self._running for row in rows.tolist()], dtype=np.bool_)
+        of_members = (grip.contexts + grip.tokens)[has_left]
+        return (
+            np.concatenate([runners, rows[has_left]]),
+            np.concatenate([self._held_now()[runners], of_members]),
+        )
 
     def _pass(self, until_ns: int) -> None:
         """Add to the sums what was waited through up to a time."""

@@ -155,6 +155,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
         if self.planned_ns > self.start_ns:
             self.planned_ns = self.start_ns
 
+
 class _Block(msgspec.Struct, eq=False, gc=False):
     """Boundaries of one kind at one time."""
 

@@ -429,6 +429,36 @@ def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
     assert of_cause(bench.of(3), "preempted") == {"r1": 2_000, "r2": 6_000}
 
 
+@pytest.mark.parametrize("last_step", [[1, 3], [1], [2, 3]])
+def test_all_that_hold_blocks_are_blamed_though_some_are_in_no_step_now(
+    last_step: list[int],
+) -> None:
+    bench = Bench()
+    for slot in (1, 2, 3):
+        bench.begin(slot, 0, RUNNING)
+    bench.begin(4, 1_000)
+    bench.step([1, 2, 3], 0, 1_000, contexts=[15, 47, 100])
+    contexts = [{1: 12, 2: 40, 3: 101}[slot] for slot in last_step]  # as many blocks as before
+    bench.step(last_step, 1_000, 12_000, contexts=contexts, binding="blocks")
+    bench.ledger.note(3, PREEMPTED, 12_000)
+    bench.admit(4, 12_000)
+    assert of_cause(bench.of(4), "queue") == {"r1": 1_000, "r2": 3_000, "r3": 7_000}
+    bench.admit(3, 16_000)
+    assert of_cause(bench.of(3), "preempted") == {"r1": 1_000, "r2": 3_000}
+
+
+def test_a_request_that_lost_its_blocks_holds_none_before_its_next_step() -> None:
+    bench = Bench()
+    for slot in (1, 2, 3):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2, 3], 0, 1_000, contexts=[15, 15, 15])
+    bench.ledger.note(1, PREEMPTED, 1_000)
+    bench.admit(1, 2_000)
+    bench.ledger.note(3, PREEMPTED, 2_000)
+    bench.admit(3, 5_000)
+    assert of_cause(bench.of(3), "preempted") == {"r2": 3_000}
+
+
 # --- any order ------------------------------------------------------------------------------------
 
 
