@@ -54,11 +54,24 @@ _SPENT_NS = 1 << 6
 """Waits within steps are whole multiples of this."""
 _FIRST_SEATS = 64
 NOBODY_SEAT = 0
-_Members = tuple[Ints, Delay, BlameWeights, Floats | None]
-"""Slots of a step's members, its delay, what each is blamed with, and which part of it each waits
-for; None for all of it."""
-Culprits = tuple[Ints, int]
-"""Rows of a step's members, and how many rows were assigned when it was taken."""
+
+
+class Taken(msgspec.Struct, eq=False, gc=False):
+    """A step whose members wait for each other."""
+
+    slots: Ints
+    """[members]."""
+    delay: Delay
+    weights: BlameWeights
+    """What each member is blamed with."""
+    part: Floats | None
+    """[members], of the step, for which each waits; None for all of it."""
+    rows: Ints
+    """[members]."""
+    num_taken: int
+    """Rows that were assigned when it was taken."""
+    is_folded: bool = False
+    """It is in the matrices."""
 
 
 class _Held(msgspec.Struct):
@@ -83,10 +96,10 @@ class Blame:
         """For each cause [seats, rows], in `_SPENT_NS` · `_SHARE`; None until there is one."""
         self._num_seats = _FIRST_SEATS
         self._seats = list(range(_FIRST_SEATS - 1, NOBODY_SEAT, -1))
-        self._steps: list[_Members] = []
+        self._steps: list[Taken] = []
         """Not in the matrices yet."""
-        self._cuts: list[tuple[_Members, Culprits]] = []
-        """What is to be taken back, likewise: some of those members may have ended since."""
+        self._cuts: list[tuple[Taken, Floats | None, Floats]] = []
+        """Of steps that are, which part was waited for by what is there, and which is right."""
         self._held: dict[int, _Held] = {}
         self._found: dict[int, dict[str, Found]] = {}
         self._last_slots: Ints | None = None
@@ -182,8 +195,8 @@ class Blame:
         weights: BlameWeights | None,
         from_ns: int,
         until_ns: int,
-        waiting: Ints | None = None,
-    ) -> Culprits:
+        part: Floats | None = None,
+    ) -> Taken | None:
         """Take a step: what its members wait for each other, and others for them.
 
         Args:
@@ -193,73 +206,69 @@ class Blame:
             weights: what each member is blamed with; None likewise.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
-            waiting: positions of the members that wait for it; None for all.
+            part: [members], of the step, for which each waits; None for all of it.
 
         Returns:
-            the rows of those that can be blamed for it, for `cut`.
+            it, for `cut`; None where no member waits for another.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
         of_queue = None if weights is None else weights.queue
         self._holds.step(self._last_rows, grip, of_queue, from_ns, until_ns)
-        if weights is not None and len(slots) > 1:
-            part = None
-            if waiting is not None:
-                part = np.zeros(len(slots))
-                part[waiting] = 1.0
-            self._steps.append((slots, delay, weights, part))
-        return self._last_rows, self._holds.num_taken
+        if weights is None or len(slots) < 2:
+            return None
+        taken = Taken(slots, delay, weights, part, self._last_rows, self._holds.num_taken)
+        self._steps.append(taken)
+        return taken
 
-    def cut(
-        self,
-        slots: Ints,
-        delay: Delay,
-        weights: BlameWeights,
-        culprits: Culprits,
-        slot: int,
-        part: float,
-    ) -> None:
-        """Take back the last part of a step from a member that did not wait for it.
+    def cut(self, taken: Taken, member: int, part: float) -> None:
+        """Take back a part of a step from a member that did not wait for it.
 
         Args:
-            slots: [members].
-            delay: theirs.
-            weights: what each member is blamed with.
-            culprits: what `step` returned.
-            slot: the member's.
+            taken: the step.
+            member: its position there.
             part: of the step.
         """
-        if len(slots) > 1:
-            of_member = np.where(slots == slot, -part, 0.0)
-            self._cuts.append(((slots, delay, weights, of_member), culprits))
+        before = taken.part
+        taken.part = np.ones(len(taken.slots)) if before is None else before.copy()
+        taken.part[member] = max(0.0, taken.part[member] - part)
+        if taken.is_folded:
+            self._cuts.append((taken, before, taken.part))
 
     def fold(self) -> None:
         """Add the steps since the last time to the matrices."""
         if self._steps:
             steps, self._steps = self._steps, []
-            self._fold(steps)
-        if self._cuts:
-            cuts, self._cuts = self._cuts, []
-            for members, culprits in cuts:
-                self._fold([members], self._holds.kept(*culprits))
+            parts = None
+            if any(taken.part is not None for taken in steps):
+                parts = np.concatenate([_part_of(taken, taken.part) for taken in steps])
+            self._fold(steps, parts)
+            for taken in steps:
+                taken.is_folded = True
+        cuts, self._cuts = self._cuts, []
+        for taken, before, part in cuts:
+            self._fold([taken], part, _part_of(taken, before))
 
-    def _fold(self, steps: list[_Members], members_rows: Ints | None = None) -> None:
-        """Add steps to the matrices; with the members' rows where some may have ended."""
+    def _fold(self, steps: list[Taken], part: Floats | None, before: Floats | None = None) -> None:
+        """Add steps to the matrices.
+
+        Args:
+            steps: at least one.
+            part: [members of all], of its step, for which each waits; None for all of it.
+            before: [members], the same as the matrices have it; None where the steps are not there.
+                Some members may have ended since.
+        """
         num = len(steps)
-        delays = [delay for _, delay, _, _ in steps]
-        slots = np.concatenate([slots for slots, _, _, _ in steps])
-        sizes = np.array([len(slots) for slots, _, _, _ in steps])
-        part = None
-        if any(part is not None for _, _, _, part in steps):
-            whole = [np.ones(len(slots)) if part is None else part for slots, _, _, part in steps]
-            part = np.concatenate(whole)
+        delays = [taken.delay for taken in steps]
+        slots = np.concatenate([taken.slots for taken in steps])
+        sizes = np.array([len(taken.slots) for taken in steps])
         step = np.repeat(np.arange(num), sizes)
         here = np.bincount(slots, minlength=len(self._row_of)).nonzero()[0]
         place = np.empty(len(self._row_of), dtype=np.int64)
         place[here] = np.arange(len(here))
         rows, seats = self._row_of[here], self._seat_of[here]
-        if members_rows is not None:
-            rows[place[slots]] = members_rows
+        if before is not None:
+            rows[place[slots]] = self._holds.kept(steps[0].rows, steps[0].num_taken)
         cell = step * len(here) + place[slots]
         # Two classes a step: decodes, then prefills.
         of = step * 2
@@ -270,36 +279,41 @@ class Blame:
             is_prefill[at] = True
             of += is_prefill
         counts = np.bincount(of, minlength=2 * num)
-        share = _shares(np.concatenate([each.co_batched for _, _, each, _ in steps]), of, counts)
+        share = _shares(np.concatenate([taken.weights.co_batched for taken in steps]), of, counts)
         class_ns = np.array([(d.decode_class_ns, d.prefill_class_ns) for d in delays])
         own_ns = np.concatenate([delay.own_ns for delay in delays])
         waited = class_ns.reshape(-1)[of] - own_ns
         waited = waited / np.maximum(1.0 - share * (1 / _SHARE), 1 / _SHARE)
         waited[(counts == 1)[of]] = 0.0
-        if part is not None:
-            waited *= part
-        waited = np.rint(waited * (1 / _SPENT_NS))
+        waited *= 1 / _SPENT_NS
+        waited = np.rint(waited) if part is None else _changed(waited, part, before)
         shape = (num, len(here))
         shares, waits = np.zeros(shape), np.zeros(shape)
         shares.reshape(-1)[cell] = share
         waits.reshape(-1)[cell] = waited
         if not is_prefill.any():
             pairs = self._of_cause(_DECODE_CO_BATCHED)
-            pairs[seats[:, None], rows] += waits.T @ shares
+            if before is None:
+                pairs[seats[:, None], rows] += waits.T @ shares
+            else:  # of members that are forgotten several have one row
+                np.add.at(pairs, (seats[:, None], rows), waits.T @ shares)
             return
         grid = np.zeros(shape, dtype=np.bool_)
         grid.reshape(-1)[cell] = is_prefill
-        is_in = np.zeros(shape)
+        is_in, was_in = np.zeros(shape), None
         is_in.reshape(-1)[cell] = 1.0 if part is None else part
+        if before is not None:
+            was_in = np.zeros(shape)
+            was_in.reshape(-1)[cell] = before
         explained_ns = np.array([delay.explained_ns for delay in delays])
         others_ns = (explained_ns[:, None] - class_ns) * (1 / _SPENT_NS)
         p = grid.any(axis=0).nonzero()[0]  # few prefill
         of_others = np.zeros(shape)
         of_others.reshape(-1)[cell] = _shares(
-            np.concatenate([each.interference for _, _, each, _ in steps]), of, counts
+            np.concatenate([taken.weights.interference for taken in steps]), of, counts
         )
-        decodes = np.rint(is_in * ~grid * others_ns[:, :1])
-        prefills = np.rint((is_in * grid * others_ns[:, 1:])[:, p])
+        decodes = _changed(~grid * others_ns[:, :1], is_in, was_in)
+        prefills = _changed(grid * others_ns[:, 1:], is_in, was_in)[:, p]
         for cause, victims, spent, culprits, found in (
             (_DECODE_CO_BATCHED, seats, waits * ~grid, rows, shares * ~grid),
             (
@@ -320,7 +334,10 @@ class Blame:
         ):
             pairs = self._of_cause(cause)
             cells = (victims * pairs.shape[1])[:, None] + culprits
-            pairs.reshape(-1)[cells.reshape(-1)] += (spent.T @ found).reshape(-1)
+            if before is None:
+                pairs.reshape(-1)[cells.reshape(-1)] += (spent.T @ found).reshape(-1)
+            else:
+                np.add.at(pairs.reshape(-1), cells.reshape(-1), (spent.T @ found).reshape(-1))
 
     def _of_cause(self, cause: int) -> Floats:
         """Return the matrix of a cause, with room for all that are there."""
@@ -409,6 +426,18 @@ def _shares(weights: Floats, of: Ints, counts: Ints) -> Floats:
         whole = np.where(none, counts, whole)
     shares: Floats = np.rint(weights * (_SHARE / np.maximum(whole, 1e-9))[of])
     return shares
+
+
+def _part_of(taken: Taken, part: Floats | None) -> Floats:
+    return np.ones(len(taken.slots)) if part is None else part
+
+
+def _changed(spent: Floats, part: Floats, before: Floats | None) -> Floats:
+    """Return the parts of some waits as whole numbers, less those that are there before."""
+    found = np.rint(spent * part)
+    if before is not None:
+        found -= np.rint(spent * before)
+    return found
 
 
 def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:

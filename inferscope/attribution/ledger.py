@@ -31,7 +31,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.blame import Culprits
+from inferscope.attribution.blame import Taken
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
@@ -141,8 +141,10 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """What the members hold; None where that is not known."""
     weights: BlameWeights | None = None
     """What each member is blamed with; None likewise."""
-    culprits: Culprits | None = None
-    """The rows of those that can be blamed for it, once it is noted."""
+    taken: Taken | None = None
+    """What its members blame each other for, once it is noted; None where they blame nobody."""
+    begins_ns: Ints | None = None
+    """[members], from when on each waits for it; None for its start."""
     is_open: bool = False
     """It stands for one of which the end is not known; see `hold`."""
     dp_rank: int = 0
@@ -290,6 +292,8 @@ class Ledger:
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
             waiting = slots if members is None else slots[members]
             self._blocks.append(_Block(start_ns, step.end_ns, STEP, waiting, 0, step, members))
+            if span[0] > start_ns:
+                step.begins_ns = self._begins_ns(step)
             self._recent.append(step)
             self._recent_until_ns = max(self._recent_until_ns, step.end_ns)
             if is_late:
@@ -301,7 +305,25 @@ class Ledger:
             has_ended[members] = False
             slots = np.where(has_ended, NOBODY, slots)
         given = slots, step.delay, step.grip, step.weights
-        step.culprits = replica.blame.step(*given, *span, members)
+        part: Floats | None = None
+        if step.begins_ns is not None:
+            part = (step.end_ns - step.begins_ns) / max(1, step.end_ns - start_ns)
+        if members is not None:
+            of_members = np.zeros(len(slots))
+            of_members[members] = 1.0 if part is None else part[members]
+            part = of_members
+        step.taken = replica.blame.step(*given, *span, part)
+
+    def _begins_ns(self, step: Step) -> Ints:
+        """Return from when on each member waits for a step: the end of its steps before."""
+        begins_ns = np.full(len(step.slots), step.start_ns)
+        cut_ns = self._cut_ns[step.slots]
+        for before in self._recent:
+            if before.dp_rank == step.dp_rank and step.start_ns < before.end_ns < NEVER_NS:
+                ends_ns = np.where(cut_ns >= before.planned_ns, cut_ns, before.end_ns)
+                ends_ns[~np.isin(step.slots, before.slots)] = step.start_ns
+                begins_ns = np.maximum(begins_ns, np.minimum(ends_ns, before.end_ns))
+        return np.minimum(begins_ns, step.end_ns)
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.
@@ -409,11 +431,38 @@ class Ledger:
             return
         cut_ns = self._cut_ns.item(slot)
         for step in self._recent:
-            is_cut = cut_ns < step.planned_ns and step.start_ns <= at_ns < step.end_ns
-            if is_cut and step.weights and step.culprits and (step.slots == slot).any():
-                part = (step.end_ns - at_ns) / (step.end_ns - step.start_ns)
-                blame = self.replicas.on(step.dp_rank, self.device).blame
-                blame.cut(step.slots, step.delay, step.weights, step.culprits, slot, part)
+            if cut_ns < step.planned_ns and step.start_ns <= at_ns < step.end_ns:
+                for member in (step.slots == slot).nonzero()[0].tolist():
+                    self._blame_less(step, member, at_ns, step.end_ns)
+
+    def deliver_first(self, slot: int, at_ns: int) -> None:
+        """Blame nobody for the steps of a request while its first token was on its way.
+
+        Args:
+            slot: the request's, whose first token went out by itself.
+            at_ns: when that reached its edge.
+        """
+        on_its_way: list[tuple[Step, int]] = []
+        for step in reversed(self._recent):
+            if step.start_ns < at_ns:
+                for member in (step.slots == slot).nonzero()[0].tolist():
+                    if member not in step.delay.prefills:
+                        on_its_way.append((step, member))
+                        continue
+                    for later, position in on_its_way:
+                        self._blame_less(later, position, later.start_ns, at_ns)
+                    return
+
+    def _blame_less(self, step: Step, member: int, since_ns: int, until_ns: int) -> None:
+        """Blame nobody for a span of time in which a member waited for a step."""
+        if step.taken is None:
+            return
+        if step.begins_ns is not None:
+            since_ns = max(since_ns, step.begins_ns.item(member))
+        spent_ns = min(step.end_ns, until_ns) - since_ns
+        if spent_ns > 0:
+            blame = self.replicas.on(step.dp_rank, self.device).blame
+            blame.cut(step.taken, member, spent_ns / (step.end_ns - step.start_ns))
 
     def _change(self, slot: int, at_ns: int, state: int) -> None:
         before = self.state.item(slot)

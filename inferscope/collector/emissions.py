@@ -122,4 +122,6 @@ class Emissions:
         ttft_ns = max(0, at_ns - request.arrived_ns)
         request.first_edge_ns = request.arrived_ns + ttft_ns
         self._windows.observe_one("ttft", ttft_ns, at_ns)
+        if request.is_streamed:
+            self._table.ledger.deliver_first(request.slot, request.first_edge_ns)
         self._table.ledger.note(request.slot, EDGE, request.first_edge_ns)

@@ -460,7 +460,7 @@ class Lives:
     def _rows(self, request: Request) -> tuple[Ints, Ints]:
         """Return a request's ledger up to its first token, and after it."""
         row, after = self.table.ledger.rows_of(
-            request.slot, is_streamed=_is_streamed(request), edge_ns=request.first_edge_ns
+            request.slot, is_streamed=request.is_streamed, edge_ns=request.first_edge_ns
         )
         if request.first_edge_ns is not None:
             ttft_ns = request.first_edge_ns - request.arrived_ns
@@ -657,11 +657,6 @@ Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
 def _finish_of(request: Request, finish: str) -> str:
     """Return how a request ended that the engine is through with, whoever was to deliver it."""
     return "engine_lost" if request.is_undeliverable and finish in _ANSWERS else finish
-
-
-def _is_streamed(request: Request) -> bool:
-    """Return whether a first token goes out by itself, as far as is known."""
-    return request.attributes.get("stream", "").lower() != "false"
 
 
 def by_cause(row: Ints | None) -> dict[str, int]:

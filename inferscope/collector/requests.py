@@ -95,6 +95,11 @@ class Request(msgspec.Struct, eq=False):
         return self.preempted_ns[-1][1] if self.preempted_ns else self.admitted_ns
 
     @property
+    def is_streamed(self) -> bool:
+        """Return whether a first token goes out by itself, as far as is known."""
+        return self.attributes.get("stream", "").lower() != "false"
+
+    @property
     def is_in_engine(self) -> bool:
         """Tell whether a core knows it."""
         return any(not slots.is_front_end for slots, _ in self.bindings)

@@ -20,6 +20,7 @@ from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import (
     ABORTED,
     ADMITTED,
+    EDGE,
     HELD,
     PREEMPTED,
     QUEUED,
@@ -390,6 +391,65 @@ def test_a_member_that_has_finished_before_its_step_waits_for_nothing_in_it() ->
     bench.step([1, 2, 4], 10 * MS, 110 * MS, tokens=[1, 1, 1_000], prefills=[2])
     assert set(of_cause(bench.of(1, 11 * MS), "decode_interference")) == {"r3"}
     assert set(of_cause(bench.of(2, 11 * MS), "decode_interference")) == {"r3", "r4"}
+
+
+@pytest.mark.parametrize("is_cut_late", [False, True])
+@pytest.mark.parametrize(("edge_ns", "of_first"), [(30 * MS, 0.5), (51 * MS, 0.0)])
+def test_while_its_first_token_was_on_its_way_a_request_waits_for_no_one(
+    edge_ns: int, of_first: float, is_cut_late: bool
+) -> None:
+    bench = Bench(model=model_of(fixed_ns=1.0 * MS, per_token_ns=0.1 * MS))
+    for slot in (1, 2, 3):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2], 0, 10 * MS, tokens=[8, 1], prefills=[0])
+    bench.step([1, 2], 10 * MS, 50 * MS, tokens=[1, 1_000], prefills=[1])
+    if is_cut_late:
+        bench.ledger.replicas.fold()
+    bench.ledger.deliver_first(1, edge_ns)
+    bench.ledger.note(1, EDGE, edge_ns)
+    bench.step([1, 3], 52 * MS, 92 * MS, tokens=[1, 1_000], prefills=[1])
+    told = of_cause(bench.of(1), "decode_interference")
+    of_r2 = of_first / (1 + of_first)
+    assert told.get("r2", 0) / sum(told.values()) == pytest.approx(of_r2, abs=1e-3)
+    assert of_cause(bench.of(1), "prefill_interference")["r2"] > 0
+
+
+@pytest.mark.parametrize("is_cut_ms", [None, 20])
+def test_of_steps_that_overlap_only_the_rest_of_the_later_one_is_blamed(
+    is_cut_ms: int | None,
+) -> None:
+    bench = Bench(model=model_of(fixed_ns=1.0 * MS, per_token_ns=0.1 * MS))
+    for slot in (1, 2, 3, 4):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 4], 0, 50 * MS)
+    bench.step([1, 2], 1 * MS, 60 * MS, tokens=[1, 1_000], prefills=[1])
+    bench.step([4, 3], 2 * MS, 80 * MS, tokens=[1, 1_000], prefills=[1])
+    if is_cut_ms is not None:  # before its part of the second step
+        bench.ledger.note(1, PREEMPTED, is_cut_ms * MS)
+        bench.admit(1, 61 * MS)
+    bench.step([1, 4, 3], 80 * MS, 140 * MS, tokens=[1, 1, 1_000], prefills=[2])
+    told = of_cause(bench.of(1), "decode_interference")
+    assert told.get("r2", 0) / sum(told.values()) == (
+        pytest.approx(10 / 70, abs=1e-3) if is_cut_ms is None else 0
+    )
+    assert set(of_cause(bench.of(4), "decode_interference")) == {"r3"}
+    assert "r2" not in of_cause(bench.of(3), "prefill_interference")
+
+
+def test_what_several_forgotten_culprits_are_blamed_for_is_taken_back_of_each() -> None:
+    bench = Bench(model=model_of(fixed_ns=1.0 * MS, per_token_ns=0.1 * MS))
+    for slot in (1, 2, 3, 4):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2, 3, 4], 0, 100 * MS)
+    bench.ledger.replicas.fold()
+    blame = bench.ledger.replicas.by_rank[0].blame
+    rows = [blame._holds.names.index(name) for name in ("r2", "r3")]
+    blame._forget(rows)
+    for row in rows:
+        blame._holds.names[row] = None
+    bench.finish(1, 50 * MS)
+    told = of_cause(bench.of(1), "decode_co_batched")
+    assert told["r4"] == pytest.approx(sum(told.values()) / 3, rel=1e-3)
 
 
 def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:

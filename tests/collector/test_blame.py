@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from inferscope.engine.load import describe
 from inferscope.probe import Probe
 from inferscope.records import EngineInfo, StepPlan
 from tests.collector.scripts import MS, Finals, Script, assert_all_closes
+from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
 def most(final: FinalRequest, cause: str) -> Culprit:
@@ -81,6 +83,32 @@ def test_blocks_of_no_size_that_can_be_are_counted_in_tokens(block_tokens: int) 
     told = {one.request_id: one.ns for one in by_id["mine"].blame}
     assert told["large"] == pytest.approx(3 * told["small"], rel=1e-6)
     assert most(by_id["small"], "preempted").request_id == "large"
+
+
+@pytest.mark.parametrize(("streams", "expected"), [("true", {"y"}), ("false", {"x", "y"})])
+def test_steps_that_are_output_in_the_ledger_blame_nobody(streams: str, expected: set[str]) -> None:
+    script = Script()
+    core, front_end = script.ring(), script.ring("frontend")
+    seen = front_end.received("mine", attributes={"stream": streams})
+    front_end.tokenised(seen)
+    mine, x, y = (core.queued(name) for name in ("mine", "x", "y"))
+    for index in (mine, x, y):
+        core.admitted(index)
+    core.step(0, [(mine, 8, 0)], start_ms=1, end_ms=11)
+    core.step(1, [(mine, 1, 8), (x, 4000, 0)], start_ms=12, end_ms=52)
+    script.at(53)
+    front_end.emitted([seen])
+    core.step(2, [(mine, 1, 9), (y, 4000, 0)], start_ms=54, end_ms=94)
+    for index in (mine, x, y):
+        core.finished(index)
+    script.at(96)
+    front_end.emitted([seen], [2])
+    front_end.last_byte(seen)
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=400), random.Random(0))
+    assert_all_closes(collector, finals)
+    [final] = [final for final in finals.requests if final.request_id == "mine"]
+    told = {one.request_id for one in final.blame if one.cause == "decode_interference"}
+    assert told == expected
 
 
 def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:

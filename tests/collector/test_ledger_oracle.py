@@ -307,9 +307,9 @@ def cause_at(engine: Engine, request: Request, at_ns: int) -> str:
         emitted_ns = min((ns for ns in request.tokens_ns if ns >= step.end_ns), default=FOREVER_NS)
         if step.end_ns <= at_ns < emitted_ns < (then.end_ns if then else FOREVER_NS):
             return "output"
-    if request.num_tokens == request.output and at_ns >= request.tokens_ns[-1]:
-        if not any(at_ns < step.start_ns < request.finished_ns for step in steps):
-            return "output"
+    has_all = request.num_tokens == request.output and at_ns >= request.tokens_ns[-1]
+    if has_all and not any(at_ns < step.start_ns < request.finished_ns for step in steps):
+        return "output"
     return "not_scheduled" if covers(busy, at_ns) else "cpu_gap"
 
 
