@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.busy import Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
 from inferscope.attribution.holds import Grip, Holds
@@ -84,14 +85,24 @@ class _Held(msgspec.Struct):
 class Blame:
     """The blame among the requests of one replica, by slot."""
 
-    def __init__(self, num_slots: int) -> None:
-        """Start with room for this many requests; `grow` makes more."""
+    def __init__(self, num_slots: int, device: Busy) -> None:
+        """Start with room for some requests; `grow` makes more.
+
+        Args:
+            num_slots: of them.
+            device: the replica's, which knows when the engine was paused.
+        """
+        self._device = device
         self._names = [""] * num_slots
         self._row_of: Ints = np.zeros(num_slots, dtype=np.int64)
         """[slots], culprits; 0 before the first step of each."""
         self._seat_of: Ints = np.zeros(num_slots, dtype=np.int64)
         """[slots], victims; likewise."""
-        self._holds = Holds(weight_of=self._weight_of, forget=self._forget)
+        self._holds = Holds(
+            weight_of=self._weight_of,
+            forget=self._forget,
+            paused_within_ns=device.paused_within_ns,
+        )
         self._pairs: list[Floats | None] = [None] * len(_IN_STEPS)
         """For each cause [seats, rows], in `_SPENT_NS` · `_SHARE`; None until there is one."""
         self._num_seats = _FIRST_SEATS
@@ -134,6 +145,10 @@ class Blame:
         if total_ns > 0:
             self._add_rows(self._found_of(slot), slot, "queue", parts, total_ns)
 
+    def transferred(self, slot: int, since_ns: int, until_ns: int) -> None:
+        """Note that a request waited for its KV blocks, and not for others."""
+        self._holds.leave_out(slot, since_ns, until_ns)
+
     def withdraw(self, slot: int) -> None:
         """Forget a request's wait: it waits elsewhere."""
         self._holds.admitted(slot, 0)
@@ -170,7 +185,7 @@ class Blame:
         """Let a preempted request go on, or end."""
         held = self._held.pop(slot, None)
         if held is not None:
-            _note_held(self._found_of(slot), held, at_ns)
+            self._note_held(self._found_of(slot), held, at_ns)
 
     def end(self, slot: int) -> None:
         """Forget a request whose blame has been read, as a victim; others may blame it yet."""
@@ -391,7 +406,7 @@ class Blame:
         if total_ns > 0:
             self._add_rows(found, slot, "queue", parts, total_ns)
         if slot in self._held:
-            _note_held(found, self._held[slot], at_ns)
+            self._note_held(found, self._held[slot], at_ns)
         seat, row = self._seat_of.item(slot), self._row_of.item(slot)
         for cause, pairs in zip(_IN_STEPS, self._pairs, strict=True):
             if cause in wanted and pairs is not None and seat < len(pairs):
@@ -403,6 +418,14 @@ class Blame:
         for cause in wanted:
             culprits += found.get(cause, nothing).told(cause, row_ns[cause])
         return tuple(culprits)
+
+    def _note_held(self, found: dict[str, Found], held: _Held, until_ns: int) -> None:
+        spent_ns = until_ns - held.since_ns
+        spent_ns -= self._device.paused_within_ns(held.since_ns, until_ns)
+        whole = sum(held.parts.values())
+        if spent_ns > 0:
+            parts = {name: spent_ns * part / whole for name, part in held.parts.items()}
+            found.setdefault("preempted", Found()).add(parts, total_ns=spent_ns)
 
     def _found_of(self, slot: int) -> dict[str, Found]:
         return self._found.setdefault(slot, {})
@@ -449,11 +472,3 @@ def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:
         if row_ns.get(cause, 0) > 0
         for culprit in nothing.told(cause, row_ns[cause])
     )
-
-
-def _note_held(found: dict[str, Found], held: _Held, until_ns: int) -> None:
-    spent_ns = until_ns - held.since_ns
-    whole = sum(held.parts.values())
-    if spent_ns > 0:
-        parts = {name: spent_ns * part / whole for name, part in held.parts.items()}
-        found.setdefault("preempted", Found()).add(parts, total_ns=spent_ns)

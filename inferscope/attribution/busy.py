@@ -141,6 +141,13 @@ class Busy:
                 busy_ns[is_in] -= self.at(last_ns) - self.at(first_ns)
         return busy_ns, paused_ns
 
+    def paused_within_ns(self, since_ns: int, until_ns: int) -> int:
+        """Return for how much of a span of time the engine was paused."""
+        return sum(
+            max(0, min(until_ns, ended_ns) - max(since_ns, begun_ns))
+            for begun_ns, ended_ns in self._pauses_since(since_ns)
+        )
+
     def _pauses_since(self, since_ns: int) -> list[tuple[int, int]]:
         found = [pause for pause in self._pauses if pause[1] > since_ns]
         if self.paused_ns is not None:

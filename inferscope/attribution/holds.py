@@ -27,8 +27,8 @@ MOST_CELLS = 1 << 20
 """Most cells of all marks: 8 MB, which is 4,096 marks of 256 rows."""
 _FEWEST_MARKS = 16
 NOBODY_ROW = 0
-_REMEMBERED_STEPS = 64
-"""Steps whose holders a request finds that was queued in the past and is reported now."""
+_REMEMBERED_STEPS = 256
+"""Steps whose holders are found for a wait of which is reported now when it began or what for."""
 _MOST_GRIPS = 64
 _MOST_BLOCK_TOKENS = 1 << 24
 """A block of more, or of less than one, is damage."""
@@ -103,7 +103,11 @@ class _Wait(msgspec.Struct, gc=False):
     """A request in the queue: the sum of all rows when it came, and its mark."""
 
     total_ns: float
+    since_ns: int
+    """Up to where it waited for something else, or was not there."""
     mark: int = 0
+    left_out_ns: Floats | None = None
+    """[rows], growth of the sums since it came while it waited for something else."""
 
 
 class Holds:
@@ -120,15 +124,18 @@ class Holds:
         *,
         weight_of: Callable[[list[int]], Floats],
         forget: Callable[[list[int]], None],
+        paused_within_ns: Callable[[int, int], int],
     ) -> None:
         """Start with none.
 
         Args:
             weight_of: returns what rows are blamed for elsewhere.
             forget: hears of rows whose requests are forgotten.
+            paused_within_ns: returns for how much of a span of time the engine was paused.
         """
         self.names: list[str | None] = [None] * FIRST_ROWS
         self._weight_of, self._forget = weight_of, forget
+        self._paused_within_ns = paused_within_ns
         self._free = list(range(FIRST_ROWS - 1, NOBODY_ROW, -1))
         self._over: list[int] = []
         """Rows of requests that are over, in the order in which they ended."""
@@ -261,6 +268,10 @@ class Holds:
             self._free.append(row)
             self.names[row] = None
         self._sums_ns[lesser] = 0.0
+        for wait in self._waiting.values():
+            if wait.left_out_ns is not None:
+                here = [row for row in lesser if row < len(wait.left_out_ns)]
+                wait.left_out_ns[here] = 0.0
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -322,7 +333,7 @@ class Holds:
             span = spans[0]
             spent_ns = 0
             if self._waiting:
-                spent_ns = min(span.until_ns, until_ns) - max(span.from_ns, self._at_ns)
+                spent_ns = self._spent_ns(span, self._at_ns, until_ns)
             if spent_ns > 0:
                 if self._unmarked:
                     self._mark(until_ns)
@@ -334,18 +345,25 @@ class Holds:
             self._past.append(spans.popleft())
         self._at_ns = max(self._at_ns, until_ns)
 
+    def _spent_ns(self, span: _Span, since_ns: int, until_ns: int) -> int:
+        """Return how much of a span of time was waited for one step, and not in a pause."""
+        since_ns, until_ns = max(span.from_ns, since_ns), min(span.until_ns, until_ns)
+        if until_ns <= since_ns:
+            return 0
+        return until_ns - since_ns - self._paused_within_ns(since_ns, until_ns)
+
     # --- the queue ----------------------------------------------------------------------------
 
     def queued(self, slot: int, at_ns: int) -> None:
         """Start a request's wait."""
         self._pass(at_ns)
-        wait = self._waiting[slot] = self._unmarked[slot] = _Wait(self._total_ns)
+        wait = self._waiting[slot] = self._unmarked[slot] = _Wait(self._total_ns, at_ns)
         if at_ns >= self._at_ns:
             return
         # It is reported late: others have waited since, or none has.
         sums_ns = self._sums_ns.copy()
         for span in (*self._past, *list(self._spans)[:1]):
-            spent_ns = min(span.until_ns, self._at_ns) - max(span.from_ns, at_ns)
+            spent_ns = self._spent_ns(span, at_ns, self._at_ns)
             if spent_ns > 0:
                 rows, parts = span.shares()
                 np.subtract.at(sums_ns, rows, parts * spent_ns)
@@ -353,6 +371,26 @@ class Holds:
         if wait.total_ns < self._total_ns:
             wait.mark = self._marks.set(at_ns, self.num_taken, sums_ns)
             del self._unmarked[slot]
+
+    def leave_out(self, slot: int, since_ns: int, until_ns: int) -> None:
+        """Blame nobody for a span of time in which a request waited for something else."""
+        wait = self._waiting.get(slot)
+        if wait is None:
+            return
+        self._pass(until_ns)
+        since_ns, wait.since_ns = max(since_ns, wait.since_ns), max(until_ns, wait.since_ns)
+        if slot in self._unmarked:
+            return  # no sum has grown since it came
+        left_out_ns = np.zeros(self.num_rows)
+        if wait.left_out_ns is not None:
+            left_out_ns[: len(wait.left_out_ns)] = wait.left_out_ns
+        wait.left_out_ns = left_out_ns
+        for span in (*self._past, *list(self._spans)[:1]):
+            spent_ns = self._spent_ns(span, since_ns, until_ns)
+            if spent_ns > 0:
+                rows, parts = span.shares()
+                np.add.at(left_out_ns, rows, parts * spent_ns)
+                wait.total_ns += spent_ns
 
     def _mark(self, at_ns: int) -> None:
         """Keep the sums for those who came since they changed."""
@@ -385,8 +423,10 @@ class Holds:
             taken, sums_ns = self._marks.get(wait.mark)
             num = len(sums_ns)
             grown[:num] -= sums_ns * (self._since[:num] <= taken)
+        if wait.left_out_ns is not None:
+            grown[: len(wait.left_out_ns)] -= wait.left_out_ns
         for span in self._spans:  # not waited through: a reader changes nothing
-            spent_ns = min(span.until_ns, at_ns) - max(span.from_ns, self._at_ns)
+            spent_ns = self._spent_ns(span, self._at_ns, at_ns)
             if spent_ns > 0:
                 rows, parts = span.shares()
                 np.add.at(grown, rows, parts * spent_ns)

@@ -266,7 +266,9 @@ class Ledger:
         if kind == ADMITTED and state == ARRIVING:
             self.note(slot, QUEUED, at_ns)
         self._blocks.append(_Block(at_ns, at_ns, kind, self._each[slot : slot + 1], since_ns))
-        if kind == EDGE:
+        if kind == TRANSFERRED:
+            self.replicas.transferred(slot, since_ns, at_ns)
+        elif kind == EDGE:
             self._resume_steps(slot, at_ns)
         elif _ENDS_STEP[kind] and state != LEAVING:
             self._cut_blame(slot, at_ns)

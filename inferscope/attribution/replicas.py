@@ -59,8 +59,9 @@ class Replicas:
         """
         replica = self.by_rank.get(rank)
         if replica is None:
-            replica = Replica(Busy(), Blame(len(self._names)))
-            replica.device.pause_like(like)
+            device = Busy()
+            device.pause_like(like)
+            replica = Replica(device, Blame(len(self._names), device))
             self.by_rank[rank] = replica
             if len(self.by_rank) == 1:
                 for slot, at_ns in self._assumed.items():
@@ -108,6 +109,11 @@ class Replicas:
                 self._enter(slot, next(iter(self.by_rank)))
         if (blame := self._blame(slot)) is not None:
             blame.queued(slot, at_ns)
+
+    def transferred(self, slot: int, since_ns: int, until_ns: int) -> None:
+        """Note that a request waited for its KV blocks, and not for others."""
+        if (blame := self._blame(slot)) is not None:
+            blame.transferred(slot, since_ns, until_ns)
 
     def admitted(self, slot: int, at_ns: int) -> None:
         """End a request's wait."""

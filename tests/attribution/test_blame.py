@@ -25,6 +25,7 @@ from inferscope.attribution.ledger import (
     PREEMPTED,
     QUEUED,
     RUNNING,
+    TRANSFERRED,
     WAITING,
     Ledger,
     Step,
@@ -212,10 +213,37 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
     bench = Bench()
     due = {slot: draw.randrange(40_000) for slot in range(1, 13)}
     waiting: dict[int, int] = {}
+    """Since when: since it came, or since the last transfer of its blocks was over."""
     left = {slot: draw.randint(1, 6) for slot in due}
-    expected: dict[int, Counter[str]] = {slot: Counter() for slot in due}
+    steps: list[tuple[int, int, dict[str, float]]] = []
+    waits: dict[int, list[tuple[int, int]]] = {slot: [] for slot in due}
+    pauses: list[tuple[int, int]] = []
     running: list[int] = []
     now = 0
+
+    def expected(slot: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for since, until in waits[slot]:
+            for start, end, parts in steps:
+                spans = [(start, end), *((max(a, start), min(b, end)) for a, b in pauses)]
+                waited, *paused = (max(0, min(b, until) - max(a, since)) for a, b in spans)
+                for name, part in parts.items():
+                    found[name] += (waited - sum(paused)) * part  # type: ignore[assignment]
+        return found
+
+    def transfer(slot: int, until: int) -> None:
+        since = draw.randint(waiting[slot], until)
+        bench.ledger.note(slot, TRANSFERRED, until, since_ns=since)
+        waits[slot].append((waiting[slot], since))
+        waiting[slot] = until
+
+    def pause(until: int) -> None:
+        since = draw.randint(now, until)
+        come(since)
+        bench.ledger.pause(since)
+        come(until)
+        bench.ledger.unpause(until)
+        pauses.append((since, until))
 
     def come(until: int) -> None:
         for slot in sorted(due, key=due.__getitem__):
@@ -228,7 +256,7 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
         come(now)
         while waiting and len(running) < 4:
             slot = min(waiting, key=waiting.__getitem__)
-            del waiting[slot]
+            waits[slot].append((waiting.pop(slot), now))
             bench.admit(slot, now)
             running.append(slot)
         if not running:
@@ -244,11 +272,15 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
             "blocks": [-(-(n + m) // 16) for n, m in zip(tokens, contexts, strict=True)],
             "budget": tokens,
         }[binding]
+        names = [f"r{slot}" for slot in running]
+        shares = [part / sum(parts) for part in parts]
+        steps.append((start, end, dict(zip(names, shares, strict=True))))
+        if not draw.randrange(4):
+            pause(end)
         come(end)
-        for slot, queued_ns in waiting.items():
-            for holder, part in zip(running, parts, strict=True):
-                waited = end - max(start, queued_ns)
-                expected[slot][f"r{holder}"] += waited * part / sum(parts)  # type: ignore[assignment]
+        for slot in sorted(waiting):
+            if not draw.randrange(6):
+                transfer(slot, end)
         for slot in list(running):
             left[slot] -= 1
             if not left[slot]:
@@ -258,9 +290,9 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
                 others = told.pop(None, 0)
                 assert sum(told.values()) + others == bench.row(slot).get("queue", 0)
                 for name, ns in told.items():
-                    assert ns == pytest.approx(expected[slot][name], abs=1.01)
+                    assert ns == pytest.approx(expected(slot)[name], abs=1.01)
                 least = min(told.values(), default=0)
-                unnamed = [ns for name, ns in expected[slot].items() if name not in told]
+                unnamed = [ns for name, ns in expected(slot).items() if name not in told]
                 assert max(unnamed, default=0) <= least + 1
                 assert others == pytest.approx(sum(unnamed), abs=NUM_NAMED + 1)
                 bench.ledger.free(slot)
@@ -519,6 +551,23 @@ def test_a_request_that_lost_its_blocks_holds_none_before_its_next_step() -> Non
     assert of_cause(bench.of(3), "preempted") == {"r2": 3_000}
 
 
+def test_a_preempted_request_blames_nobody_for_a_pause() -> None:
+    bench = Bench()
+    for slot in (1, 2, 3):
+        bench.begin(slot, 0, RUNNING)
+    bench.step([1, 2], 0, 1_000)
+    bench.ledger.note(1, PREEMPTED, 1_000)
+    bench.ledger.pause(1_500)
+    bench.finish(2, 2_000)
+    bench.ledger.unpause(9_000)
+    bench.admit(1, 9_000)
+    bench.step([1, 3], 9_000, 10_000)
+    bench.ledger.note(1, PREEMPTED, 10_000)
+    bench.admit(1, 11_500)
+    assert bench.row(1)["preempted"] == 2_000
+    assert of_cause(bench.of(1), "preempted") == {"r2": 500, "r3": 1_500}
+
+
 # --- any order ------------------------------------------------------------------------------------
 
 
@@ -557,7 +606,12 @@ def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:
                     binding=draw.choice(["slots", "blocks", "budget", "none", "new"]),
                 )  # fmt: skip
             case "move" if slot in alive:
-                match draw.choice(["queued", "admitted", "admitted", "preempted", "finished"]):
+                match draw.choice(
+                    ["queued", "moved", "admitted", "admitted", "preempted", "finished"]
+                ):
+                    case "moved":
+                        since_ns = max(1, at_ns - draw.randint(0, 50))
+                        ledger.note(slot, TRANSFERRED, at_ns, since_ns=since_ns)
                     case "queued":
                         ledger.note(slot, QUEUED, at_ns)
                     case "admitted":
