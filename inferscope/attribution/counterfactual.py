@@ -120,6 +120,11 @@ def delays(
     class_of = decode_class[table.step_of]
     class_of[table.prefills] = prefill_class[table.step_of[table.prefills]]
     np.minimum(own_ns, class_of, out=own_ns)
+    num_prefills = np.add.reduceat(table.is_prefill, table.first, dtype=np.int64)
+    num_decodes = table.sizes - num_prefills
+    num_alike = np.where(table.is_prefill, num_prefills[table.step_of], num_decodes[table.step_of])
+    is_class = (num_alike == 1) & (True if beyond is None else beyond == 0)
+    own_ns[is_class] = class_of[is_class]  # the same time, but not rounded alike
     again: Ints | None = None
     if table.recomputed is not None:
         again = (own_ns * (table.recomputed / table.tokens)).astype(np.int64)

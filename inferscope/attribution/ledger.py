@@ -325,7 +325,8 @@ class Ledger:
                 ends_ns = np.where(cut_ns >= before.planned_ns, cut_ns, before.end_ns)
                 ends_ns[~np.isin(step.slots, before.slots)] = step.start_ns
                 begins_ns = np.maximum(begins_ns, np.minimum(ends_ns, before.end_ns))
-        return np.minimum(begins_ns, step.end_ns)
+        np.minimum(begins_ns, step.end_ns, out=begins_ns)
+        return begins_ns
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
         """Hold back the boundaries of running requests, in a step whose end is not known.
