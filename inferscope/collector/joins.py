@@ -93,7 +93,8 @@ class Joins:
     def plan(self, ring: RingState, plan: StepPlan) -> None:
         """Take the scheduler's word that a step begins."""
         pending = self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
-        pending.binding, pending.planned_ns = plan.binding, plan.t_ns
+        pending.binding = plan.binding
+        pending.planned_ns = max(plan.start_ns, min(plan.end_ns, plan.t_ns))
 
     def slices(self, ring: RingState, slices: StepSlices) -> None:
         """Take who is in a step."""
