@@ -373,7 +373,7 @@ class Holds:
             del self._unmarked[slot]
 
     def leave_out(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Blame nobody for a span of time in which a request waited for something else."""
+        """Leave out a span of time in which a request waited for something else."""
         wait = self._waiting.get(slot)
         if wait is None:
             return

@@ -142,7 +142,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     weights: BlameWeights | None = None
     """What each member is blamed with; None likewise."""
     taken: Taken | None = None
-    """What its members blame each other for, once it is noted; None where they blame nobody."""
+    """What its members blame each other for, once it is noted; None where that is nothing."""
     begins_ns: Ints | None = None
     """[members], from when on each waits for it; None for its start."""
     is_open: bool = False
@@ -222,6 +222,8 @@ class Ledger:
         self._num_in_flight = 0
         self._cut_ns = np.zeros(num_slots, dtype=np.int64)
         """[slots], the last time at which a request left the batch, or was over."""
+        self._last_cut_ns = 0
+        """The latest of them."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
@@ -273,6 +275,7 @@ class Ledger:
         elif _ENDS_STEP[kind] and state != LEAVING:
             self._cut_blame(slot, at_ns)
             self._cut_ns[slot] = at_ns
+            self._last_cut_ns = max(self._last_cut_ns, at_ns)
         if (after := _STATE.item(kind)) >= 0:
             self._change(slot, at_ns, after)
 
@@ -396,9 +399,10 @@ class Ledger:
         """
         if self._admitted[0] is slots and self._admitted[1] == self._num_changes:
             return None
-        is_running, cut_ns = self.state[slots] == RUNNING, self._cut_ns[slots]
+        is_running = self.state[slots] == RUNNING
         waits: Ints | None = None
-        if not is_running.all() or cut_ns.max(initial=0) >= planned_ns:
+        if self._last_cut_ns >= planned_ns or not is_running.all():
+            cut_ns = self._cut_ns[slots]
             for slot, left_ns in zip(
                 slots[~is_running].tolist(), cut_ns[~is_running].tolist(), strict=True
             ):
@@ -439,7 +443,7 @@ class Ledger:
                     self._blame_less(step, member, at_ns, step.end_ns)
 
     def deliver_first(self, slot: int, at_ns: int) -> None:
-        """Blame nobody for the steps of a request while its first token was on its way.
+        """Take from the blame the steps of a request while its first token was on its way.
 
         Args:
             slot: the request's, whose first token went out by itself.
@@ -457,7 +461,7 @@ class Ledger:
                     return
 
     def _blame_less(self, step: Step, member: int, since_ns: int, until_ns: int) -> None:
-        """Blame nobody for a span of time in which a member waited for a step."""
+        """Take from the blame a span of time in which a member waited for a step."""
         if step.taken is None:
             return
         if step.begins_ns is not None:

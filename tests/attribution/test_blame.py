@@ -551,7 +551,7 @@ def test_a_request_that_lost_its_blocks_holds_none_before_its_next_step() -> Non
     assert of_cause(bench.of(3), "preempted") == {"r2": 3_000}
 
 
-def test_a_preempted_request_blames_nobody_for_a_pause() -> None:
+def test_a_preempted_request_has_no_culprits_for_a_pause() -> None:
     bench = Bench()
     for slot in (1, 2, 3):
         bench.begin(slot, 0, RUNNING)

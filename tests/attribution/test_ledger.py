@@ -517,7 +517,7 @@ def test_a_request_that_was_preempted_since_the_plan_of_a_step_does_not_wait_for
     assert ledger_of(ledger, 2)["decode_own"] == 50
 
 
-def test_a_request_whose_resumption_was_lost_is_resumed_by_a_step_that_was_planned_later(
+def test_a_step_that_was_planned_after_a_preemption_resumes_the_request(
     two_running: tuple[Ledger, Ints],
 ) -> None:
     ledger, team = two_running

@@ -86,7 +86,9 @@ def test_blocks_of_no_size_that_can_be_are_counted_in_tokens(block_tokens: int) 
 
 
 @pytest.mark.parametrize(("streams", "expected"), [("true", {"y"}), ("false", {"x", "y"})])
-def test_steps_that_are_output_in_the_ledger_blame_nobody(streams: str, expected: set[str]) -> None:
+def test_steps_that_are_output_in_the_ledger_have_no_culprits(
+    streams: str, expected: set[str]
+) -> None:
     script = Script()
     core, front_end = script.ring(), script.ring("frontend")
     seen = front_end.received("mine", attributes={"stream": streams})
