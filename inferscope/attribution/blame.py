@@ -110,7 +110,7 @@ class Blame:
         self._steps: list[Taken] = []
         """Not in the matrices yet."""
         self._cuts: list[tuple[Taken, Floats | None, Floats]] = []
-        """Changes to steps that are: the part waited for as the matrices have it, and the new one."""
+        """Changes to steps that are: the part waited for as the matrices have it, and as it is."""
         self._held: dict[int, _Held] = {}
         self._found: dict[int, dict[str, Found]] = {}
         self._last_slots: Ints | None = None

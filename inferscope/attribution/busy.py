@@ -143,6 +143,8 @@ class Busy:
 
     def paused_within_ns(self, since_ns: int, until_ns: int) -> int:
         """Return for how much of a span of time the engine was paused."""
+        if self.paused_ns is None and not self._pauses:
+            return 0
         return sum(
             max(0, min(until_ns, ended_ns) - max(since_ns, begun_ns))
             for begun_ns, ended_ns in self._pauses_since(since_ns)
