@@ -222,13 +222,15 @@ class Ledger:
         self._num_in_flight = 0
         self._cut_ns = np.zeros(num_slots, dtype=np.int64)
         """[slots], the last time at which a request left the batch, or was over."""
+        self._prefilled_ns = np.full(num_slots, -1)
+        """[slots], the start of the last step in which each prefilled; -1 before one."""
         self._last_cut_ns = 0
         """The latest of them."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
         per_slot = ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled")
-        for name in (*per_slot, "_is_over", "_cut_ns"):
+        for name in (*per_slot, "_is_over", "_cut_ns", "_prefilled_ns"):
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
@@ -245,7 +247,7 @@ class Ledger:
         self._state[slot], self._substate[slot] = state, RUNNING
         self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
         self._is_over[slot] = False
-        self._cut_ns[slot] = -1
+        self._cut_ns[slot] = self._prefilled_ns[slot] = -1
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
@@ -301,6 +303,8 @@ class Ledger:
                 step.begins_ns = self._begins_ns(step)
             self._recent.append(step)
             self._recent_until_ns = max(self._recent_until_ns, step.end_ns)
+            if step.delay.prefills:
+                self._prefilled_ns[slots[step.delay.prefills]] = start_ns
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     if start_ns <= edge.at_ns < step.end_ns:
@@ -449,16 +453,15 @@ class Ledger:
             slot: the request's, whose first token went out by itself.
             at_ns: when that reached its edge.
         """
-        on_its_way: list[tuple[Step, int]] = []
+        prefilled_ns = self._prefilled_ns.item(slot)
+        if prefilled_ns < 0:
+            return
         for step in reversed(self._recent):
+            if step.start_ns <= prefilled_ns:
+                break
             if step.start_ns < at_ns:
                 for member in (step.slots == slot).nonzero()[0].tolist():
-                    if member not in step.delay.prefills:
-                        on_its_way.append((step, member))
-                        continue
-                    for later, position in on_its_way:
-                        self._blame_less(later, position, later.start_ns, at_ns)
-                    return
+                    self._blame_less(step, member, step.start_ns, at_ns)
 
     def _blame_less(self, step: Step, member: int, since_ns: int, until_ns: int) -> None:
         """Take from the blame a span of time in which a member waited for a step."""
