@@ -102,13 +102,17 @@ def delays(
         own_ns -= beyond
         bounded += np.maximum.reduceat(beyond, table.first)
     prefill_class, decode_class = explained.copy(), explained.copy()
-    if len(table.prefills):
-        of_prefills, of_decodes = _classes(priced)
-        for of_class, class_ns in ((of_prefills, prefill_class), (of_decodes, decode_class)):
-            bound = np.minimum(explained, np.rint(of_class * scale)).astype(np.int64)
-            class_ns[:] = np.where(of_class > 0, bound, explained)
+    if (classes := priced.classes) is not None:
+        mixed = classes.mixed
+        of_classes = priced.model.steps_ns(classes.priced.table).reshape(2, -1)
+        for of_class, class_ns in zip(of_classes, (prefill_class, decode_class), strict=True):
+            bound = np.rint(of_class * scale[mixed]).astype(np.int64)
+            class_ns[mixed] = np.where(
+                of_class > 0, np.minimum(explained[mixed], bound), explained[mixed]
+            )
         if beyond is not None:
-            has_both = (of_prefills > 0) & (of_decodes > 0)
+            has_both = np.zeros(len(table), dtype=np.bool_)
+            has_both[mixed] = (of_classes > 0).all(axis=0)
             for is_of_class, class_ns in (
                 (table.is_prefill, prefill_class),
                 (~table.is_prefill, decode_class),
@@ -172,19 +176,3 @@ def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
         of_tokens = look_up(model.f_ns, table.chunk_tokens)
         chunk_ns = chunk_ns + (of_tokens + look_up(model.g_ns, table.sampled[table.chunks]))
     return values_ns(priced, level, chunk_ns, scale)
-
-
-def _classes(priced: Priced) -> tuple[Floats, Floats]:
-    """Return what each step would take with its prefills only, and with its decodes only.
-
-    Both are [steps]: 0 where there are no prefills, and the second where there are no others.
-    """
-    model, table = priced.model, priced.table
-    of_prefills, of_decodes = np.zeros(len(table)), np.zeros(len(table))
-    has_prefills = np.add.reduceat(table.is_prefill, table.first, dtype=np.int64) > 0
-    for is_of_class, class_ns in ((table.is_prefill, of_prefills), (~table.is_prefill, of_decodes)):
-        members = np.flatnonzero(is_of_class & has_prefills[table.step_of])
-        if len(members):
-            there = np.unique(table.step_of[members])
-            class_ns[there] = model.steps_ns(table.members(members))
-    return of_prefills, of_decodes

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import alone_ns
-from inferscope.attribution.split import Priced, parts_ns, price
+from inferscope.attribution.split import Priced, parts_ns
 from inferscope.cost.model import look_up
 from inferscope.cost.step_table import Grid, StepTable
 
@@ -88,28 +88,19 @@ def blame_weights(priced: Priced) -> BlameWeights:
     table = priced.table
     step_ns, shares_ns = marginal_ns(priced), parts_ns(priced)
     queue = _completed(table, step_ns, shares_ns, priced.modelled_ns)
-    num_prefills = np.add.reduceat(table.is_prefill.astype(np.int64), table.first)
-    is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
+    classes = priced.classes
     co_batched = interference = np.zeros(len(step_ns))
-    if not is_mixed.all():  # right where there is one class
+    if classes is None or len(classes.mixed) < len(table):  # right where there is one class
         co_batched = _co_batched(priced, step_ns, shares_ns)
-    if not is_mixed.any():
+    if classes is None:
         return BlameWeights(queue, interference, co_batched)
-    # Each class as a step by itself: the prefills of all mixed steps, then their decodes.
-    of_mixed = is_mixed[table.step_of]
-    at = np.concatenate(
-        [np.flatnonzero(of_mixed & table.is_prefill), np.flatnonzero(of_mixed & ~table.is_prefill)]
-    )
-    sizes = np.concatenate([num_prefills[is_mixed], (table.sizes - num_prefills)[is_mixed]])
-    classes = StepTable(
-        table.tokens[at], table.context[at], table.sampled[at], table.is_prefill[at], sizes
-    )
-    part = price(priced.model, classes)
+    at, part = classes.at, classes.priced
     co_batched, interference = co_batched.copy(), interference.copy()
     co_batched[at] = _co_batched(part, marginal_ns(part), parts_ns(part))
-    others_ns = np.roll(part.modelled_ns, len(sizes) // 2)  # of the other class in the step
-    whole_ns = np.tile(priced.modelled_ns[is_mixed], 2)
-    interference[at] = _completed(classes, step_ns[at], shares_ns[at], whole_ns - others_ns)
+    others_ns = np.roll(part.modelled_ns, len(classes.mixed))  # of the other class in the step
+    whole_ns = np.tile(priced.modelled_ns[classes.mixed], 2)
+    waited_ns = whole_ns - others_ns
+    interference[at] = _completed(part.table, step_ns[at], shares_ns[at], waited_ns)
     return BlameWeights(queue, interference, co_batched)
 
 

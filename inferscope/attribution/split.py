@@ -26,7 +26,8 @@ fits is shown by its residual, never by the sum.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,19 @@ NOTHING_NS = 1e-6
 """Parts that sum to less than this are all alike."""
 
 
-class Priced(NamedTuple):
+class Classes(NamedTuple):
+    """Each class of the mixed steps as a step by itself: their prefills, then their decodes."""
+
+    mixed: Ints
+    """[mixed], positions of the steps."""
+    at: Ints
+    """[members of these], positions in the table that they are of."""
+    priced: Priced
+    """[2 mixed]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
     """Steps with what a model says of them, in its nanoseconds."""
 
     model: StepModel
@@ -58,6 +71,25 @@ class Priced(NamedTuple):
     """[chunks], their whole parts."""
     attention_ns: Floats
     """[chunks], of these their own attention."""
+
+    @cached_property
+    def classes(self) -> Classes | None:
+        """Return the classes of the steps that have both; None where none has."""
+        table = self.table
+        num_prefills = np.bincount(table.step_of[table.prefills], minlength=len(table))
+        is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
+        mixed = is_mixed.nonzero()[0]
+        if not len(mixed):
+            return None
+        of_mixed = is_mixed[table.step_of]
+        is_decode = of_mixed.copy()
+        is_decode[table.prefills] = False
+        prefills = table.prefills[of_mixed[table.prefills]]
+        at = np.concatenate([prefills, is_decode.nonzero()[0]])
+        sizes = np.concatenate([num_prefills[mixed], (table.sizes - num_prefills)[mixed]])
+        columns = (table.tokens, table.context, table.sampled, table.is_prefill)
+        classes = StepTable(*(column[at] for column in columns), sizes)
+        return Classes(mixed, at, price(self.model, classes))
 
 
 def price(model: StepModel, table: StepTable) -> Priced:
