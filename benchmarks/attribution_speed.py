@@ -60,8 +60,10 @@ class Steps:
         first = draw.integers(300, 3000, batch)
         self.contexts = [first + step for step in range(num)]
         self.chunks = CHUNKS[num_prefills]
-        self.kept = Team.plain(batch, self.chunks)
-        self.tokens = self.kept.tokens
+        self.tokens, sampled = np.ones(batch, dtype=np.int64), np.ones(batch, dtype=np.int64)
+        for at, tokens, rows in self.chunks:
+            self.tokens[at], sampled[at] = tokens, rows
+        self.kept = Team(self.tokens, sampled)
         self.prefills = [at for at, _, _ in self.chunks]
 
     def by_rule(self, model: StepModel, rule: str) -> None:

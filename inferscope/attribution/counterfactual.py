@@ -141,10 +141,10 @@ def delays(
         recompute_ns = [of_step if tokens else None for tokens, of_step in by_step]
     numbers = (prefill_class, decode_class, explained, delay_ns - explained, bounded)
     columns = [column.tolist() for column in numbers]
-    return list(map(Delay, own, recompute_ns, _prefills(table), *columns))
+    return list(map(Delay, own, recompute_ns, prefills_of(table), *columns))
 
 
-def _prefills(table: StepTable) -> list[list[int]]:
+def prefills_of(table: StepTable) -> list[list[int]]:
     """Return by step the positions of the members that prefill."""
     found: list[list[int]] = [[] for _ in range(len(table))]
     of = table.step_of[table.prefills]

@@ -87,8 +87,7 @@ class Priced:
         prefills = table.prefills[of_mixed[table.prefills]]
         at = np.concatenate([prefills, is_decode.nonzero()[0]])
         sizes = np.concatenate([num_prefills[mixed], (table.sizes - num_prefills)[mixed]])
-        columns = (table.tokens, table.context, table.sampled, table.is_prefill)
-        classes = StepTable(*(column[at] for column in columns), sizes)
+        classes = table.taken(at, sizes)
         return Classes(mixed, at, price(self.model, classes))
 
 

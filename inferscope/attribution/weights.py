@@ -16,15 +16,15 @@ whole bytes; what is left over, less than a byte of each, is the first request's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.split import round_ns
-from inferscope.cost.batch import Team
 from inferscope.cost.hbm import WeightBytes
+from inferscope.cost.step_table import StepTable
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,31 +33,27 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(32)
 _T, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 
 
-def plain_shares(weights: WeightBytes, teams: Sequence[Team]) -> Ints:
-    """Return the same as `weight_shares` of steps in which a single token samples a row: [rows].
+def plain_shares(weights: WeightBytes, table: StepTable) -> Ints:
+    """Return the same as `weight_shares` of many steps: [members].
 
     Parts are rounded down; what that leaves of a step's bytes, a few, is its first request's.
-
-    Args:
-        weights: the model's.
-        teams: of the steps, at least one.
     """
-    sizes = np.array([len(team.tokens) for team in teams])
-    tokens = np.concatenate([team.tokens for team in teams])
-    first = sizes.cumsum() - sizes
-    samples = (tokens == 1) | (np.concatenate([team.sampled for team in teams]) > 0)
-    num_sampling = np.add.reduceat(samples, first, dtype=np.int64)
-    shares: Ints = np.repeat(weights.head // np.maximum(num_sampling, 1), sizes) * samples
-    shares += np.repeat(weights.layers // sizes, sizes)
+    samples, sizes = table.sampled > 0, table.sizes
+    num_sampling = np.add.reduceat(samples, table.first, dtype=np.int64)
+    of_head = np.repeat(weights.head // np.maximum(num_sampling, 1), sizes)
+    shares: Ints = of_head * samples + np.repeat(weights.layers // sizes, sizes)
     read = weights.layers + np.where(num_sampling, weights.head, 0)
     if weights.experts:
-        for step, (start, team) in enumerate(zip(first.tolist(), teams, strict=True)):
-            of_step = shares[start : start + len(team.tokens)]
-            single, chunks = _of_plain_experts(weights, team.num_single, tuple(team.chunk_tokens))
-            of_step += single
-            of_step[team.chunks] += np.array(chunks, dtype=np.int64) - single
-            read[step] += weights.of_experts(team.num_tokens)
-    shares[first] += read - np.add.reduceat(shares, first)
+        chunk_at = np.searchsorted(table.chunk_step, np.arange(len(table) + 1)).tolist()
+        num_single, num_tokens = table.num_single.tolist(), table.num_tokens.tolist()
+        for step, (start, stop) in enumerate(pairwise(chunk_at)):
+            at, tokens = table.chunks[start:stop], table.chunk_tokens[start:stop].tolist()
+            single, chunks = _of_plain_experts(weights, num_single[step], tuple(tokens))
+            first = table.first.item(step)
+            shares[first : first + sizes.item(step)] += single
+            shares[at] += np.array(chunks, dtype=np.int64) - single
+            read[step] += weights.of_experts(num_tokens[step])
+    shares[table.first] += read - np.add.reduceat(shares, table.first)
     return shares
 
 

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.split import round_ns
 from inferscope.attribution.weights import plain_shares, weight_shares
-from inferscope.collector.counted_steps import Moved
-from inferscope.collector.rows import Rows
-from inferscope.collector.steps import Joined
+from inferscope.collector.rows import Columns
 from inferscope.collector.work import (
     COMPUTE_NS,
     DRAFT_NS,
@@ -30,101 +28,65 @@ from inferscope.collector.work import (
     WRITE_BYTES,
 )
 from inferscope.cost.counts import Rates
-from inferscope.records import COLUMNS, DRAFT, PREFILL, RECOMPUTED, StepSlices
+from inferscope.cost.hbm import WeightBytes
+from inferscope.records import COLUMNS, DRAFT, StepSlices
 
 Ints = NDArray[np.int64]
 
 
 class Counted(NamedTuple):
-    """The rows of some steps, one step after the other."""
+    """What the rows of some steps compute."""
 
-    slots: Ints
-    """[rows]."""
     phases: Ints
     """[rows], 0 for prefill and 1 for decode."""
     amounts: Ints
     """[columns, rows]."""
-    ends: list[int]
-    """[steps], of the rows of each."""
-    moved: list[Moved]
-    """[steps]."""
+    moved: Ints
+    """[steps, 6], of each what `Moved` has."""
 
 
-def count_rows(steps: Sequence[Joined], rates: Rates | None) -> Counted:
+def count_rows(
+    columns: Columns, shares_ns: Ints, slices: Sequence[StepSlices], rates: Rates | None
+) -> Counted:
     """Return what the rows of split steps compute.
 
     Args:
-        steps: at least one.
+        columns: the rows.
+        shares_ns: [rows], over all ranks.
+        slices: [steps], as they were recorded.
         rates: of the model's shape; None where its work is not counted.
     """
-    rows = [step.rows for step in steps]
-    sizes = np.array([len(each.slots) for each in rows])
-    ends = sizes.cumsum()
-    first = ends - sizes
-    starts: list[int] = first.tolist()
-    slots = np.concatenate([each.slots for each in rows])
-    prefills = [start + at for start, of in zip(starts, rows, strict=True) for at in of.prefills]
-    phases = np.ones(len(slots), dtype=np.int64)
-    phases[prefills] = 0
-    amounts = np.zeros((NUM_COLUMNS, len(slots)), dtype=np.int64)
-    amounts[COMPUTE_NS] = np.concatenate([_of_all_ranks(step) for step in steps])
-    amounts[TOKENS] = np.concatenate([each.tokens for each in rows])
+    tokens, contexts, sampled = columns.tokens, columns.contexts, columns.sampled
+    amounts = np.zeros((NUM_COLUMNS, len(tokens)), dtype=np.int64)
+    amounts[COMPUTE_NS], amounts[TOKENS] = shares_ns, tokens
     if rates is not None:
-        sampled = [of.team.sampled if of.member_of_row is None else of.sampled for of in rows]
-        own = amounts[TOKENS], np.concatenate([s.contexts for s in steps]), np.concatenate(sampled)
-        amounts[FLOPS] = rates.flops.of_slices(*own)
-        amounts[READ_BYTES] = rates.hbm.reads(*own)
-        amounts[WRITE_BYTES] = rates.hbm.writes(own[0], own[2])
-        simple = [of.team for of in rows if of.is_simple]
-        if simple:
-            is_simple = np.repeat([of.is_simple for of in rows], sizes)
-            amounts[READ_BYTES, is_simple] += plain_shares(rates.hbm.weights, simple)
-    for step, start in zip(steps, starts, strict=True):
-        if not step.rows.is_simple or step.rows.recomputed is not None:
-            _separate(step, amounts[:, start : start + len(step.rows.slots)], rates)
-    columns = amounts[[READ_BYTES, WRITE_BYTES, FLOPS]]
-    moved = np.zeros((3, 2, len(steps)), dtype=np.int64)
-    moved[:, 1] = np.add.reduceat(columns, first, axis=1)
-    if prefills:
-        of_prefills, step_of = moved[:, 0], ends.searchsorted(prefills, "right")
-        for found, column in zip(of_prefills, columns[:, prefills], strict=True):
-            np.add.at(found, step_of, column)
-        moved[:, 1] -= of_prefills
-    return Counted(slots, phases, amounts, ends.tolist(), moved.reshape(6, -1).T.tolist())
-
-
-def _of_all_ranks(step: Joined) -> Ints:
-    assert step.split is not None
-    shares_ns = step.split.shares_ns
-    whole: Ints = shares_ns[0] if len(shares_ns) == 1 else np.add.reduce(shares_ns)
-    return whole
-
-
-def _separate(step: Joined, amounts: Ints, rates: Rates | None) -> None:
-    """Separate what of a step was wasted and what was drafted; add the weights it reads.
-
-    Args:
-        step: one that has recomputed tokens, or that is not simple.
-        amounts: [columns, rows] of it.
-        rates: of the model.
-    """
-    rows = step.rows
-    phases, tokens = rows.phases, rows.tokens
-    wasted = np.zeros(len(tokens), dtype=np.int64)
-    if not rows.is_simple:
-        wasted = rejected_tokens(step.slices, tokens)
-    if rows.recomputed is not None:
-        again = (phases == PREFILL) & ((rows.flags & RECOMPUTED) > 0)
-        wasted = np.where(again, tokens, wasted)
-    amounts[WASTED_TOKENS] = wasted
-    amounts[WASTED_NS] = amounts[COMPUTE_NS] * wasted // np.maximum(tokens, 1)
-    drafts = phases == DRAFT
-    amounts[FLOPS : WRITE_BYTES + 1, drafts] = 0
-    amounts[DRAFT_TOKENS, drafts] = tokens[drafts]
-    amounts[DRAFT_NS, drafts] = amounts[COMPUTE_NS, drafts]
-    amounts[TOKENS, drafts] = 0
-    if rates is not None and not rows.is_simple:
-        amounts[READ_BYTES] += _weights(rows, np.where(drafts, 0, tokens), rates)
+        amounts[FLOPS] = rates.flops.of_slices(tokens, contexts, sampled)
+        amounts[READ_BYTES] = rates.hbm.reads(tokens, contexts, sampled)
+        amounts[WRITE_BYTES] = rates.hbm.writes(tokens, sampled)
+    wasted = np.where(columns.is_again, tokens, 0)
+    for at, of in enumerate(slices):
+        if of.proposed:
+            rows = columns.rows(at)
+            rejected = rejected_tokens(of, tokens[rows])
+            wasted[rows] = np.where(columns.is_again[rows], tokens[rows], rejected)
+    if wasted.any():
+        amounts[WASTED_TOKENS] = wasted
+        amounts[WASTED_NS] = shares_ns * wasted // np.maximum(tokens, 1)
+    drafts = columns.phases == DRAFT
+    if drafts.any():
+        amounts[FLOPS : WRITE_BYTES + 1, drafts] = 0
+        amounts[DRAFT_TOKENS, drafts], amounts[DRAFT_NS, drafts] = tokens[drafts], shares_ns[drafts]
+        amounts[TOKENS, drafts] = 0
+    if rates is not None:
+        amounts[READ_BYTES] += _weights(columns, amounts[TOKENS], rates.hbm.weights)
+    first = columns.firsts
+    of_rows = amounts[[READ_BYTES, WRITE_BYTES, FLOPS]]
+    moved = np.zeros((3, 2, len(first)), dtype=np.int64)
+    moved[:, 1] = np.add.reduceat(of_rows, first, axis=1)
+    if columns.is_prefill.any():
+        moved[:, 0] = np.add.reduceat(of_rows * columns.is_prefill, first, axis=1)
+        moved[:, 1] -= moved[:, 0]
+    return Counted(1 - columns.is_prefill, amounts, moved.reshape(6, -1).T)
 
 
 def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
@@ -139,11 +101,22 @@ def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
     return rejected
 
 
-def _weights(rows: Rows, tokens: Ints, rates: Rates) -> Ints:
-    """Return what each row reads of the weights, by the tokens that are of this model."""
-    by_member, sampled = rows.by_member(tokens), rows.by_member(rows.sampled)
-    shares = weight_shares(rates.hbm.weights, by_member, sampled)
-    if rows.member_of_row is not None:
-        per_token = shares / np.maximum(by_member, 1)
-        shares = round_ns(per_token[rows.member_of_row] * tokens, int(shares.sum()))
+def _weights(columns: Columns, tokens: Ints, weights: WeightBytes) -> Ints:
+    """Return what each row reads of the weights, by the tokens that are of this model: [rows]."""
+    is_whole = tokens > 0
+    if columns.member is None and is_whole.all():
+        return plain_shares(weights, columns.table)
+    shares = np.zeros_like(tokens)
+    table, member = columns.table, columns.member
+    for step in range(len(table)):
+        rows, of = columns.rows(step), columns.members(step)
+        by_member, sampled = tokens[rows], table.sampled[of]
+        if member is not None:
+            at = member[rows] - of.start
+            by_member = np.bincount(at, by_member, of.stop - of.start).astype(np.int64)
+        of_step = weight_shares(weights, by_member, sampled)
+        if member is not None:
+            per_token = of_step / np.maximum(by_member, 1)
+            of_step = round_ns(per_token[at] * tokens[rows], int(of_step.sum()))
+        shares[rows] = of_step
     return shares

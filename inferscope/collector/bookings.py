@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost
+from inferscope.attribution.rules import Components
 from inferscope.collector.amounts import Counted, count_rows
-from inferscope.collector.counted_steps import NOTHING_MOVED, Moved
+from inferscope.collector.counted_steps import NOTHING_MOVED
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink, Unnamed
 from inferscope.collector.lives import Lives
-from inferscope.collector.rows import Rows
+from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.steps import (
     Execution,
     Joined,
     SplitStep,
+    batch_of,
     components_of,
     pair_shares,
 )
-from inferscope.records import RECOMPUTED
+from inferscope.collector.windows import SECOND_NS
 
 Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 class Bookings:
@@ -47,10 +52,9 @@ class Bookings:
         self._mix = mix
         self.ranks: dict[int, RankTime] = {}
         self.first_ns = 0
-        self._last_rows: Rows | None = None
         self._last_ids: tuple[Ints | None, int, tuple[str, ...]] = (None, 0, ())
         """Slots, when that was, and whose they were."""
-        self._mixed_slots = b""
+        self._mixed_slots, self._mixed_bytes = NO_ROWS, b""
         """Whose shares the digest takes now."""
 
     def begin(self, step: Joined) -> None:
@@ -68,83 +72,128 @@ class Bookings:
             rank.book(span.start_ns, span.end_ns, parts_ns)
         self._lives.open_step(step.run, split, step.planned_ns)
 
-    def book(self, steps: Sequence[Joined]) -> None:
-        """Add split steps to their requests, the windows and the digest; note prefill times."""
+    def book(self, steps: Sequence[Joined], columns: Columns) -> None:
+        """Add split steps to their requests, the windows and the digest; note prefill times.
+
+        Args:
+            steps: at least one.
+            columns: their rows.
+        """
         if self._mix is not None:
             self._mix(b"".join(self._mixed(steps)))
-        counted, begun = count_rows(steps, self._lives.rates), 0
-        counters = self._lives.counters
+        lives, counters, table = self._lives, self._lives.counters, columns.table
+        splits = [step.split for step in steps if step.split is not None]
+        of_ranks = [split.shares_ns for split in splits]
+        shares_ns = np.concatenate(
+            [each[0] if len(each) == 1 else np.add.reduce(each) for each in of_ranks]
+        )
+        counted = count_rows(columns, shares_ns, [step.slices for step in steps], lives.rates)
+        moved = counted.moved.tolist()
+        self._note_prefills(steps, columns)
+        begun = 0
         for at, step in enumerate(steps):
             if step.run.end_ns >= counters.reach_ns:
-                end = counted.ends[at - 1] if at else 0
-                self._add(counted, begun, end)
+                end = columns.ends[at - 1] if at else 0
+                self._add(columns, counted, begun, end)
                 begun = end
                 counters.reach(step.run.end_ns)
-            self._book(step, counted.moved[at])
-        self._add(counted, begun, counted.ends[-1])
+            if counters.is_on:
+                counters.step(step.run, splits[at], step.prefill_ns, moved[at])
+        self._add(columns, counted, begun, columns.ends[-1])
+        lives.fit_id = splits[-1].fit_id
+        slots = columns.member_slots
+        lives.table.in_prefill[slots] = table.is_prefill  # of several steps, the last counts
+        lives.table.is_shared[slots[np.repeat(table.sizes > 1, table.sizes)]] = True
+        if lives.table.num_labelled:
+            for at in np.add.reduceat(columns.is_prefill, columns.firsts).nonzero()[0].tolist():
+                self._book_parts(steps[at], columns, at)
+        self._count(steps, splits, columns, counted)
+
+    def _note_prefills(self, steps: Sequence[Joined], columns: Columns) -> None:
+        """Note the prefill time of steps, by rank."""
+        at = columns.is_prefill.nonzero()[0]
+        of_steps: list[list[int]] = [[] for _ in steps]
+        of = np.searchsorted(columns.ends, at, "right")
+        for step, row in zip(of.tolist(), (at - columns.firsts[of]).tolist(), strict=True):
+            of_steps[step].append(row)
+        for step, rows in zip(steps, of_steps, strict=True):
+            assert step.split is not None
+            if rows:
+                self._lives.prefill_mode = step.run.span.mode
+            step.prefill_ns = [
+                sum([shares_ns.item(row) for row in rows]) for shares_ns in step.split.shares_ns
+            ]
+
+    def _count(
+        self,
+        steps: Sequence[Joined],
+        splits: Sequence[SplitStep],
+        columns: Columns,
+        counted: Counted,
+    ) -> None:
+        """Add steps to the windows, by the second in which they ended."""
+        lives, table = self._lives, columns.table
+        is_prefill = columns.is_prefill
+        num_prefills = np.add.reduceat(is_prefill, columns.firsts, dtype=np.int64)
+        prefill_tokens = np.add.reduceat(columns.tokens * is_prefill, columns.firsts)
+        runs = [step.run for step in steps]
+        times_ns = np.array(
+            [
+                (
+                    sum(step.prefill_ns),
+                    sum(split.padding_ns),
+                    sum(split.unattributed_ns),
+                    run.sum_ns,
+                )
+                for step, split, run in zip(steps, splits, runs, strict=True)
+            ]
+        )
+        prefill_ns, padding_ns, unattributed_ns, sum_ns = times_ns.T
+        flops = counted.moved[:, _PREFILL_FLOPS]
+        seen = np.array([len(run.ranks) for run in runs])
+        # Of the whole model's, what was computed in this time.
+        of_ranks = np.where(seen < lives.num_ranks, flops * seen // lives.num_ranks, flops)
+        amounts = {
+            "prefill_tokens": prefill_tokens,
+            "prefill_ns": prefill_ns,
+            "prefill_flops": of_ranks,
+            "prefill_flops_ns": np.where(flops > 0, prefill_ns, 0),
+            "mixed_steps": (num_prefills > 0) & (num_prefills < columns.sizes),
+            "decode_tokens": table.num_tokens - prefill_tokens,
+            "decode_ns": sum_ns - prefill_ns - padding_ns - unattributed_ns,
+            "padding_ns": padding_ns,
+            "unattributed_ns": unattributed_ns,
+            "steps": np.ones(len(steps), dtype=np.int64),
+        }
+        begin = 0
+        for _, of_second in groupby(runs, key=_second_of):
+            longest_ns = [run.longest_ns for run in of_second]
+            bucket = lives.windows.at(runs[begin].end_ns)
+            here = slice(begin, begin + len(longest_ns))
+            begin = here.stop
+            for name, column in amounts.items():
+                bucket.amounts[name] += int(column[here].sum())
+            for each_ns in longest_ns:
+                bucket.durations["step"].add(each_ns, 1)
 
     def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
         """Yield what the digest takes of steps."""
         for step in steps:
-            slot_bytes = step.rows.slot_bytes
-            if slot_bytes != self._mixed_slots:  # hashing costs 1 ns a byte
-                self._mixed_slots = slot_bytes
-                yield slot_bytes
+            if step.slots is not self._mixed_slots:
+                slot_bytes = step.slots.tobytes()
+                if slot_bytes != self._mixed_bytes:  # hashing costs 1 ns a byte
+                    yield slot_bytes
+                self._mixed_slots, self._mixed_bytes = step.slots, slot_bytes
             assert step.split is not None
             for shares_ns in step.split.shares_ns:
                 yield shares_ns.data
 
-    def _add(self, counted: Counted, begin: int, end: int) -> None:
+    def _add(self, columns: Columns, counted: Counted, begin: int, end: int) -> None:
         """Add what some rows computed to their requests."""
         if begin < end:
             rows = slice(begin, end)
             work = self._lives.table.work
-            work.computed(counted.slots[rows], counted.phases[rows], counted.amounts[:, rows])
-
-    def _book(self, step: Joined, moved: Moved) -> None:
-        """Add a step to the windows; note its prefill time."""
-        rows, split, run = step.rows, step.split, step.run
-        assert split is not None
-        lives, counters, prefill_flops = self._lives, self._lives.counters, moved[-2]
-        if rows is not self._last_rows:
-            self._note_phases(rows, self._last_rows)
-            self._last_rows = rows
-        lives.fit_id = split.fit_id
-
-        of_ranks_ns = [0] * len(run.ranks)
-        padding_ns, unattributed_ns = sum(split.padding_ns), sum(split.unattributed_ns)
-        decode_ns = run.sum_ns - padding_ns - unattributed_ns
-        bucket = lives.windows.at(run.end_ns)
-        amounts = bucket.amounts
-        if rows.prefills:
-            lives.prefill_mode = run.span.mode
-            of_ranks_ns = [
-                sum([shares_ns.item(at) for at in rows.prefills]) for shares_ns in split.shares_ns
-            ]
-            prefill_ns = sum(of_ranks_ns)
-            decode_ns -= prefill_ns
-            if lives.table.num_labelled:
-                self._book_parts(step)
-            amounts["prefill_tokens"] += rows.num_prefill_tokens
-            amounts["prefill_ns"] += prefill_ns
-            if prefill_flops:
-                seen, num_ranks = len(run.ranks), lives.num_ranks
-                if seen < num_ranks:  # of the whole model's, what was computed in this time
-                    prefill_flops = prefill_flops * seen // num_ranks
-                amounts["prefill_flops"] += prefill_flops
-                amounts["prefill_flops_ns"] += prefill_ns
-            amounts["mixed_steps"] += len(rows.prefills) < len(rows.slots)
-        amounts["decode_tokens"] += rows.team.num_tokens - rows.num_prefill_tokens
-        amounts["decode_ns"] += decode_ns
-        if padding_ns:
-            amounts["padding_ns"] += padding_ns
-        if unattributed_ns:
-            amounts["unattributed_ns"] += unattributed_ns
-        amounts["steps"] += 1
-        bucket.durations["step"].add(run.longest_ns, 1)
-        if counters.is_on:
-            counters.step(run, split, of_ranks_ns, moved)
-        step.prefill_ns = of_ranks_ns
+            work.computed(columns.slots[rows], counted.phases[rows], counted.amounts[:, rows])
 
     def book_unnamed(
         self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
@@ -180,75 +229,81 @@ class Bookings:
             counters.step(run, split, prefill_ns, NOTHING_MOVED)
         return prefill_ns
 
-    def _note_phases(self, rows: Rows, last: Rows | None) -> None:
-        """Note who prefills in a step, and who shares it; the last one noted the same of its own.
-
-        Args:
-            rows: of the step.
-            last: of the step before.
-        """
-        members, in_prefill = rows.members, self._lives.table.in_prefill
-        if last is not None and last.members is members:
-            for at in last.member_prefills:
-                in_prefill[members.item(at)] = False
-        else:
-            in_prefill[members] = False
-            if len(members) > 1:
-                self._lives.table.is_shared[members] = True
-        for at in rows.member_prefills:
-            in_prefill[members.item(at)] = True
-
-    def _book_parts(self, step: Joined) -> None:
+    def _book_parts(self, step: Joined, columns: Columns, at: int) -> None:
         """Divide the chunks of labelled prompts over their parts."""
-        rows, contexts, split = step.rows, step.contexts, step.split
+        split, of = step.split, columns.rows(at)
         assert split is not None
-        by_slot, chunks = self._lives.table.by_slot, rows.team.chunks
-        of_pairs = pair_shares(step)
-        for at in rows.prefills:
-            request = by_slot[rows.slots.item(at)]
+        batch = batch_of(columns, at)
+        chunks, of_pairs = batch.team.chunks, pair_shares(split, batch)
+        for row in (of.start + columns.is_prefill[of].nonzero()[0]).tolist():
+            request = self._lives.table.by_slot[columns.slots.item(row)]
             if request is None or not request.told_parts:
                 continue
             cost = request.prompt_cost
             if cost is None:
                 cost = PromptCost(request.told_parts, request.prompt_tokens or 0)
                 request.prompt_cost = cost
-            tokens, context = rows.tokens.item(at), contexts.item(at)
-            member = at if rows.member_of_row is None else rows.member_of_row.item(at)
-            again = rows.recomputed is not None and rows.flags.item(at) & RECOMPUTED > 0
+            tokens, context = columns.tokens.item(row), columns.contexts.item(row)
+            member = row if columns.member is None else columns.member.item(row)
+            member -= columns.table.first.item(at)
             cost.add(
                 tokens,
                 context,
-                share_ns=sum(shares_ns.item(at) for shares_ns in split.shares_ns),
+                share_ns=sum(shares_ns.item(row - of.start) for shares_ns in split.shares_ns),
                 own_ns=split.delay.own_ns.item(member),
                 pair_share=of_pairs[chunks.index(member)] if member in chunks else 0.0,
-                is_recomputed=again,
+                is_recomputed=bool(columns.is_again[row]),
             )
             if self._lives.rates is not None:
-                cost.count(tokens, context, rows.sampled.item(at), self._lives.rates.flops)
+                cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)
 
-    def hand_on(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
-        """Give the sinks a step, once for each rank; `unnamed` is of each, where requests are."""
-        rows, run, split = step.rows, step.run, step.split
+    def hand_on(self, step: Joined, columns: Columns, at: int) -> None:
+        """Give the sinks a step, once for each rank."""
+        split, rows = step.split, columns.rows(at)
         assert split is not None
-        ids, span = self._ids_of(rows.slots), run.span
-        components = components_of(step)
+        components = None
+        if split.model is not None:
+            components = components_of(columns, at, split.model)
+        of_rows = _Rows(
+            self._ids_of(step.slots),
+            columns.phases[rows],
+            columns.tokens[rows],
+            columns.contexts[rows],
+            columns.flags[rows],
+        )
+        self._hand_on(step, of_rows, components=components)
+
+    def hand_on_unnamed(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
+        """Give the sinks a step of no known request; `unnamed` is of each rank."""
+        self._hand_on(step, _NO_ROWS, unnamed=unnamed)
+
+    def _hand_on(
+        self,
+        step: Joined,
+        rows: _Rows,
+        *,
+        components: Components | None = None,
+        unnamed: Sequence[Unnamed] = (),
+    ) -> None:
+        run, split = step.run, step.split
+        assert split is not None
         for at, rank in enumerate(run.ranks):
             final = FinalStep(
                 engine_id=self._engine_id,
                 dp_rank=step.dp_rank,
                 rank=rank.rank,
-                step=span.step,
+                step=run.span.step,
                 start_ns=rank.start_ns,
                 end_ns=rank.end_ns,
                 measured_ns=rank.measured_ns,
                 clock=rank.clock,
-                mode=span.mode,
-                is_cold=span.cold,
+                mode=run.span.mode,
+                is_cold=run.span.cold,
                 fit_id=split.fit_id,
-                request_ids=ids,
+                request_ids=rows.ids,
                 phases=rows.phases,
                 tokens=rows.tokens,
-                contexts=step.contexts,
+                contexts=rows.contexts,
                 flags=rows.flags,
                 shares_ns=split.shares_ns[at],
                 padding_ns=split.padding_ns[at],
@@ -256,7 +311,7 @@ class Bookings:
                 model_residual=split.residual,
                 is_dummy=run.is_dummy,
                 components=components,
-                delay=split.delay if ids else None,
+                delay=split.delay if rows.ids else None,
                 unnamed=unnamed[at] if unnamed else None,
                 is_provisional=split.is_provisional,
                 bounded_ns=split.delay.bounded_ns,
@@ -272,3 +327,23 @@ class Bookings:
             ids = tuple(map(table.ids.__getitem__, slots.tolist()))
             self._last_ids = (slots, table.num_changes, ids)
         return ids
+
+
+class _Rows(NamedTuple):
+    """The rows of one step, as sinks get them."""
+
+    ids: tuple[str, ...]
+    phases: Bytes
+    tokens: Ints
+    contexts: Ints
+    flags: Bytes
+
+
+_NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)
+_NO_ROWS = _Rows((), _NO_BYTES, NO_ROWS, NO_ROWS, _NO_BYTES)
+_PREFILL_FLOPS = 4
+"""Column of `Moved`."""
+
+
+def _second_of(run: Execution) -> int:
+    return run.end_ns // SECOND_NS

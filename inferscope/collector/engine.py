@@ -24,7 +24,7 @@ from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
 from inferscope.collector.joins import Joins
 from inferscope.collector.keep import Keep
 from inferscope.collector.lives import Lives, Transition
-from inferscope.collector.reading import MOST_INDEX, team_of
+from inferscope.collector.reading import MOST_INDEX
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import (
     RingState,
@@ -644,7 +644,7 @@ class EngineFold:
                 self._num_unread += 1
                 return
             counts = np.frombuffer(emitted.tokens, dtype=COLUMNS["tokens"])
-        slots = team_of(ring, emitted.requests) if counts is None else None
+        slots = ring.slots.team(emitted.requests) if counts is None else None
         if slots is None:
             slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
             known = slots > 0

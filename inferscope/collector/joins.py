@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.bookings import Bookings
 from inferscope.collector.finals import Sink
@@ -20,7 +19,7 @@ from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
 from inferscope.collector.rings import RingState, heirs
-from inferscope.collector.rows import NO_ROWS, NO_SLICES
+from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.splitting import split_steps
 from inferscope.collector.steps import Execution, Joined, PendingStep, SplitStep, execution
 from inferscope.collector.timeline import Timeline
@@ -321,13 +320,11 @@ class Joins:
             self._note_untimed(pending)
             return
         found = read(rings[pending.ring], slices, self._lives.table)
-        if found is None or not len(found[0].slots):
+        if found is None or not len(found[0]):
             self._book_for_nobody(pending, run, is_unjoined=found is None and not run.is_dummy)
             return
-        rows, contexts = found
-        held = rows.team.tokens, rows.by_request(contexts)
-        grip = Grip(pending.binding, self.block_tokens, *held)
-        joined = Joined(run, rows, contexts, slices, grip, pending.dp_rank, pending.planned_ns)
+        held = pending.binding, self.block_tokens
+        joined = Joined(run, *found, slices, *held, pending.dp_rank, pending.planned_ns)
         self._joined_steps.append(joined)
         self._timeline.push(run.start_ns, self._bookings.begin, joined)
 
@@ -340,11 +337,12 @@ class Joins:
         if not self._joined_steps:
             return
         steps, self._joined_steps = self._joined_steps, []
-        split_steps(self._book, steps)
-        self._bookings.book(steps)
+        columns = Columns(steps)
+        split_steps(self._book, steps, columns)
+        self._bookings.book(steps, columns)
         if self._sinks:
-            for step in steps:
-                self._bookings.hand_on(step)
+            for at, step in enumerate(steps):
+                self._bookings.hand_on(step, columns, at)
 
     def _lacks_span(self, pending: PendingStep) -> bool:
         """Return whether a rank that was there when a step began did not report its execution."""
@@ -395,7 +393,7 @@ class Joins:
         )
         if not found:
             return
-        members = found[0].members
+        members = np.unique(found[0])
         for slot in members.tolist():
             request = self._lives.table.by_slot[slot]
             if request is not None:
@@ -424,7 +422,7 @@ class Joins:
         step = _without_requests(pending, run, split, prefill_ns)
         self._timeline.push(run.start_ns, self._bookings.begin, step)
         if self._sinks:
-            self._bookings.hand_on(step, unnamed)
+            self._bookings.hand_on_unnamed(step, unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
@@ -437,14 +435,15 @@ class Joins:
         amounts["steps"] += 1
         self.num_unjoined += is_unjoined
         if self._sinks and not is_unjoined:
-            self._bookings.hand_on(step)
+            self._bookings.hand_on_unnamed(step)
 
 
 def _without_requests(
     pending: PendingStep, run: Execution, split: SplitStep, prefill_ns: list[int]
 ) -> Joined:
     """Return a step of which no request is known."""
-    none = NO_ROWS.tokens
-    grip = Grip(pending.binding, 0, none, none)
-    of_step = run, NO_ROWS, none, NO_SLICES, grip, pending.dp_rank, pending.planned_ns
-    return Joined(*of_step, split, prefill_ns)
+    of_step = pending.binding, 0, pending.dp_rank, pending.planned_ns
+    return Joined(run, NO_ROWS, True, _NO_SLICES, *of_step, split, prefill_ns)
+
+
+_NO_SLICES = StepSlices(0, 0, 0, b"", b"", b"", b"")

@@ -1,4 +1,4 @@
-"""From a step's slices to its rows: whose they are, and what has changed since the last step."""
+"""From a step's slices to whose rows they are."""
 
 from __future__ import annotations
 
@@ -8,69 +8,59 @@ from numpy.typing import NDArray
 from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.requests import RequestTable
 from inferscope.collector.rings import RingState
-from inferscope.collector.rows import Rows
+from inferscope.cost.shape import pairs
 from inferscope.records import COLUMNS, StepSlices
 
 Ints = NDArray[np.int64]
 
 MOST_INDEX = 0xFFFFFFFE
+_MOST_PAIRS = 1 << 40
+"""Of query and key in a slice: a million tokens behind half a million. More is damage."""
+_WIDTHS = {
+    name: np.dtype(COLUMNS[name]).itemsize
+    for name in ("phases", "flags", "sampled", "tokens", "contexts")
+}
+_ONE = b"\1\0\0\0"
+"""One token, as the column has it."""
 
 
-def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Rows, Ints] | None:
-    """Return a step's rows and their contexts, None if its columns do not fit together.
+def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Ints, bool] | None:
+    """Return the slots of a step's rows, and whether each is of another request.
+
+    None if its columns do not fit together, or no engine computes so much in a step.
 
     Args:
         ring: that tells of them.
         slices: the step's.
         table: to which requests are added that were never introduced.
     """
-    try:
-        rows = _rows_of(ring, slices, table)
-        return rows, rows.contexts(slices)
-    except ValueError:
+    num, rest = divmod(len(slices.requests), 4)
+    if rest:
         return None
+    for name, width in _WIDTHS.items():
+        if len(getattr(slices, name)) not in (0, width * num):
+            return None
+    if slices.tokens != _ONE * num and slices.tokens and slices.contexts:
+        most, context = (
+            np.frombuffer(column, dtype=COLUMNS["tokens"]).max().item()
+            for column in (slices.tokens, slices.contexts)
+        )
+        if most > 1 and pairs(most, context) > _MOST_PAIRS:
+            return None
+    slots = ring.slots.team(slices.requests)
+    if slots is not None:
+        return slots, True
+    indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
+    slots = _slots_of(ring, indices, slices.t_ns, table)
+    return slots, len(set(slots.tolist())) == num
 
 
-def team_of(ring: RingState, requests: bytes) -> Ints | None:
-    """Return the slots of the ring's last step, if it was made up of just these requests."""
-    if ring.kept_rows.num_dropped != ring.slots.num_dropped:
-        return None
-    last = ring.kept_rows.last_of(requests)
-    return None if last is None or last.member_of_row is not None else last.slots
-
-
-def _rows_of(ring: RingState, slices: StepSlices, table: RequestTable) -> Rows:
-    """Read a step's rows, or take kept ones, where only contexts have changed."""
-    kept = ring.kept_rows
-    rows = kept.rows_of(slices, ring.slots)
-    if rows is None:
-        like = kept.last_of(slices.requests)
-        if like is not None:
-            rows = kept.read(slices, like.slots, like=like)
-            kept.keep(rows)
-            return rows
-        indices = np.frombuffer(slices.requests, dtype=COLUMNS["requests"])
-        slots, is_known = _slots_of(ring, indices, slices.t_ns, table)
-        rows = kept.read(slices, slots)
-        if is_known and kept.num_dropped == ring.slots.num_dropped:
-            kept.keep(rows)
-        else:
-            kept.drop()
-    return rows
-
-
-def _slots_of(
-    ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable
-) -> tuple[Ints, bool]:
+def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable) -> Ints:
     """Return the slots of a step's rows, adding requests that were never introduced.
 
-    A request that is final already has none; whether all have one is returned as well.
+    A request that is final already has none.
     """
     slots = ring.slots.slots(indices)
-    if not len(slots):
-        return slots, False
-    if np.count_nonzero(slots) == len(slots):
-        return slots, True
     for at in np.flatnonzero(slots == 0).tolist():
         index = int(indices[at])
         slot = ring.slots.get(index)
@@ -81,4 +71,4 @@ def _slots_of(
             request.bind(ring.slots, index)
             slot = request.slot
         slots[at] = slot
-    return slots, np.count_nonzero(slots) == len(slots)
+    return slots

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from inferscope.clock_skew import Offsets, SkewedClock, skew_between_ns
 from inferscope.collector.clocks import DeviceClock
-from inferscope.collector.rows import KeptRows
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.steps import RankSpan, rank_span
 from inferscope.records import (
@@ -71,7 +70,6 @@ class RingState:
         """Requests that the keyframe being read has named; None outside of one."""
         self.unlisted: set[int] = set()
         """Requests that the last keyframe did not name."""
-        self.kept_rows = KeptRows()
         self.wall_offsets: Offsets | None = None
         """Wall clock less monotonic clock in its first and in its newest `Clock`."""
 

@@ -36,6 +36,8 @@ class SlotMap:
         self._owner = np.full(256, _FREE, dtype=np.uint32)
         self._slot = np.zeros(256, dtype=np.int64)
         self._last_cell = np.uint32(255)
+        self._team: tuple[bytes, int, Ints | None] = (b"", 0, None)
+        """The last column that was asked for as a team, `num_dropped` then, and the answer."""
 
     @property
     def is_front_end(self) -> bool:
@@ -83,6 +85,24 @@ class SlotMap:
         if self._stragglers:
             for at_row in np.flatnonzero(found == NOBODY).tolist():
                 found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
+        return found
+
+    def team(self, requests: bytes) -> Ints | None:
+        """Return the slots of a recorded column; None if one is not known, or there twice.
+
+        The same array tells that they are the same as the last time.
+        """
+        column, num_dropped, last = self._team
+        if column == requests and num_dropped == self.num_dropped and last is not None:
+            return last
+        slots = self.slots(np.frombuffer(requests, dtype=np.uint32))
+        of_column = slots.tolist()
+        is_team = bool(of_column) and NOBODY not in of_column
+        is_team = is_team and len(set(of_column)) == len(of_column)
+        if column == requests and last is not None and of_column == last.tolist():
+            slots = last
+        found = slots if is_team else None
+        self._team = (requests, self.num_dropped, found)
         return found
 
     def known(self) -> list[int]:

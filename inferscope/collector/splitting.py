@@ -15,9 +15,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.counterfactual import TableBounds, delays
+from inferscope.attribution.counterfactual import TableBounds, delays, prefills_of
+from inferscope.attribution.holds import Grip
 from inferscope.attribution.marginal import BlameWeights, blame_weights
 from inferscope.attribution.split import Priced, padding_ns, price, shares_ns
+from inferscope.collector.rows import Columns
 from inferscope.collector.steps import Joined, SplitStep
 from inferscope.cost.book import CostBook, Mode, is_sure_of, ratios_of
 from inferscope.cost.pure_steps import Bounds, PureStep
@@ -27,17 +29,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def split_steps(book: CostBook, steps: Sequence[Joined]) -> None:
+def split_steps(book: CostBook, steps: Sequence[Joined], columns: Columns) -> None:
     """Divide the time of steps over their rows, and explain their delays to their requests.
 
     Args:
         book: the models in force; it learns from the steps.
         steps: in the order in which they were joined; they get their splits.
+        columns: their rows.
     """
-    by_mode: dict[str, list[Joined]] = {}
-    for step in steps:
-        by_mode.setdefault(step.run.span.mode, []).append(step)
-    tables = {name: _ModeSteps(book, name, of_mode) for name, of_mode in by_mode.items()}
+    of_modes: dict[str, list[int]] = {}
+    for at, step in enumerate(steps):
+        of_modes.setdefault(step.run.span.mode, []).append(at)
+    tables = {
+        name: _ModeSteps(
+            book, name, [steps[at] for at in of_mode], columns.steps(of_mode, len(steps))
+        )
+        for name, of_mode in of_modes.items()
+    }
     for name, run in groupby(steps, key=_mode_of):
         tables[name].learn(len(list(run)))
     for table in tables.values():
@@ -51,11 +59,14 @@ def _mode_of(step: Joined) -> str:
 class _ModeSteps:
     """The steps of one execution mode."""
 
-    def __init__(self, book: CostBook, name: str, steps: list[Joined]) -> None:
+    def __init__(
+        self, book: CostBook, name: str, steps: list[Joined], of: tuple[StepTable, Ints]
+    ) -> None:
+        """Take steps, the table of their members, and whose members these are."""
         self._book = book
         self._mode: Mode = book.mode(name)
         self._steps = steps
-        self._table = table = _table(steps)
+        self._table, self._slots = table, _ = of
         runs = [step.run for step in steps]
         self._delay_ns = np.array([run.delay_ns for run in runs])
         self._is_taught: list[bool] = [not (run.span.cold or run.is_dummy) for run in runs]
@@ -64,7 +75,7 @@ class _ModeSteps:
         if max(map(len, self._stages_ns)) < 2:
             self._stages_ns = []
         self._features = _features(table)
-        self._has_prefills: list[bool] = [bool(step.rows.prefills) for step in steps]
+        self._prefills = prefills_of(table)
         self._pure = _pure_steps(table, self._delay_ns.tolist(), self._is_taught)
         self._at = 0
         """The step to learn next."""
@@ -111,7 +122,7 @@ class _ModeSteps:
         kept = start
         for at in range(start, stop):
             found = None
-            if self._has_prefills[at] or not is_sure:
+            if self._prefills[at] or not is_sure:
                 book.learn_pure(self._pure[kept:at])
                 kept = at
                 first = table.first.item(at)
@@ -120,7 +131,7 @@ class _ModeSteps:
                     model,
                     table.tokens[members],
                     table.context[members],
-                    self._steps[at].rows.member_prefills,
+                    self._prefills[at],
                 )
             self._bounds.append(found)
         book.learn_pure(self._pure[kept:stop])
@@ -141,24 +152,42 @@ class _ModeSteps:
             _bounds(table, self._bounds),
         )
         of_ranks_ns, padded_ns = _of_ranks(priced, steps)
-        weights = _weights(blame_weights(priced), table.sizes)
-        visible = zip(table.sum_visible.tolist(), table.longest.tolist(), strict=True)
+        low = self._table.first.item(self._start)
+        members = [
+            cut_into_steps(column, table.sizes)
+            for column in (self._slots[low:], table.tokens, table.context)
+        ]
+        weights = map(
+            BlameWeights, *[cut_into_steps(of, table.sizes) for of in blame_weights(priced)]
+        )
         residuals = ratios_of(self._delay_ns[self._start : self._at], priced.modelled_ns) - 1.0
-        chunk_ns = iter(priced.chunk_ns.tolist())
+        chunk_ns, num_chunks = iter(priced.chunk_ns.tolist()), table.num_chunks.tolist()
         model = self._model
-        fit_id, is_provisional = model.fit_id, model.is_provisional
-        for step, taught, delay, shares, padding, each, sums, residual in zip(
+        for (
+            step,
+            taught,
+            delay,
+            shares,
+            padding,
+            slots,
+            tokens,
+            contexts,
+            each,
+            num,
+            residual,
+        ) in zip(
             steps,
             self._is_taught[self._start : self._at],
             explained,
             of_ranks_ns,
             padded_ns,
+            *members,
             weights,
-            visible,
+            num_chunks,
             residuals.tolist(),
             strict=True,
         ):
-            rows, run = step.rows, step.run
+            run = step.run
             if run.wait_ns:
                 delay = replace(delay, excess_ns=delay.excess_ns + run.wait_ns)
             if delay.bounded_ns and taught:
@@ -166,20 +195,19 @@ class _ModeSteps:
             unattributed_ns: Sequence[int] = (0,) * len(shares)
             if run.span.dummy:
                 unattributed_ns = [rank.measured_ns for rank in run.ranks]
-            step.visible = sums
             step.split = SplitStep(
                 shares,
                 padding,
                 unattributed_ns,
                 residual,
-                fit_id,
-                rows.members,
+                model.fit_id,
+                step.slots if step.is_single else slots,
                 delay,
                 model,
-                tuple(islice(chunk_ns, len(rows.team.chunks))),
+                tuple(islice(chunk_ns, num)),
                 each,
-                step.grip,
-                is_provisional,
+                Grip(step.binding, step.block_tokens, tokens, contexts),
+                model.is_provisional,
             )
 
 
@@ -224,18 +252,6 @@ def _pure_steps(
     ]
 
 
-def _table(steps: Sequence[Joined]) -> StepTable:
-    """Return the requests of steps as columns."""
-    rows = [step.rows for step in steps]
-    return StepTable.of_steps(
-        [each.team for each in rows],
-        [step.rows.by_request(step.contexts) for step in steps],
-        [each.member_prefills for each in rows],
-        recomputed=[each.recomputed for each in rows],
-        rows=[(each.member_of_row, each.tokens) for each in rows],
-    )
-
-
 def _bounds(table: StepTable, bounds: Sequence[Bounds | None]) -> TableBounds | None:
     """Return bounds by column; None where there are none."""
     if not any(bounds):
@@ -270,8 +286,3 @@ def _of_ranks(
         shares = [each[:num] for each, num in zip(shares, num_ranks, strict=True)]
         paddings = [each[:num] for each, num in zip(paddings, num_ranks, strict=True)]
     return shares, paddings
-
-
-def _weights(weights: BlameWeights, sizes: Ints) -> list[BlameWeights]:
-    """Return what members of all steps are blamed with, cut into steps."""
-    return list(map(BlameWeights, *(cut_into_steps(column, sizes) for column in weights)))

@@ -20,8 +20,8 @@ from inferscope.attribution.ledger import Step
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.rules import Components
 from inferscope.collector.clocks import DeviceClock
-from inferscope.collector.rows import Rows
-from inferscope.cost.batch import Batch
+from inferscope.collector.rows import Columns
+from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 from inferscope.records import StepSlices, StepSpan
 
@@ -157,25 +157,21 @@ class Joined(msgspec.Struct, eq=False, gc=False):
     """A step of known requests, all of whose records are in."""
 
     run: Execution
-    rows: Rows
-    contexts: Ints
+    slots: Ints
     """[rows]."""
+    is_single: bool
+    """Each row is of another request."""
     slices: StepSlices
-    grip: Grip
+    binding: str
+    """What the scheduler says is scarce."""
+    block_tokens: int
+    """Tokens in a KV block, 0 where the engine does not say."""
     dp_rank: int
     planned_ns: int
     """When its members were chosen."""
     split: SplitStep | None = None
     """None until the steps of its window are split; likewise its prefill time, by rank."""
     prefill_ns: list[int] = []
-    visible: tuple[int, int] = (0, 0)
-    """Visible tokens of its requests with one token, in all and at most."""
-
-    @property
-    def batch(self) -> Batch:
-        """Return the requests as the cost model sees them."""
-        rows = self.rows
-        return Batch(rows.team, rows.by_request(self.contexts), sums=self.visible)
 
 
 def rank_span(
@@ -252,22 +248,28 @@ def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
     return [fastest[stage] for stage in sorted(fastest)]
 
 
-def pair_shares(step: Joined) -> list[float]:
+def batch_of(columns: Columns, step: int) -> Batch:
+    """Return the requests of a step as the cost model sees them."""
+    of, table = columns.members(step), columns.table
+    return Batch(Team(table.tokens[of], table.sampled[of]), table.context[of])
+
+
+def pair_shares(split: SplitStep, batch: Batch) -> list[float]:
     """Return how much of each chunk's modelled cost goes by pairs of query and key: [chunks]."""
-    split = step.split
-    if split is None or split.model is None:
+    if split.model is None:
         return []
     pair_ns = split.model.pair_ns
     return [
         min(1.0, pair_ns * pairs / part) if part > 0 else 0.0
-        for pairs, part in zip(step.batch.chunk_pairs, split.chunk_ns, strict=True)
+        for pairs, part in zip(batch.chunk_pairs, split.chunk_ns, strict=True)
     ]
 
 
-def components_of(step: Joined) -> Components | None:
-    """Return what a step was divided with, for other rules; None where it was of no request."""
-    model = None if step.split is None else step.split.model
-    if model is None:
-        return None
-    rows = step.rows
-    return Components(model, step.batch, rows.member_prefills, rows.tokens, rows.member_of_row)
+def components_of(columns: Columns, step: int, model: StepModel) -> Components:
+    """Return what a step was divided with, for other rules."""
+    rows, member = columns.rows(step), columns.member
+    batch = batch_of(columns, step)
+    if member is not None:
+        member = member[rows] - columns.table.first[step]
+    prefills = columns.table.is_prefill[columns.members(step)].nonzero()[0].tolist()
+    return Components(model, batch, prefills, columns.tokens[rows], member)

@@ -17,7 +17,6 @@ from inferscope.attribution.split import parts_ns, price
 from inferscope.collector.finals import Unnamed
 from inferscope.collector.rows import NO_ROWS
 from inferscope.collector.steps import Execution, SplitStep
-from inferscope.cost.batch import Batch, Chunk, Team
 from inferscope.cost.book import CostBook
 from inferscope.cost.step_table import StepTable
 
@@ -50,10 +49,11 @@ def divide(book: CostBook, run: Execution) -> Divided:
         return Divided(among_none(run), [Unnamed(0, 0, 0, 0) for _ in run.ranks])
     num_tokens = prefill + decode
     model = book.mode(span.mode).model
-    chunks: tuple[Chunk, ...] = ((0, prefill, 1),) if prefill > 1 else ()
-    team = Team.plain(decode + bool(prefill), chunks)
-    batch = Batch(team, np.zeros(len(team.tokens), dtype=np.int64))
-    priced = price(model, StepTable.of(batch))
+    tokens = np.ones(decode + bool(prefill), dtype=np.int64)
+    tokens[0] = prefill or 1
+    none = np.zeros_like(tokens)
+    sizes = np.array([len(tokens)])
+    priced = price(model, StepTable(tokens, none, none + 1, none > 0, sizes))
     modelled_ns = priced.modelled_ns.item()
     prefill_share = 0.0
     if prefill:
@@ -94,7 +94,7 @@ def _of_nobody(
     *,
     is_provisional: bool = False,
 ) -> SplitStep:
-    none = NO_ROWS.tokens
+    none = NO_ROWS
     return SplitStep(
         shares_ns=[none for _ in run.ranks],
         padding_ns=padding_ns,

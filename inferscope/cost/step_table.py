@@ -196,9 +196,22 @@ class StepTable:
             at: positions of at least one member, rising.
         """
         sizes = np.bincount(self.step_of[at], minlength=len(self))
+        return self.taken(at, sizes[sizes > 0])
+
+    def taken(
+        self, at: Ints, sizes: Ints, *, again: Ints | None = None, rows: RowsOfMembers | None = None
+    ) -> StepTable:
+        """Return steps of some of the members, without or with their recomputed tokens and rows.
+
+        Args:
+            at: positions of members.
+            sizes: [steps], members of each.
+            again: [members taken], tokens lost to a preemption.
+            rows: theirs.
+        """
         return StepTable(
-            self.tokens[at], self.context[at], self.sampled[at], self.is_prefill[at],
-            sizes[sizes > 0],
+            self.tokens[at], self.context[at], self.sampled[at], self.is_prefill[at], sizes,
+            recomputed=again, rows=rows,
         )  # fmt: skip
 
     def by_step(self, chunk_values: Floats | Ints) -> Floats:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.attribution.weights import plain_shares, weight_shares
-from inferscope.cost.batch import Team
 from inferscope.cost.hbm import WeightBytes
+from inferscope.cost.step_table import StepTable
 
 DENSE = WeightBytes(layers=1_000_003, head=70_001, experts=0, touch_share=0.0)
 EXPERTS = WeightBytes(layers=1_000_003, head=70_001, experts=8_000_000_000, touch_share=0.25)
@@ -83,23 +83,27 @@ def test_experts_of_large_batches_are_divided_as_by_a_finer_quadrature() -> None
     assert shares.tolist() == pytest.approx(scaled.tolist(), rel=1e-4)
 
 
-@st.composite
-def plain_teams(draw: st.DrawFn) -> Team:
-    num = draw(st.integers(1, 40))
-    chunk = st.tuples(st.integers(2, 700), st.integers(0, 2))
-    chunk_at = draw(st.dictionaries(st.integers(0, num - 1), chunk, max_size=4))
-    return Team.plain(num, tuple((at, *chunk) for at, chunk in sorted(chunk_at.items())))
+STEPS = st.lists(
+    st.lists(
+        st.tuples(st.just(1) | st.integers(2, 700), st.integers(0, 2)), min_size=1, max_size=40
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([DENSE, EXPERTS]), st.lists(plain_teams(), min_size=1, max_size=4))
-def test_shares_of_many_plain_teams_are_the_same(weights: WeightBytes, teams: list[Team]) -> None:
+@given(st.sampled_from([DENSE, EXPERTS]), STEPS)
+def test_shares_of_many_steps_are_the_same(
+    weights: WeightBytes, steps: list[list[tuple[int, int]]]
+) -> None:
     """But for the bytes left over, which are fewer than the requests."""
-    told = plain_shares(weights, teams)
-    for team, of in zip(
-        teams, np.split(told, np.cumsum([len(team.tokens) for team in teams])[:-1]), strict=True
-    ):
-        expected = weight_shares(weights, team.tokens, team.sampled)
+    tokens, sampled = columns([request for step in steps for request in step])
+    sizes = np.array([len(step) for step in steps])
+    none = np.zeros_like(tokens)
+    found = plain_shares(weights, StepTable(tokens, none, sampled, none > 0, sizes))
+    for step, of in zip(steps, np.split(found, np.cumsum(sizes)[:-1]), strict=True):
+        expected = weight_shares(weights, *columns(step))
         assert of.sum() == expected.sum()
         assert of.tolist() == pytest.approx(expected.tolist(), abs=3 * len(of) + 1, rel=1e-9)
 

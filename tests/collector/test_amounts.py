@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.weights import weight_shares
 from inferscope.collector.amounts import count_rows
-from inferscope.collector.rows import Rows
-from inferscope.collector.steps import Joined, SplitStep
+from inferscope.collector.rows import Columns
+from inferscope.collector.steps import Joined
 from inferscope.collector.work import COMPUTE_NS, FLOPS, READ_BYTES, TOKENS, WRITE_BYTES
-from inferscope.cost.batch import PlainTeams
 from inferscope.cost.counts import rates_of
 from inferscope.records import DECODE, PREFILL, VERIFY, Shape, StepSlices
 
@@ -31,8 +29,8 @@ _SLICE = st.tuples(
 Slices = list[tuple[int, int, int]]
 
 
-def joined(told: Slices, teams: PlainTeams) -> Joined:
-    """Return a step, split over two ranks."""
+def sliced(told: Slices) -> Joined:
+    """Return a step of these slices."""
     num = len(told)
     tokens = [1 if phase == DECODE else of for phase, of, _ in told]
     slices = StepSlices(
@@ -46,12 +44,8 @@ def joined(told: Slices, teams: PlainTeams) -> Joined:
         b"",
         array("H", [1] * num).tobytes(),
     )
-    rows, none = Rows(slices, np.arange(num), teams), np.zeros(0, dtype=np.int64)
-    shares_ns = [np.arange(num), np.full(num, 5)]
-    delay = Delay(none, None, [], 0, 0, 0, 0)
-    split = SplitStep(shares_ns, [0, 0], [0, 0], 0.0, "", rows.members, delay)
     unused: Any = None
-    return Joined(unused, rows, rows.contexts(slices), slices, unused, 0, 0, split)
+    return Joined(unused, np.arange(num), True, slices, "none", 0, 0, 0)
 
 
 @pytest.mark.parametrize("shape", [DENSE, WINDOWED, None])
@@ -59,32 +53,30 @@ def joined(told: Slices, teams: PlainTeams) -> Joined:
 def test_steps_move_and_compute_what_their_slices_do(
     shape: Shape | None, told: list[Slices]
 ) -> None:
-    rates, teams = rates_of(shape), PlainTeams()
-    steps = [joined(slices, teams) for slices in told]
-    counted = count_rows(steps, rates)
-    start = 0
-    for step, end, moved in zip(steps, counted.ends, counted.moved, strict=True):
-        rows, here = step.rows, counted.amounts[:, start:end]
-        start = end
-        assert here[COMPUTE_NS].tolist() == [5 + at for at in range(len(rows.slots))]
-        assert here[TOKENS].tolist() == rows.tokens.tolist()
+    rates = rates_of(shape)
+    steps = [sliced(slices) for slices in told]
+    rows = Columns(steps)
+    counted = count_rows(rows, np.arange(len(rows.slots)), [step.slices for step in steps], rates)
+    for at, moved in enumerate(counted.moved.tolist()):
+        of = rows.rows(at)
+        here, tokens, sampled = counted.amounts[:, of], rows.tokens[of], rows.sampled[of]
+        assert here[COMPUTE_NS].tolist() == list(range(of.start, of.stop))
+        assert here[TOKENS].tolist() == tokens.tolist()
         if rates is None:
             assert not any(moved)
             assert not here[[FLOPS, READ_BYTES, WRITE_BYTES]].any()
             continue
-        columns = zip(
-            rows.tokens.tolist(), step.contexts.tolist(), rows.sampled.tolist(), strict=True
-        )
-        own = list(columns)
+        columns = tokens.tolist(), rows.contexts[of].tolist(), sampled.tolist()
+        own = list(zip(*columns, strict=True))
         assert here[FLOPS].tolist() == [rates.flops.of_slices(*each) for each in own]
         assert here[WRITE_BYTES].tolist() == [rates.hbm.writes(n, m) for n, _, m in own]
         weights = here[READ_BYTES] - [rates.hbm.reads(*each) for each in own]
-        expected = weight_shares(rates.hbm.weights, rows.tokens, rows.sampled)
+        expected = weight_shares(rates.hbm.weights, tokens, sampled)
         assert weights.sum() == expected.sum()
         assert np.abs(weights - expected).max() <= 3 * len(own)
-        is_prefill = rows.phases == PREFILL
+        is_prefill = rows.phases[of] == PREFILL
         assert moved == [
-            here[column, of].sum()
+            here[column, chosen].sum()
             for column in (READ_BYTES, WRITE_BYTES, FLOPS)
-            for of in (is_prefill, ~is_prefill)
+            for chosen in (is_prefill, ~is_prefill)
         ]

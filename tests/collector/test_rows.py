@@ -1,110 +1,118 @@
+"""Columns of a window say of each step what its slices do, however many are read together."""
+
 from __future__ import annotations
 
 import random
 from array import array
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from inferscope.collector.rows import KeptRows, Rows
+from inferscope.collector.rows import Columns
 from inferscope.collector.slots import SlotMap
+from inferscope.collector.steps import Joined
 from inferscope.collector.tokens import outsiders
-from inferscope.cost.batch import PlainTeams, Team
-from inferscope.records import DECODE, PREFILL, RECOMPUTED, VERIFY, StepSlices
-
-FIELDS = ("num_tokens", "num_rows", "chunks", "chunk_tokens", "num_single")
+from inferscope.records import DECODE, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
 
-def some_slices(draw: random.Random) -> tuple[StepSlices, np.ndarray]:
-    """Return a step, mostly of plain decodes and a few prefills, and its requests' slots."""
+def some_step(draw: random.Random) -> Joined:
+    """Return a step, mostly of plain decodes and a few prefills; some columns may be left out."""
     num = draw.randint(1, 9)
-    phases = [draw.choice([DECODE] * 9 + [PREFILL] * 3 + [VERIFY]) for _ in range(num)]
-    tokens = [
-        draw.choice([1, 1, 5, 300]) if phase == PREFILL else draw.choice([1] * 30 + [0, 2])
-        for phase in phases
-    ]
-    sampled = [draw.choice([1] * 30 + [0, 2]) for _ in range(num)]
-    slices = StepSlices(
-        0,
-        0,
-        0,
+    phases = [draw.choice([DECODE] * 9 + [PREFILL] * 3 + [VERIFY, DRAFT]) for _ in range(num)]
+    tokens = [draw.choice([0, 1, 1, 1, 5, 300]) for _ in range(num)]
+    columns = [
         array("I", range(num)).tobytes(),
         bytes(phases),
         array("I", tokens).tobytes(),
         array("I", [draw.randint(0, 4000) for _ in range(num)]).tobytes(),
-        b"",
-        array("H", sampled).tobytes(),
-    )
-    return slices, np.array(draw.sample(range(1, 50), num), dtype=np.int64)
+        bytes(draw.choice([0, 0, 0, RECOMPUTED]) for _ in range(num)),
+        array("H", [draw.choice([1, 1, 1, 0, 2]) for _ in range(num)]).tobytes(),
+    ]
+    columns[1:] = [column if draw.random() < 0.9 else b"" for column in columns[1:]]
+    slots = np.array([draw.randint(1, 20 if draw.random() < 0.2 else 500) for _ in range(num)])
+    unused: Any = None
+    is_single = len(set(slots.tolist())) == num
+    return Joined(unused, slots, is_single, StepSlices(0, 0, 0, *columns), "none", 0, 0, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
-def test_a_team_read_as_bytes_is_the_team_read_number_by_number(seed: int) -> None:
-    draw, teams = random.Random(seed), PlainTeams()
-    slices, slots = some_slices(draw)
-    rows = Rows(slices, slots, teams)
-    tokens = np.frombuffer(slices.tokens, dtype="<u4").astype(np.int64)
-    sampled = np.frombuffer(slices.sampled, dtype="<u2").astype(np.int64)
-    told = Team(np.maximum(tokens, 1), sampled)
-    for name in FIELDS:
-        assert getattr(rows.team, name) == getattr(told, name), name
-    assert rows.team.tokens.tolist() == told.tokens.tolist()
-    assert rows.team.sampled.tolist() == sampled.tolist()
-    assert rows.prefills == [at for at, phase in enumerate(slices.phases) if phase == PREFILL]
-    assert rows.num_prefill_tokens == sum(tokens[rows.prefills].tolist())
-    decodes = [at for at in range(len(slots)) if at not in rows.prefills]
-    if rows.is_simple:
-        assert (tokens[decodes] == 1).all()
-        assert (sampled[decodes] == 1).all()
-        assert VERIFY not in slices.phases
-        assert Rows(slices, slots, teams, like=rows).team is rows.team
-    elif VERIFY not in slices.phases and len(rows.prefills) < 4 and (tokens > 0).all():
-        plain = (tokens[decodes] == 1).all() and (sampled[decodes] == 1).all()
-        assert not plain or (sampled[tokens == 1] != 1).any()
+def test_columns_of_a_window_are_what_slices_say_row_by_row(seed: int) -> None:
+    draw = random.Random(seed)
+    steps = [some_step(draw) for _ in range(draw.randint(1, 5))]
+    columns = Columns(steps)
+    for at, step in enumerate(steps):
+        rows, num, of = columns.rows(at), len(step.slots), step.slices
+        assert columns.slots[rows].tolist() == step.slots.tolist()
+        phases = list(of.phases) or [0] * num
+        tokens = array("I", of.tokens).tolist() or [0] * num
+        contexts = array("I", of.contexts).tolist() or [0] * num
+        sampled = array("H", of.sampled).tolist() or [0] * num
+        again = [
+            phase == PREFILL and flag & RECOMPUTED > 0
+            for phase, flag in zip(phases, of.flags or bytes(num), strict=True)
+        ]
+        assert columns.phases[rows].tolist() == phases
+        assert columns.tokens[rows].tolist() == tokens
+        assert columns.contexts[rows].tolist() == contexts
+        assert columns.sampled[rows].tolist() == sampled
+        assert columns.is_again[rows].tolist() == again
+        table, members = columns.table, columns.members(at)
+        slots = columns.member_slots[members].tolist()
+        assert sorted(slots) == sorted(set(step.slots.tolist()))
+        for position, slot in enumerate(slots, members.start):
+            mine = [row for row, other in enumerate(step.slots.tolist()) if other == slot]
+            assert table.tokens[position] == max(1, sum(tokens[row] for row in mine))
+            assert table.context[position] == min(contexts[row] for row in mine)
+            assert table.sampled[position] == sum(sampled[row] for row in mine)
+            assert table.is_prefill[position] == any(phases[row] == PREFILL for row in mine)
+            if table.recomputed is not None:
+                lost = sum(tokens[row] for row in mine if again[row])
+                assert table.recomputed[position] == lost
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
-def test_what_others_have_done_before_is_read_as_if_nobody_had(seed: int) -> None:
-    draw, kept = random.Random(seed), KeptRows()
-    slices, slots = some_slices(draw)
-    flags = bytes(draw.choice([0, RECOMPUTED]) for _ in slots) if draw.random() < 0.5 else b""
-    slices = replace(slices, flags=flags)
-    others = slots + 50
-    if draw.random() < 0.3:
-        others[-1] = others[0]  # one of them has two rows
-    before = kept.read(slices, slots)
-    rows, fresh = kept.read(slices, others), Rows(slices, others, PlainTeams())
-    assert (rows.team is before.team) >= (len(set(others.tolist())) == len(others))
-    for name in Rows.__slots__:
-        ours, theirs = getattr(rows, name), getattr(fresh, name)
-        if name == "team":
-            assert ours.sampled.tolist() == theirs.sampled.tolist()
-            ours, theirs = ([getattr(team, field) for field in FIELDS] for team in (ours, theirs))
-        is_same = np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
-        assert is_same, name
+def test_the_table_of_some_steps_is_that_of_them_alone(seed: int) -> None:
+    draw = random.Random(seed)
+    steps = [some_step(draw) for _ in range(draw.randint(1, 6))]
+    chosen = sorted(draw.sample(range(len(steps)), draw.randint(1, len(steps))))
+    table, slots = Columns(steps).steps(chosen, len(steps))
+    alone = Columns([steps[at] for at in chosen])
+    assert slots.tolist() == alone.member_slots.tolist()
+    for name in ("tokens", "context", "sampled", "is_prefill", "sizes", "row_sizes", "visible"):
+        assert getattr(table, name).tolist() == getattr(alone.table, name).tolist(), name
+    again = alone.table.recomputed
+    if table.recomputed is None or again is None:
+        assert again is None
+        assert table.recomputed is None or not table.recomputed.any()
+    else:
+        assert table.recomputed.tolist() == again.tolist()
+    if table.rows is not None and alone.table.rows is not None:
+        for ours, theirs in zip(table.rows, alone.table.rows, strict=True):
+            assert ours.tolist() == theirs.tolist()
 
 
-def test_a_team_is_kept_while_others_leave_and_let_go_when_one_of_it_does() -> None:
-    slots, kept = SlotMap(), KeptRows()
+def test_slots_of_a_team_are_the_same_array_until_one_of_it_leaves() -> None:
+    slots = SlotMap()
     for index in range(4):
         slots.put(index, 10 + index)
-    slices, _ = some_slices(random.Random(3))
-    columns = {"phases": bytes([DECODE] * 3), "tokens": b"", "contexts": b"", "sampled": b""}
-    slices = replace(slices, requests=array("I", range(3)).tobytes(), **columns)
-    assert kept.rows_of(slices, slots) is None
-    rows = Rows(slices, slots.slots(np.arange(3, dtype=np.uint32)), kept.teams)
-    kept.keep(rows)
-    assert kept.rows_of(slices, slots) is rows
+    requests = array("I", range(3)).tobytes()
+    team = slots.team(requests)
+    assert team is not None
+    assert team.tolist() == [10, 11, 12]
+    assert slots.team(requests) is team
     slots.drop(3)
-    assert kept.rows_of(slices, slots) is rows
+    assert slots.team(requests) is team
     slots.drop(1)
-    assert kept.rows_of(slices, slots) is None
-    slots.put(1, 20)  # known again, as somebody else
-    assert kept.rows_of(slices, slots) is None
+    assert slots.team(requests) is None
+    slots.put(1, 20)  # known again, as another request
+    found = slots.team(requests)
+    assert found is not None
+    assert found.tolist() == [10, 20, 12]
+    assert slots.team(array("I", [0, 0]).tobytes()) is None
 
 
 @given(st.lists(st.integers(0, 19), unique=True), st.sets(st.integers(0, 19)))
