@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -119,6 +120,8 @@ _IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
 _IN_FLIGHT = (WAITING, RUNNING, HELD)
 _UP_TO_FIRST, _ON_ITS_WAY, _AFTER = range(3)
 """Parts of a request's partition."""
+_FEWEST_IN_RUN = 3
+"""Steps: the first and the last are booked as any."""
 _MOST_RECENT = 64
 """Steps of one engine that overlap, at most."""
 _AT_NS = attrgetter("at_ns")
@@ -568,18 +571,23 @@ class Ledger:
         if not len(live):
             return
         members = _Members(blocks, sizes)
-        # One row for where each request stands, and behind it its boundaries.
-        slots = np.concatenate([live, slot])
-        small = np.uint16 if len(self.state) <= 1 << 16 else np.int64
-        order = slots.astype(small).argsort(kind="stable")
-        order = order[np.count_nonzero(slot == NOBODY) :]
-        place = order - len(live)
-        of = np.repeat(np.arange(len(blocks)), sizes)[place]
-        of[place < 0] = -1
+        block_of = np.repeat(np.arange(len(blocks)), sizes)
         columns = np.array(
             [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
             + [(0, 0, _CARRIED, 0)]
         ).T.copy()
+        runs = self._runs(columns, emitted_ns, slot, block_of, live, members)
+        kept = (slot != NOBODY).nonzero()[0]
+        if runs is not None:
+            kept = (~runs.is_inside & (slot != NOBODY)).nonzero()[0]
+        # One row for where each request stands, and behind it its boundaries.
+        slots = np.concatenate([live, slot[kept]])
+        small = np.uint16 if len(self.state) <= 1 << 16 else np.int64
+        order = slots.astype(small).argsort(kind="stable") - len(live)
+        place = kept[np.maximum(order, 0)] if len(kept) else order
+        place[order < 0] = -1
+        of = np.append(block_of, 0)[place]
+        of[place < 0] = -1
         is_first = of < 0
         if any(block.kind == END for block in blocks):
             keep = _up_to_end(columns[2, of] == END, is_first)
@@ -592,11 +600,16 @@ class Ledger:
             times_ns[is_first] = self.mark_ns[live]
         starts, group = is_first.nonzero()[0], is_first.cumsum() - 1
         before_ns, mark_ns = _marks(tail_ns, group, starts)
+        followed = None if runs is None else runs.followed(place)
+        if followed is not None:
+            before_ns[followed[0]] = followed[1]
         ending = (_ENDS_STEP[kind] & (before_ns > at_ns)).nonzero()[0].tolist()
         if ending:
             for row in ending:
                 _end_steps(at_ns, end_ns, tail_ns, kind, slice(starts[group[row]] + 1, row + 1))
             before_ns, mark_ns = _marks(tail_ns, group, starts)
+            if followed is not None:
+                before_ns[followed[0]] = followed[1]
         from_ns = np.maximum(at_ns, before_ns)
         is_step = kind == STEP
         rows = is_step.nonzero()[0]
@@ -629,6 +642,8 @@ class Ledger:
         part = np.maximum.accumulate(part + 4 * group) - 4 * group
         cell = (group * 3 + part) * _NUM
         booked = np.zeros(len(live) * 3 * _NUM)
+        if runs is not None:
+            booked.reshape(len(live), 3, _NUM)[:, _AFTER] += runs.booked
         self._book_gaps(
             booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group]
         )
@@ -643,6 +658,98 @@ class Ledger:
         self._state[live], self._substate[live] = state[last], substate[last]
         self._part[live] = np.maximum(part[last], behind_part[last])
         self._has_prefilled[live] = (has_prefilled | is_prefill)[last]
+
+    def _runs(
+        self,
+        columns: Ints,
+        emitted_ns: Ints,
+        slot: Ints,
+        block_of: Ints,
+        live: Ints,
+        members: _Members,
+    ) -> _Runs | None:
+        """Book decode steps of a request that follow each other with nothing else between them.
+
+        All that is booked of such a step but the member's own part is the same for its members, so
+        it is one sum over steps for each request. Only steps from which the token leaves before
+        the next one begins are taken, behind the request's first token.
+
+        Args:
+            columns: [4, blocks + 1], times and kinds.
+            emitted_ns: [blocks + 1].
+            slot: [rows].
+            block_of: [rows].
+            live: the slots.
+            members: of the steps.
+        """
+        at_ns, end_ns, kind, _ = columns[:, :-1]
+        emitted_ns = emitted_ns[:-1]
+        plain = ((emitted_ns >= 0) & (kind == STEP)).nonzero()[0]
+        if len(plain) < _FEWEST_IN_RUN or len(self.replicas.by_rank) > 1:
+            return None
+        num, width = len(plain), len(live)
+        over_ns = np.maximum.accumulate(np.maximum(end_ns, emitted_ns))
+        over_ns = np.append(0, over_ns[:-1])[plain]
+        is_clear = at_ns[plain] >= over_ns
+        step = members.step_of[members.at[np.searchsorted(block_of, plain)]]
+        is_clear &= members.whole_ns[step] == (end_ns - at_ns)[plain]
+        place = np.empty(len(self.state), dtype=np.int64)
+        place[live] = np.arange(width)
+        of_block = np.full(len(kind), -1)
+        of_block[plain] = np.arange(num)
+        known = (slot != NOBODY).nonzero()[0]
+        of_row, column = of_block[block_of[known]], place[slot[known]]
+        is_plain = of_row >= 0
+        rows = known[is_plain]
+        cell = of_row[is_plain] * width + column[is_plain]
+        member = members.at[rows]
+        decodes = np.zeros((num, width), dtype=np.bool_)
+        decodes.reshape(-1)[cell] = members.is_decode[member]
+        decodes &= is_clear[:, None] & (at_ns[plain][:, None] >= self.mark_ns[live])
+        follows = np.zeros((num + 1, width), dtype=np.bool_)
+        follows[1:-1] = decodes[1:] & decodes[:-1]
+        # What else a request has, before the step that comes next.
+        others = ~is_plain
+        next_step = plain.searchsorted(block_of[known[others]])
+        follows[next_step, column[others]] = False
+        after_from = np.where(self._part[live] == _AFTER, 0, num)
+        over_from = np.full(width, num)
+        of_others = kind[block_of[known[others]]]
+        for which, since in ((EDGE, after_from), (END, over_from)):
+            there = of_others == which
+            np.minimum.at(since, column[others][there], next_step[there])
+        number = np.arange(num)[:, None]
+        is_inside = follows[:-1] & follows[1:] & (number >= after_from) & (number < over_from)
+        if not is_inside.any():
+            return None
+        gap_ns = np.zeros(num, dtype=np.int64)
+        since_ns, until_ns = emitted_ns[plain[:-1]], at_ns[plain[1:]]
+        gap_ns[1:] = np.maximum(until_ns - since_ns, 0)
+        is_over = np.ones(num - 1, dtype=np.bool_)
+        busy_ns, paused_ns = self.device.within(since_ns, until_ns, is_over=is_over)
+        sums = np.zeros((num, _NUM))
+        sums[1:, _BUSY[_BY_GAP - _NUM]] = busy_ns
+        sums[1:, _PAUSED] = paused_ns
+        sums[1:, _REST[_BY_GAP - _NUM]] = gap_ns[1:] - busy_ns - paused_ns
+        sums[:, _OUTPUT] = (emitted_ns - end_ns)[plain]
+        class_ns, _, explained_ns, excess_ns, wait_ns, excess = members.of_steps[step].T
+        sums[:, _DECODE_OWN + 1] = class_ns
+        sums[:, _DECODE_OWN + 2] = explained_ns - class_ns
+        sums[np.arange(num), excess] = excess_ns
+        sums[:, _RANK_WAIT] += wait_ns
+        booked = is_inside.T.astype(np.float64) @ sums
+        own_ns = np.zeros((num, width))
+        own_ns.reshape(-1)[cell] = members.own_ns[member]
+        of_own = (own_ns * is_inside).sum(axis=0)
+        booked[:, _DECODE_OWN] += of_own
+        booked[:, _DECODE_OWN + 1] -= of_own
+        ends = np.zeros((num, width), dtype=np.bool_)
+        ends[1:] = is_inside[:-1] & ~is_inside[1:]
+        inside, before_ns = np.zeros(len(slot), dtype=np.bool_), np.full(len(slot), -1)
+        inside[rows] = is_inside.reshape(-1)[cell]
+        is_end = ends.reshape(-1)[cell]
+        before_ns[rows[is_end]] = emitted_ns[plain[of_row[is_plain][is_end] - 1]]
+        return _Runs(inside, before_ns, booked)
 
     def _book_gaps(
         self,
@@ -769,6 +876,23 @@ class Ledger:
         return row
 
 
+class _Runs(NamedTuple):
+    """Steps inside runs of decodes, which are booked by themselves."""
+
+    is_inside: Flags
+    """[rows]."""
+    before_ns: Ints
+    """[rows], of the step behind a run, when the token before it left; -1 for others."""
+    booked: Floats
+    """[live requests, causes]."""
+
+    def followed(self, place: Ints) -> tuple[Ints, Ints]:
+        """Return which of some rows, -1 for none, follow a run, and when its last token left."""
+        before_ns = np.append(self.before_ns, -1)[place]
+        rows = (before_ns >= 0).nonzero()[0]
+        return rows, before_ns[rows]
+
+
 class _Members:
     """The members of a window's steps, and what each waits for in its step.
 
@@ -776,6 +900,10 @@ class _Members:
         at: [rows of all blocks], the member of each row of a step.
         is_prefill: [members].
         is_decode: [members].
+        own_ns: [members].
+        step_of: [members].
+        of_steps: [steps, 6], classes, what is explained, excess, wait, and the excess's cause.
+        whole_ns: [steps].
     """
 
     def __init__(self, blocks: list[_Block], sizes: Ints) -> None:
@@ -803,6 +931,19 @@ class _Members:
         for step, offset in zip(self._steps, offsets.tolist(), strict=True):
             if step.is_open:
                 self.is_decode[offset : offset + len(step.slots)] = False
+        self.step_of: Ints = np.repeat(np.arange(len(steps)), self._sizes)
+        self.own_ns: Ints = np.zeros(0, dtype=np.int64)
+        if steps:
+            self.own_ns = np.concatenate([step.delay.own_ns for step in self._steps])
+        self.of_steps: Ints = np.array(
+            [
+                (d.decode_class_ns, d.prefill_class_ns, d.explained_ns, d.excess_ns - s.wait_ns,
+                 s.wait_ns, _COLD_START if s.is_cold else _SLOWDOWN)
+                for s in self._steps for d in (s.delay,)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 6)  # fmt: skip
+        self.whole_ns: Ints = self.of_steps[:, 2:5].sum(axis=1)
 
     def book(self, booked: Floats, cell: Ints, member: Ints, took_ns: Ints) -> None:
         """Add steps; a row of which a part is booked already has its parts scaled down.
@@ -813,53 +954,28 @@ class _Members:
             member: [rows].
             took_ns: [rows], what each may book.
         """
-        steps = self._steps
-        if not steps:
+        if not len(member):
             return
-        delays = [step.delay for step in steps]
-        of_steps = np.array(
-            [
-                (d.decode_class_ns, d.prefill_class_ns, d.explained_ns, d.excess_ns - s.wait_ns,
-                 s.wait_ns, _COLD_START if s.is_cold else _SLOWDOWN)
-                for d, s in zip(delays, steps, strict=True)
-            ]
-        )  # fmt: skip
-        decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess = np.repeat(
-            of_steps, self._sizes, axis=0
-        ).T
-        own_ns = np.concatenate([delay.own_ns for delay in delays])
-        class_ns, own = decode_ns, np.full(len(own_ns), _DECODE_OWN)
-        if self.is_prefill.any():
-            class_ns = np.where(self.is_prefill, prefill_ns, decode_ns)
-            own[self.is_prefill] = _PREFILL_OWN
-        columns = [own, own + 1, own + 2, excess]
-        parts = [own_ns, class_ns - own_ns, explained_ns - class_ns, excess_ns]
-        if of_steps[:, 4].any():
-            columns.append(np.full(len(own), _RANK_WAIT))
-            parts.append(wait_ns)
+        of_steps = self.of_steps[self.step_of[member]].T
+        decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess = of_steps
+        is_prefill, own_ns = self.is_prefill[member], self.own_ns[member]
+        class_ns = np.where(is_prefill, prefill_ns, decode_ns)
+        own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
+        columns = [own, own + 1, own + 2, excess, np.full(len(own), _RANK_WAIT)]
+        parts = [own_ns, class_ns - own_ns, explained_ns - class_ns, excess_ns, wait_ns]
+        delays = [step.delay for step in self._steps]
         if any(delay.recompute_ns is not None for delay in delays):
             again = [_none(d.own_ns) if d.recompute_ns is None else d.recompute_ns for d in delays]
             columns.append(np.full(len(own), _RECOMPUTE))
-            parts.append(np.concatenate(again))
+            parts.append(np.concatenate(again)[member])
             parts[1] = parts[1] - parts[-1]
-        whole_ns = explained_ns + excess_ns + wait_ns
-        cut = (took_ns < whole_ns[member]).nonzero()[0]
-        if not len(cut) and len(member) == len(own):
-            # All steps whole: each member has just one row, and parts stay where they are.
-            cell_of = np.empty(len(own), dtype=np.int64)
-            cell_of[member] = cell
-            for column, part in zip(columns, parts, strict=True):
-                if part.any():
-                    _add(booked, cell_of + column, part)
-            return
-        of_rows = [part[member] for part in parts]
+        cut = (took_ns < self.whole_ns[self.step_of[member]]).nonzero()[0]
         if len(cut):
-            left = scaled(np.stack([part[cut] for part in of_rows], axis=1), took_ns[cut])
-            for part, found in zip(of_rows, left.T, strict=True):
+            left = scaled(np.stack([part[cut] for part in parts], axis=1), took_ns[cut])
+            for part, found in zip(parts, left.T, strict=True):
                 part[cut] = found
-        for column, part in zip(columns, of_rows, strict=True):
-            if part.any():
-                _add(booked, cell + column[member], part)
+        for column, part in zip(columns, parts, strict=True):
+            _add(booked, cell + column, part)
 
 
 def scaled(rows: Ints, totals_ns: Ints) -> Ints:
