@@ -301,6 +301,75 @@ def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
         assert sum(booked.values()) == life.delivered_ns - life.arrived_ns
 
 
+def tell_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
+    """Note the same long runs of decodes in each ledger, with what may come between; return when.
+
+    The second ledger is folded wherever nothing runs.
+    """
+    slots, now_ns = [1, 2, 3, 4, 5], 0
+    for ledger in ledgers:
+        ledger.pass_idle(0)
+        for slot in slots:
+            ledger.begin(slot, 0, RUNNING)
+    over: set[int] = set()
+    first = set(slots)
+    for number in range(30):
+        now_ns += draw.choice([0, 3, 7])
+        members = np.array([slot for slot in slots if draw.random() < 0.95] or [1])
+        took_ns = draw.randint(5, 60)
+        delay = make_delay(draw, took_ns, len(members))
+        if draw.random() < 0.8:  # of decodes alone
+            own_ns = np.array([draw.randint(0, 5) for _ in members])
+            delay = Delay(own_ns, None, [], 5, 5, 5, took_ns - 5)
+        is_cold, wait_ns = draw.random() < 0.1, draw.randint(0, delay.excess_ns)
+        start_ns, now_ns = now_ns, now_ns + took_ns
+        emitted_ns = now_ns + draw.choice([0, 0, 2, 9])
+        emits = members if draw.random() < 0.9 else members[: len(members) // 2]
+        for ledger in ledgers:
+            step = Step(members, delay, start_ns, now_ns, is_cold, wait_ns)
+            ledger.step(step)
+            ledger.emitted(emits, emitted_ns)
+        now_ns = emitted_ns if draw.random() < 0.9 else now_ns  # or the next step overlaps
+        events: list[tuple[int, int]] = []
+        for slot in sorted(first & set(emits.tolist())):
+            if draw.random() < 0.7:
+                events.append((slot, EDGE))
+                first.discard(slot)
+        slot = draw.choice(slots)
+        if draw.random() < 0.1:
+            events += [(slot, PREEMPTED), (slot, ADMITTED)]
+        elif draw.random() < 0.05 and slot not in over:
+            over.add(slot)
+            events += [(slot, ANSWERED), (slot, END)]
+        now_ns = max(now_ns, emitted_ns) if events else now_ns
+        for ledger in ledgers:
+            for each, kind in events:
+                ledger.note(each, kind, now_ns)
+            if number == 12 and took_ns % 3 == 0:
+                ledger.pause(now_ns)
+                ledger.unpause(now_ns + 4)
+        if draw.random() < 0.5 and now_ns >= emitted_ns:
+            ledgers[1].fold(now_ns)
+        now_ns += 5 * (number == 12)
+    return now_ns + 100
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_runs_of_decodes_are_booked_as_their_steps_one_by_one(seed: int) -> None:
+    ledgers = [Ledger(8), Ledger(8)]
+    until_ns = tell_decodes(random.Random(seed), ledgers)
+    for ledger in ledgers:
+        for slot in (1, 2, 3, 4, 5):
+            ledger.note(slot, ABORTED, until_ns)
+        ledger.fold(None)
+    for slot in (1, 2, 3, 4, 5):
+        whole, cut = (ledger.rows_of(slot, is_streamed=True) for ledger in ledgers)
+        for one, other in zip(whole, cut, strict=True):
+            assert one.tolist() == other.tolist()
+        assert ledgers[0].mark_ns[slot] == ledgers[1].mark_ns[slot]
+
+
 def plain(delay_ns: int, num: int) -> Delay:
     """Explain a step of decodes: half of it each one's own."""
     own = np.full(num, delay_ns // 2)
