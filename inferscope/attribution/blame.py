@@ -90,7 +90,7 @@ class Blame:
 
         Args:
             num_slots: of them.
-            device: the replica's, which knows when the engine was paused.
+            device: the engine's, which knows when it was paused.
         """
         self._device = device
         self._names = [""] * num_slots

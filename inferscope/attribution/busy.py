@@ -8,6 +8,8 @@ reported late still finds which part of its past was busy.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,9 +95,17 @@ class Busy:
             del self._pauses[:-_MOST_PAUSES]
         self.paused_ns = None
 
-    def pause_like(self, other: Busy) -> None:
-        """Copy the pauses of another device of the engine."""
-        self.paused_ns, self._pauses = other.paused_ns, list(other._pauses)
+    def idle_like(self) -> Busy:
+        """Return a device that has done nothing, with the same pauses."""
+        other = Busy()
+        other.paused_ns, other._pauses = self.paused_ns, list(self._pauses)
+        return other
+
+    def copied(self) -> Busy:
+        """Return another device with the same past."""
+        other = copy(self)
+        other._pauses, other._new = list(self._pauses), list(self._new)
+        return other
 
     @property
     def ended_ns(self) -> int:

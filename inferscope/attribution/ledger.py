@@ -38,7 +38,7 @@ from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.marginal import BlameWeights
-from inferscope.attribution.replicas import Replicas
+from inferscope.attribution.replicas import Replica, Replicas
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -295,9 +295,7 @@ class Ledger:
             if slot != NOBODY:
                 self.place(slot, step.dp_rank)
         members = self._admit(slots, start_ns, step.planned_ns)
-        self.device.step(start_ns, step.end_ns, is_work_there=self._num_in_flight > 0)
-        replica = self.replicas.on(step.dp_rank, self.device)
-        span = replica.device.step(start_ns, step.end_ns, is_work_there=False)
+        replica, span = self._run(step.dp_rank, start_ns, step.end_ns)
         if len(slots):
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
             waiting = slots if members is None else slots[members]
@@ -358,10 +356,16 @@ class Ledger:
     def hang(self, slots: Ints, start_ns: int, end_ns: int, *, dp_rank: int) -> None:
         """Note that a replica was busy with running requests, in a part of such a step."""
         none = np.zeros(len(slots), dtype=np.int64)
-        self.device.step(start_ns, end_ns, is_work_there=True)
-        replica = self.replicas.on(dp_rank, self.device)
-        span = replica.device.step(start_ns, end_ns, is_work_there=True)
+        replica, span = self._run(dp_rank, start_ns, end_ns)
         replica.blame.step(slots, Delay(none, None, [], 0, 0, 0, 0), None, None, *span)
+
+    def _run(self, dp_rank: int, start_ns: int, end_ns: int) -> tuple[Replica, tuple[int, int]]:
+        """Note a busy time; return its replica, and from when to when it was busy with it alone."""
+        replica = self.replicas.on(dp_rank, self.device)
+        span = self.device.step(start_ns, end_ns, is_work_there=self._num_in_flight > 0)
+        if replica.device is not self.device:
+            span = replica.device.step(start_ns, end_ns, is_work_there=False)
+        return replica, span
 
     def release(self, held: list[Step]) -> None:
         """Hold requests back no longer: the step is about to be noted, or was none."""
@@ -641,9 +645,7 @@ class Ledger:
         part[1:] = np.maximum(part[1:], behind_part[:-1] * ~is_first[1:])
         part = np.maximum.accumulate(part + 4 * group) - 4 * group
         cell = (group * 3 + part) * _NUM
-        booked = np.zeros(len(live) * 3 * _NUM)
-        if runs is not None:
-            booked.reshape(len(live), 3, _NUM)[:, _AFTER] += runs.booked
+        booked = _Booked()
         self._book_gaps(
             booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group]
         )
@@ -651,8 +653,11 @@ class Ledger:
         members.book(booked, cell[rows], member, took_ns)
         tail = has_tail.nonzero()[0]
         late_ns = np.maximum(tail_ns - np.maximum(end_ns, before_ns), 0)[tail]
-        _add(booked, cell[tail] + _OUTPUT, late_ns)
-        self._rows[live] += np.rint(booked).astype(np.int64).reshape(len(live), 3, _NUM)
+        booked.add(cell[tail] + _OUTPUT, late_ns)
+        rows_ns = booked.summed(len(live) * 3 * _NUM).reshape(len(live), 3, _NUM)
+        if runs is not None:
+            rows_ns[:, _AFTER] += runs.booked
+        self._rows[live] += np.rint(rows_ns).astype(np.int64)
         last = np.append(starts[1:], len(kind)) - 1
         self.mark_ns[live] = mark_ns[last]
         self._state[live], self._substate[live] = state[last], substate[last]
@@ -753,7 +758,7 @@ class Ledger:
 
     def _book_gaps(
         self,
-        booked: Floats,
+        booked: _Booked,
         cell: Ints,
         cause: Ints,
         kind: Ints,
@@ -767,17 +772,17 @@ class Ledger:
         """Add what lies between boundaries, by cause; look up what was busy or paused of it."""
         middle_ns = np.minimum(np.maximum(since_ns, before_ns), at_ns)
         rows = (at_ns > middle_ns).nonzero()[0]
-        _add(booked, cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
+        booked.add(cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
         gap_ns = middle_ns - before_ns
         for row in (_IS_WRITTEN[kind] & (state == LEAVING)).nonzero()[0].tolist():
             # The engine was done, and the connection took no more.
             if gap_ns[row] > 0:
                 since, until = before_ns.item(row), middle_ns.item(row)
                 blocked_ns = self._blocked.within_ns(slot.item(row), since, until)
-                booked[cell[row] + _BEHIND[DELIVERED]] += blocked_ns
-                booked[cell[row] + _OUTPUT] -= blocked_ns
+                cells = cell[row] + np.array([_BEHIND[DELIVERED], _OUTPUT])
+                booked.add(cells, np.array([blocked_ns, -blocked_ns]))
         rows = ((gap_ns > 0) & (cause < _NUM)).nonzero()[0]
-        _add(booked, cell[rows] + cause[rows], gap_ns[rows])
+        booked.add(cell[rows] + cause[rows], gap_ns[rows])
         rows = ((gap_ns > 0) & (cause >= _NUM)).nonzero()[0]
         if not len(rows):
             return
@@ -800,10 +805,10 @@ class Ledger:
             slot[rows[chosen]], since_ns[chosen], until_ns[chosen], self.device, is_over=is_over
         )
         busy_ns, paused_ns = busy_ns[answer], paused_ns[answer]
-        _add(booked, cell[rows] + _BUSY[causes - _NUM], busy_ns)
-        _add(booked, cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
+        booked.add(cell[rows] + _BUSY[causes - _NUM], busy_ns)
+        booked.add(cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
         if paused_ns.any():
-            _add(booked, cell[rows] + _PAUSED, paused_ns)
+            booked.add(cell[rows] + _PAUSED, paused_ns)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -876,6 +881,23 @@ class Ledger:
         return row
 
 
+class _Booked:
+    """Times by cell, in any order: whole nanoseconds, whose sums floats hold exactly."""
+
+    def __init__(self) -> None:
+        self._cells: list[Ints] = []
+        self._times_ns: list[Ints] = []
+
+    def add(self, cells: Ints, times_ns: Ints) -> None:
+        self._cells.append(cells)
+        self._times_ns.append(times_ns)
+
+    def summed(self, num_cells: int) -> Floats:
+        """Return the sums: [cells]."""
+        cells, times_ns = np.concatenate(self._cells), np.concatenate(self._times_ns)
+        return np.bincount(cells, times_ns, num_cells).astype(np.float64, copy=False)
+
+
 class _Runs(NamedTuple):
     """Steps inside runs of decodes, which are booked by themselves."""
 
@@ -945,11 +967,11 @@ class _Members:
         ).reshape(-1, 6)  # fmt: skip
         self.whole_ns: Ints = self.of_steps[:, 2:5].sum(axis=1)
 
-    def book(self, booked: Floats, cell: Ints, member: Ints, took_ns: Ints) -> None:
+    def book(self, booked: _Booked, cell: Ints, member: Ints, took_ns: Ints) -> None:
         """Add steps; a row of which a part is booked already has its parts scaled down.
 
         Args:
-            booked: [cells], to add to.
+            booked: takes them.
             cell: [rows], where those of its request begin.
             member: [rows].
             took_ns: [rows], what each may book.
@@ -975,7 +997,7 @@ class _Members:
             for part, found in zip(parts, left.T, strict=True):
                 part[cut] = found
         for column, part in zip(columns, parts, strict=True):
-            _add(booked, cell + column, part)
+            booked.add(cell + column, part)
 
 
 def scaled(rows: Ints, totals_ns: Ints) -> Ints:
@@ -1006,11 +1028,6 @@ def scaled(rows: Ints, totals_ns: Ints) -> Ints:
 
 def _none(like: Ints) -> Ints:
     return np.zeros_like(like)
-
-
-def _add(booked: Floats, cells: Ints, times_ns: Ints) -> None:
-    if len(cells):
-        booked += np.bincount(cells, times_ns, len(booked))
 
 
 def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:

@@ -51,7 +51,7 @@ class Replicas:
             replica.blame.grow(num_slots)
 
     def on(self, rank: int, like: Busy) -> Replica:
-        """Return a replica; a new one is paused as the engine is.
+        """Return a replica. The device of an engine's only one is the engine's.
 
         Args:
             rank: its data-parallel rank.
@@ -59,9 +59,12 @@ class Replicas:
         """
         replica = self.by_rank.get(rank)
         if replica is None:
-            device = Busy()
-            device.pause_like(like)
-            replica = Replica(device, Blame(len(self._names), device))
+            replica = Replica(like, Blame(len(self._names), like))
+            if self.by_rank:
+                replica.device = like.idle_like()
+                for other in self.by_rank.values():
+                    if other.device is like:
+                        other.device = like.copied()
             self.by_rank[rank] = replica
             if len(self.by_rank) == 1:
                 for slot, at_ns in self._assumed.items():

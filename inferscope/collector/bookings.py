@@ -83,13 +83,11 @@ class Bookings:
             self._mix(b"".join(self._mixed(steps)))
         lives, counters, table = self._lives, self._lives.counters, columns.table
         splits = [step.split for step in steps if step.split is not None]
-        of_ranks = [split.shares_ns for split in splits]
-        shares_ns = np.concatenate(
-            [each[0] if len(each) == 1 else np.add.reduce(each) for each in of_ranks]
-        )
+        shares_ns, prefill_ns = _of_all_ranks(splits, columns)
+        for step, of_step in zip(steps, prefill_ns, strict=True):
+            step.prefill_ns = of_step[: len(step.run.ranks)]
         counted = count_rows(columns, shares_ns, [step.slices for step in steps], lives.rates)
         moved = counted.moved.tolist()
-        self._note_prefills(steps, columns)
         begun = 0
         for at, step in enumerate(steps):
             if step.run.end_ns >= counters.reach_ns:
@@ -109,21 +107,6 @@ class Bookings:
                 self._book_parts(steps[at], columns, at)
         self._count(steps, splits, columns, counted)
 
-    def _note_prefills(self, steps: Sequence[Joined], columns: Columns) -> None:
-        """Note the prefill time of steps, by rank."""
-        at = columns.is_prefill.nonzero()[0]
-        of_steps: list[list[int]] = [[] for _ in steps]
-        of = np.searchsorted(columns.ends, at, "right")
-        for step, row in zip(of.tolist(), (at - columns.firsts[of]).tolist(), strict=True):
-            of_steps[step].append(row)
-        for step, rows in zip(steps, of_steps, strict=True):
-            assert step.split is not None
-            if rows:
-                self._lives.prefill_mode = step.run.span.mode
-            step.prefill_ns = [
-                sum([shares_ns.item(row) for row in rows]) for shares_ns in step.split.shares_ns
-            ]
-
     def _count(
         self,
         steps: Sequence[Joined],
@@ -135,6 +118,9 @@ class Bookings:
         lives, table = self._lives, columns.table
         is_prefill = columns.is_prefill
         num_prefills = np.add.reduceat(is_prefill, columns.firsts, dtype=np.int64)
+        with_prefills = num_prefills.nonzero()[0]
+        if len(with_prefills):
+            lives.prefill_mode = steps[with_prefills.item(-1)].run.span.mode
         prefill_tokens = np.add.reduceat(columns.tokens * is_prefill, columns.firsts)
         runs = [step.run for step in steps]
         times_ns = np.array(
@@ -337,6 +323,21 @@ class _Rows(NamedTuple):
     tokens: Ints
     contexts: Ints
     flags: Bytes
+
+
+def _of_all_ranks(splits: Sequence[SplitStep], columns: Columns) -> tuple[Ints, list[list[int]]]:
+    """Return the rows' shares over all ranks, and by step the prefills' of each rank."""
+    shares_ns, prefill_ns = np.zeros(len(columns.slots), dtype=np.int64), []
+    for rank in range(max(len(split.shares_ns) for split in splits)):
+        of_rank = np.concatenate(
+            [
+                split.shares_ns[rank] if rank < len(split.shares_ns) else np.zeros(size, np.int64)
+                for split, size in zip(splits, columns.sizes.tolist(), strict=True)
+            ]
+        )
+        shares_ns += of_rank
+        prefill_ns.append(np.add.reduceat(of_rank * columns.is_prefill, columns.firsts))
+    return shares_ns, np.array(prefill_ns).T.tolist()
 
 
 _NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)

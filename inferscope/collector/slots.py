@@ -92,18 +92,20 @@ class SlotMap:
 
         The same array tells that they are the same as the last time.
         """
-        column, num_dropped, last = self._team
-        if column == requests and num_dropped == self.num_dropped and last is not None:
-            return last
-        slots = self.slots(np.frombuffer(requests, dtype=np.uint32))
-        of_column = slots.tolist()
-        is_team = bool(of_column) and NOBODY not in of_column
-        is_team = is_team and len(set(of_column)) == len(of_column)
-        if column == requests and last is not None and of_column == last.tolist():
-            slots = last
-        found = slots if is_team else None
-        self._team = (requests, self.num_dropped, found)
-        return found
+        column, num_dropped, team = self._team
+        is_same = column == requests and team is not None
+        if is_same and num_dropped == self.num_dropped:
+            return team
+        slots: Ints | None = self.slots(np.frombuffer(requests, dtype=np.uint32))
+        assert slots is not None
+        if is_same and team is not None and slots.tobytes() == team.tobytes():
+            slots = team
+        else:
+            of_column = set(slots.tolist())
+            if not of_column or NOBODY in of_column or len(of_column) < len(slots):
+                slots = None
+        self._team = (requests, self.num_dropped, slots)
+        return slots
 
     def known(self) -> list[int]:
         """Return all indices mapped now."""
