@@ -97,9 +97,9 @@ def blame_weights(priced: Priced) -> BlameWeights:
     at, part = classes.at, classes.priced
     co_batched, interference = co_batched.copy(), interference.copy()
     co_batched[at] = _co_batched(part, marginal_ns(part), parts_ns(part))
-    others_ns = np.roll(part.modelled_ns, len(classes.mixed))  # of the other class in the step
-    whole_ns = np.tile(priced.modelled_ns[classes.mixed], 2)
-    waited_ns = whole_ns - others_ns
+    # T(S) less what the other class of the step takes.
+    of_classes = part.modelled_ns.reshape(2, -1)[::-1]
+    waited_ns = (priced.modelled_ns[classes.mixed] - of_classes).reshape(-1)
     interference[at] = _completed(part.table, step_ns[at], shares_ns[at], waited_ns)
     return BlameWeights(queue, interference, co_batched)
 
