@@ -490,19 +490,20 @@ class Ledger:
         if was is not will:
             self.pass_idle(at_ns)
             self._num_in_flight += will - was
+        self.state[slot] = state
         if before == WAITING:
             self.replicas.admitted(slot, at_ns)
-        elif before == HELD:
-            self.replicas.resumed(slot, at_ns)
-        elif before == RUNNING:
-            self.replicas.left(slot)
-        self.state[slot] = state
+        if (blame := self.replicas.blame(slot)) is not None:
+            if before == HELD:
+                blame.resumed(slot, at_ns)
+            elif before == RUNNING:
+                blame.left(slot)
+            if state == RUNNING:
+                blame.runs(slot)
+            elif state == HELD:
+                blame.preempted(slot, at_ns)
         if state == WAITING:
             self.replicas.queued(slot, at_ns)
-        elif state == RUNNING:
-            self.replicas.runs(slot)
-        elif state == HELD:
-            self.replicas.preempted(slot, at_ns)
 
     # --- one window ---------------------------------------------------------------------------
 

@@ -110,44 +110,24 @@ class Replicas:
             self._assumed[slot] = at_ns
             if len(self.by_rank) == 1:
                 self._enter(slot, next(iter(self.by_rank)))
-        if (blame := self._blame(slot)) is not None:
+        if (blame := self.blame(slot)) is not None:
             blame.queued(slot, at_ns)
 
     def transferred(self, slot: int, since_ns: int, until_ns: int) -> None:
         """Note that a request waited for its KV blocks, and not for others."""
-        if (blame := self._blame(slot)) is not None:
+        if (blame := self.blame(slot)) is not None:
             blame.transferred(slot, since_ns, until_ns)
 
     def admitted(self, slot: int, at_ns: int) -> None:
         """End a request's wait."""
         self._assumed.pop(slot, None)
-        if (blame := self._blame(slot)) is not None:
+        if (blame := self.blame(slot)) is not None:
             blame.admitted(slot, at_ns)
-
-    def runs(self, slot: int) -> None:
-        """Note that a request holds a slot of the engine."""
-        if (blame := self._blame(slot)) is not None:
-            blame.runs(slot)
-
-    def left(self, slot: int) -> None:
-        """Take its slot from a request."""
-        if (blame := self._blame(slot)) is not None:
-            blame.left(slot)
-
-    def preempted(self, slot: int, at_ns: int) -> None:
-        """Take a request's blocks."""
-        if (blame := self._blame(slot)) is not None:
-            blame.preempted(slot, at_ns)
-
-    def resumed(self, slot: int, at_ns: int) -> None:
-        """End a request's preemption."""
-        if (blame := self._blame(slot)) is not None:
-            blame.resumed(slot, at_ns)
 
     def end(self, slot: int) -> None:
         """Forget a request, as a victim; others may blame it yet."""
         self._assumed.pop(slot, None)
-        if (blame := self._blame(slot)) is not None:
+        if (blame := self.blame(slot)) is not None:
             blame.end(slot)
         self._rank[slot] = _NONE
         self._last_slots = None
@@ -209,10 +189,11 @@ class Replicas:
 
     def blame_of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
         """Return a request's blame; see `Blame.of`. Unknown while its replica is."""
-        if (blame := self._blame(slot)) is not None:
+        if (blame := self.blame(slot)) is not None:
             return blame.of(slot, row_ns, at_ns=at_ns)
         return unknown(row_ns)
 
-    def _blame(self, slot: int) -> Blame | None:
+    def blame(self, slot: int) -> Blame | None:
+        """Return the blame of the replica that a request is on; None while that is not known."""
         rank = self._rank.item(slot)
         return None if rank == _NONE else self.by_rank[rank].blame
