@@ -34,6 +34,7 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
 from inferscope.attribution.holds import Grip, Holds
 from inferscope.attribution.marginal import BlameWeights
+from inferscope.cost.step_table import product
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -309,9 +310,9 @@ class Blame:
         if not is_prefill.any():
             pairs = self._of_cause(_DECODE_CO_BATCHED)
             if before is None:
-                pairs[seats[:, None], rows] += waits.T @ shares
+                pairs[seats[:, None], rows] += product(waits.T, shares)
             else:  # of members that are forgotten several have one row
-                np.add.at(pairs, (seats[:, None], rows), waits.T @ shares)
+                np.add.at(pairs, (seats[:, None], rows), product(waits.T, shares))
             return
         grid = np.zeros(shape, dtype=np.bool_)
         grid.reshape(-1)[cell] = is_prefill
@@ -350,9 +351,9 @@ class Blame:
             pairs = self._of_cause(cause)
             cells = (victims * pairs.shape[1])[:, None] + culprits
             if before is None:
-                pairs.reshape(-1)[cells.reshape(-1)] += (spent.T @ found).reshape(-1)
+                pairs.reshape(-1)[cells.reshape(-1)] += product(spent.T, found).reshape(-1)
             else:
-                np.add.at(pairs.reshape(-1), cells.reshape(-1), (spent.T @ found).reshape(-1))
+                np.add.at(pairs.reshape(-1), cells.reshape(-1), product(spent.T, found).reshape(-1))
 
     def _of_cause(self, cause: int) -> Floats:
         """Return the matrix of a cause, with room for all that are there."""
@@ -366,14 +367,12 @@ class Blame:
 
     def _forget(self, rows: list[int]) -> None:
         """Remove culprits: what is theirs in the matrices is of unknown requests from here on."""
-        is_gone = np.zeros(self._holds.num_rows)
-        is_gone[rows] = 1.0
+        gone = np.array(rows)
         for pairs in self._pairs:
             if pairs is not None:
-                gone = is_gone[: pairs.shape[1]]
-                unknown = pairs @ gone
-                pairs *= 1.0 - gone
-                pairs[:, 0] += unknown
+                of_cause = gone[gone < pairs.shape[1]]
+                pairs[:, 0] += pairs[:, of_cause].sum(axis=1)
+                pairs[:, of_cause] = 0.0
 
     def _weight_of(self, rows: list[int]) -> Floats:
         """Return what culprits are blamed for in the matrices: [rows]."""

@@ -39,6 +39,7 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.replicas import Replica, Replicas
+from inferscope.cost.step_table import product
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -743,7 +744,7 @@ class Ledger:
         sums[:, _DECODE_OWN + 2] = explained_ns - class_ns
         sums[np.arange(num), excess] = excess_ns
         sums[:, _RANK_WAIT] += wait_ns
-        booked = is_inside.T.astype(np.float64) @ sums
+        booked = product(is_inside.T.astype(np.float64), sums)
         own_ns = np.zeros((num, width))
         own_ns.reshape(-1)[cell] = members.own_ns[member]
         of_own = (own_ns * is_inside).sum(axis=0)
