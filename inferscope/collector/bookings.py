@@ -244,7 +244,7 @@ class Bookings:
                 cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)
 
     def hand_on(self, step: Joined, columns: Columns, at: int) -> None:
-        """Give the sinks a step, once for each rank."""
+        """Send the sinks a step, once for each rank."""
         split, rows = step.split, columns.rows(at)
         assert split is not None
         components = None
@@ -260,7 +260,7 @@ class Bookings:
         self._hand_on(step, of_rows, components=components)
 
     def hand_on_unnamed(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
-        """Give the sinks a step of no known request; `unnamed` is of each rank."""
+        """Send the sinks a step without known requests; `unnamed` is of each rank."""
         self._hand_on(step, _NO_ROWS, unnamed=unnamed)
 
     def _hand_on(

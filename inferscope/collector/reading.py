@@ -15,13 +15,13 @@ Ints = NDArray[np.int64]
 
 MOST_INDEX = 0xFFFFFFFE
 _MOST_PAIRS = 1 << 40
-"""Of query and key in a slice: a million tokens behind half a million. More is damage."""
+"""Most query-key pairs of a slice: a million tokens with half a million of context."""
 
 
 def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Ints, bool] | None:
     """Return the slots of a step's rows, and whether each is of another request.
 
-    None if its columns do not fit together, or no engine computes so much in a step.
+    None if its columns have different lengths, or more pairs than any engine computes in a step.
 
     Args:
         ring: that tells of them.
