@@ -304,7 +304,7 @@ def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
 def tell_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
     """Note the same long runs of decodes in each ledger, with what may come between; return when.
 
-    The second ledger is folded wherever nothing runs.
+    The second ledger is folded in between, too.
     """
     slots, now_ns = [1, 2, 3, 4, 5], 0
     for ledger in ledgers:
@@ -323,6 +323,11 @@ def tell_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
             delay = Delay(own_ns, None, [], 5, 5, 5, took_ns - 5)
         is_cold, wait_ns = draw.random() < 0.1, draw.randint(0, delay.excess_ns)
         start_ns, now_ns = now_ns, now_ns + took_ns
+        if draw.random() < 0.05:  # beside a step that lasts longer than many
+            long_ns = draw.randint(50, 500)
+            whole = Delay(np.array([3, 4]), None, [], 9, 9, 9, long_ns - 9)
+            for ledger in ledgers:
+                ledger.step(Step(np.array([1, 2]), whole, start_ns, start_ns + long_ns))
         emitted_ns = now_ns + draw.choice([0, 0, 2, 9])
         emits = members if draw.random() < 0.9 else members[: len(members) // 2]
         for ledger in ledgers:
