@@ -131,6 +131,7 @@ def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
     lost = [row for row in requests if row["finish"] == "engine_lost"]
     assert len(requests) > len(lost)
     for row in requests:
+        assert row["ledger_missing"] is None
         assert sum(row["ledger_ns"].values()) == row["delivered_ns"] - row["arrived_ns"]
     for row in lost:
         assert row["last_token_ns"] is None or row["last_token_ns"] <= row["delivered_ns"]

@@ -233,8 +233,8 @@ def test_reasoning_is_found_where_the_engine_tells_of_it(served: Serve) -> None:
     def reason(engine: Engine) -> None:
         finished = engine.probe.finished
 
-        def told(index: int, reason: str) -> None:
-            finished(index, reason, reasoning_tokens=24)  # type: ignore[arg-type]
+        def told(index: int, reason: str, **more: int) -> None:
+            finished(index, reason, reasoning_tokens=24, **more)  # type: ignore[arg-type]
 
         engine.probe.finished = told  # type: ignore[assignment,method-assign]
 
