@@ -17,6 +17,7 @@ from inferscope.adapters.sglang_info import (
     adapter_names,
     engine_info,
     free_and_cached,
+    graph_sizes,
     is_asynchronous,
     place,
     step_timer,
@@ -186,7 +187,7 @@ class SchedulerHooks:
         if getattr(scheduler.server_args, "tokenizer_worker_num", 1) > 1:
             # SGLang loads no plug-ins in them. The engine is observed all the same.
             patches.unsupported("--tokenizer-worker-num above 1: latencies are the engine's")
-        where = place()
+        where = place(scheduler)
         probe = Probe.open(
             engine_info(scheduler, where),
             role="core" if where.is_core else "worker",
@@ -206,7 +207,7 @@ class SchedulerHooks:
             block_tokens=scheduler.page_size,
             total_tokens=scheduler.max_total_num_tokens,
             max_running=scheduler.max_running_requests,
-            graph_sizes=scheduler.tp_worker.get_decode_cuda_graph_bs(),
+            graph_sizes=graph_sizes(scheduler),
             adapter_of=adapter_names(scheduler),
             end_left="error" if _ENDS in self.lacking else "client_cancel",
             is_deferring=is_asynchronous(scheduler),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from inferscope.adapters.shapes import dtype_bits, shape_of
@@ -29,8 +30,11 @@ class Place(NamedTuple):
         return (data * self.sizes[1] + pipeline) * self.sizes[0] + tensor
 
 
-def place() -> Place:
-    """Return where this process stands; SGLang must have set up its groups."""
+def place(scheduler: Any) -> Place:
+    """Return where a scheduler stands; SGLang must have set up its groups."""
+    state = getattr(scheduler, "ps", None)
+    if state is not None:
+        return place_in(_context_of(state))
     from sglang.srt.runtime_context import get_parallel
 
     return place_in(get_parallel())
@@ -47,6 +51,27 @@ def place_in(parallel: Any) -> Place:
         (parallel.tp_rank % num_tensor, parallel.pp_rank, replica, parallel.moe_ep_rank),
         (num_tensor, parallel.pp_size, parallel.dp_size * num_shared, parallel.ep_size),
         is_core=not (parallel.pp_rank or parallel.attn_tp_rank or parallel.attn_cp_rank),
+    )
+
+
+def _context_of(state: Any) -> Any:
+    """Return the ranks that schedulers before 0.5.21 keep, by the names of the later context.
+
+    There a replica of the attention alone counts as a data-parallel rank too.
+    """
+    is_shared = state.attn_dp_size > 1
+    return SimpleNamespace(
+        tp_rank=state.tp_rank,
+        tp_size=state.tp_size,
+        pp_rank=state.pp_rank,
+        pp_size=state.pp_size,
+        dp_rank=None if is_shared else state.dp_rank,
+        dp_size=1 if is_shared else state.dp_size,
+        moe_ep_rank=state.moe_ep_rank,
+        ep_size=state.moe_ep_size,
+        attn_dp_size=state.attn_dp_size,
+        attn_tp_rank=state.attn_tp_rank,
+        attn_cp_rank=state.attn_cp_rank,
     )
 
 
@@ -105,6 +130,19 @@ def free_and_cached(scheduler: Any) -> Callable[[], tuple[int, int]]:
     if scheduler.is_hybrid_swa:
         return lambda: (allocator.full_available_size(), cache.full_evictable_size())
     return lambda: (allocator.available_size(), cache.evictable_size())
+
+
+def graph_sizes(scheduler: Any) -> list[int]:
+    """Return the batch sizes whose decoding was captured as graphs.
+
+    Before 0.5.21 no method of the worker returns them; what captured the graphs has them too.
+    """
+    worker = scheduler.tp_worker
+    read = getattr(worker, "get_decode_cuda_graph_bs", None)
+    if read is not None:
+        return list(read())
+    capturing = getattr(worker.model_runner, "decode_cuda_graph_runner", None)
+    return list(getattr(capturing, "capture_bs", ()))
 
 
 def adapter_names(scheduler: Any) -> Callable[[str], str]:
