@@ -65,7 +65,11 @@ class BatchingHooks:
                     "clear_cancelled_requests": Around(after=self._cancelled),
                 },
             )
-            and unit(router, {"fail_and_deliver": Around(self._failed)})
+            and (
+                unit(router, {"fail_and_deliver": Around(self._failed)})
+                if hasattr(router, "fail_and_deliver")
+                else unit(processor, {"_handle_request_error": Around(self._failed_before_5_17)})
+            )
             and unit(runner, {"compute_batch": Around(self._computes, self._computed)})
             and all(
                 unit(
@@ -155,6 +159,9 @@ class BatchingHooks:
     def _failed(self, router: Any, state: Any, error: Exception) -> None:
         if self._on.batcher is not None:
             self._on.batcher.failed(state)
+
+    def _failed_before_5_17(self, processor: Any, error: Exception, state: Any) -> None:
+        self._failed(processor, state, error)
 
     def _chosen(self, ios: Any, requests_in_batch: list[Any], *_args: Any, **_kwargs: Any) -> None:
         if self._on.batcher is not None:

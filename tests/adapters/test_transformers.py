@@ -352,7 +352,6 @@ CALLED = [
     ("continuous_api", "ContinuousBatchProcessor", "prepare_next_batch"),
     ("continuous_api", "ContinuousBatchProcessor", "update_batch"),
     ("continuous_api", "ContinuousBatchingManager", "_create_batch_processor"),
-    ("continuous_api", "OutputRouter", "fail_and_deliver"),
     ("scheduler", "Scheduler", "add_waiting_request"),
     ("scheduler", "Scheduler", "clear_cancelled_requests"),
     ("model_runner", "ModelRunner", "compute_batch"),
