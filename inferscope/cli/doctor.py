@@ -11,17 +11,18 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib import metadata
 
 import msgspec
 
 from inferscope import __version__
+from inferscope.adapters.needs.check import engines_of
 from inferscope.calibration import stored
 from inferscope.cli.doctor_device import Finding, devices, tracing
 from inferscope.cli.doctor_pod import pod
+from inferscope.cli.run_target import Unobservable, find_target, shim_of
 from inferscope.clock_skew import SkewedClock
 from inferscope.counters.source import has_nvidia
-from inferscope.errors import InferScopeError
+from inferscope.errors import BadInput, InferScopeError
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.access import closed_under, why_closed
 from inferscope.ring.discovery import (
@@ -56,11 +57,17 @@ _MEGABYTE = 1 << 20
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--python",
+        metavar="PROGRAM",
+        help="check the engines of another environment: of this Python, or of the Python that runs "
+        "this program, as `inferscope run` finds it (vllm, say)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Look around and print what was found."""
-    findings = examine()
+    findings = examine(options.python)
     if options.json:
         rows = [asdict(finding) for finding in findings]
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
@@ -74,8 +81,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def examine() -> list[Finding]:
-    """Return what this machine allows."""
+def examine(program: str | None = None) -> list[Finding]:
+    """Return what this machine allows.
+
+    Args:
+        program: whose environment's engines are checked; None is this one's.
+
+    Raises:
+        BadInput: There is no such program, or no Python runs it.
+    """
     cores = len(os.sched_getaffinity(0))
     return [
         Finding("inferscope", True, f"{__version__}, Python {platform.python_version()}"),
@@ -89,7 +103,7 @@ def examine() -> list[Finding]:
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),
         *devices(stored(), num_threads=_threads()),
         *tracing(),
-        *_engines(),
+        *(_engines(sys.executable) if program is None else _elsewhere(program)),
     ]
 
 
@@ -171,14 +185,29 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _engines() -> Iterator[Finding]:
-    for name, route in _ENGINES.items():
-        if _is_installed(name):
-            try:
-                version = metadata.version(name.replace("_", "-"))
-            except metadata.PackageNotFoundError:
-                version = "version unknown"
-            yield Finding(name, True, f"{version}; observe it: {route}")
+def _elsewhere(program: str) -> Iterator[Finding]:
+    """Yield what another environment has: inferscope, and engines."""
+    target = find_target([program], os.environ)
+    if target.interpreter is None:
+        raise BadInput(f"{target.program} is no Python program. Give the Python that runs it.")
+    try:
+        shim_of(target, os.environ)
+    except Unobservable as reason:
+        yield Finding("its Python", False, f"{target.interpreter}: {reason.what}", reason.fix)
+    else:
+        yield Finding("its Python", True, f"{target.interpreter}: imports inferscope")
+    findings = list(_engines(target.interpreter))
+    yield from findings or [Finding("its engines", False, "none is installed there")]
+
+
+def _engines(python: str) -> Iterator[Finding]:
+    """Yield the engines of an environment, and a line for each feature that one lacks."""
+    for engine in engines_of(python):
+        name = engine.engine.package
+        version = engine.version or "version unknown"
+        yield Finding(name, engine.is_observed, f"{version}; observe it: {_ENGINES[name]}")
+        for lack in engine.lacks:
+            yield Finding(name, False, f"unsupported: {lack}")
 
 
 def _threads() -> set[int]:

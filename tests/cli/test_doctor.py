@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from inferscope.adapters.needs.vllm import VLLM
 from inferscope.calibration import CACHE_VARIABLE, cpu_name, store
 from inferscope.cli.doctor import examine
 from inferscope.cli.doctor_device import devices, tracing
@@ -16,6 +18,7 @@ from inferscope.ring import discovery
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import MIN_CAPACITY, Identity
 from inferscope.ring.writer import RingWriter
+from tests.adapters.engine_source import environment
 from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
@@ -93,3 +96,35 @@ def test_the_folders_that_are_searched_are_listed_with_what_is_in_each(
     assert found[0].endswith("a probe started here writes to it")
     assert f"{tmp_path / 'inferscope'}: 1 engines now, 0 ended" in found
     ring.close()
+
+
+def test_the_engines_of_another_environment_are_checked_feature_by_feature(tmp_path: Path) -> None:
+    target = "vllm.v1.core.sched.scheduler:Scheduler.set_pause_state"
+    python = environment(tmp_path, VLLM, "0.28.0", without=target)
+    done = inferscope("doctor", "--json", "--python", python, rings=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [(row["name"], row["is_fine"], row["found"]) for row in json.loads(done.stdout)]
+    (mine,) = (row for row in rows if row[0] == "its Python")
+    assert mine[1]
+    engine, lack = (row for row in rows if row[0] == "vllm")
+    assert engine[1]
+    assert engine[2].startswith("0.28.0; observe it: ")
+    assert lack == ("vllm", False, f"unsupported: pauses: {target.replace(':', '.')} is missing")
+
+
+def test_an_environment_without_inferscope_is_given_the_line_that_installs_it(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o700)
+    rows = {row.name: row for row in examine(str(python))}
+    assert not rows["its Python"].is_fine
+    assert rows["its Python"].fix.endswith(f"{python} -m pip install inferscope")
+    assert rows["its engines"].found == "none is installed there"
+
+
+def test_a_program_that_no_python_runs_has_no_engines_to_check(tmp_path: Path) -> None:
+    done = inferscope("doctor", "--python", "/bin/ls", rings=tmp_path)
+    assert done.returncode == 2
+    assert "/bin/ls is no Python program" in done.stderr

@@ -1,0 +1,94 @@
+"""What `adapters/sglang_*.py` need of SGLang."""
+
+from __future__ import annotations
+
+from inferscope.adapters.needs.feature import Engine, Feature, Fields, Place
+
+_SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
+_WORKER = "sglang.srt.managers.tp_worker:TpModelWorker"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
+_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
+_BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+_REQUEST = "sglang.srt.managers.schedule_batch:Req"
+
+SGLANG = Engine(
+    "sglang",
+    "sglang",
+    (
+        Feature(
+            "the registry of hooks",
+            (Place("sglang.srt.plugins.hook_registry:HookRegistry.register"),),
+            (Fields("sglang.srt.plugins.hook_registry:HookType", ("AROUND",)),),
+            is_needed=True,
+        ),
+        Feature(
+            "the scheduler",
+            (
+                Place(f"{_SCHEDULER}.run_event_loop"),
+                Place(f"{_SCHEDULER}._add_request_to_queue", ("req",)),
+                Place(f"{_SCHEDULER}.run_batch", ("batch",)),
+                Place(f"{_SCHEDULER}.process_batch_result", ("batch", "result")),
+                Place(f"{_WORKER}.forward_batch_generation"),
+                Place(f"{_STREAMER}.stream_output", ("reqs",)),
+            ),
+            (
+                Fields("sglang.srt.runtime_context", ("get_parallel",)),
+                Fields(
+                    _SCHEDULER,
+                    (
+                        *("forward_ct", "waiting_queue", "running_batch", "chunked_req"),
+                        *("server_args", "model_config", "page_size", "device", "tp_worker"),
+                        *("model_worker", "max_running_requests", "max_total_num_tokens"),
+                        *("token_to_kv_pool_allocator", "tree_cache", "is_hybrid_swa"),
+                        *("chunked_prefill_size", "max_prefill_tokens"),
+                    ),
+                ),
+                Fields(_WORKER, ("model_runner",)),
+                Fields(
+                    _BATCH,
+                    (
+                        *("reqs", "forward_mode", "extend_lens", "prefix_lens", "seq_lens_cpu"),
+                        *("decoding_reqs", "return_logprob", "extend_logprob_start_lens"),
+                        *("spec_algorithm", "forward_iter", "batch_is_full"),
+                    ),
+                ),
+                Fields(
+                    _REQUEST,
+                    (
+                        *("rid", "origin_input_ids", "output_ids", "is_retracted", "seqlen"),
+                        *("finished_len", "finished_reason"),
+                    ),
+                ),
+            ),
+            is_needed=True,
+        ),
+        Feature("when scheduling began", (Place(f"{_SCHEDULER}.get_next_batch_to_run"),)),
+        Feature(
+            "how requests end outside of a batch",
+            (Place(f"{_SCHEDULER}.send_abort_output", ("abort_req", "req")),),
+        ),
+        Feature("steps of embeddings", (Place(f"{_WORKER}.forward_batch_embedding"),)),
+        Feature(
+            "pauses",
+            (
+                Place(f"{_SCHEDULER}.pause_generation"),
+                Place(f"{_SCHEDULER}.continue_generation"),
+                Place(f"{_MANAGER}.pause_generation"),
+                Place(f"{_MANAGER}.continue_generation"),
+            ),
+        ),
+        Feature(
+            "requests at the front end",
+            (
+                Place(f"{_MANAGER}.__init__"),
+                Place(f"{_MANAGER}._send_one_request", ("tokenized_obj",)),
+                Place(f"{_MANAGER}._handle_batch_output", ("recv_obj",)),
+            ),
+            (Fields(_MANAGER, ("rid_to_state", "server_args")),),
+        ),
+        Feature(
+            "several prompts in one request",
+            (Place(f"{_MANAGER}._send_batch_request", ("tokenized_objs",)),),
+        ),
+    ),
+)
