@@ -45,8 +45,12 @@ check: $(READY)
 
 # INFERSCOPE_PEERS names a folder of environments of other engines and clients, .engines without it;
 # what is not there is skipped, with the reason. What was seen to work goes into the table of the docs.
+# With VERSIONS="vllm@0.30.0 sgl@0.5.21 tf@5.16.1" one server of each of these is tested, and no more;
+# INFERSCOPE_SETUP names the program that builds what is missing: PROGRAM FOLDER vllm@0.30.0.
+test-engines: export INFERSCOPE_CONFORMANCE := docs/conformance.md
 test-engines: $(READY)
-	INFERSCOPE_CONFORMANCE=docs/conformance.md $(BIN)/python -m pytest -m slow $(ARGS)
+	$(if $(VERSIONS),INFERSCOPE_VERSIONS="$(VERSIONS)") $(BIN)/python -m pytest -m slow \
+		$(if $(VERSIONS),tests/engines_real/test_each_version.py) $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/probe_cost.py

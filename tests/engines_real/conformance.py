@@ -1,7 +1,7 @@
-"""What tests have shown of real engines: features by engine and version, a table in Markdown.
+"""What tests have shown of real engines: features by version, a table in Markdown for each engine.
 
     markers ─► claims ┐
-                      ├─► findings ─► merged into the table of earlier runs
+                      ├─► findings ─► merged into the tables of earlier runs
     reports ─► outcomes ┘
 
 A cell says what all tests that claim it have shown, or `fails` if one of them failed. If one of
@@ -10,17 +10,20 @@ them was skipped or not run, the cell stays as it was: a run of a few tests take
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 Level = Literal["full", "partial", "unsupported"]
 Outcome = Literal["passed", "skipped", "failed"]
-Cell = tuple[str, str]
-"""Engine and feature."""
+Finding = tuple[str, str, str]
+"""Engine, environment and feature."""
+Cell = tuple[str, str, str]
+"""Engine, version and feature."""
 
 LEVELS: tuple[Level, ...] = ("full", "partial", "unsupported")
 ENGINES = {
@@ -29,7 +32,7 @@ ENGINES = {
     "transformers": ("tf", "transformers"),
     "llama-cpp-python": ("lcpp", "llama-cpp-python"),
 }
-"""Column → the environment under `venvs/`, and the distribution whose version it is."""
+"""Engine → its usual environment under `venvs/`, and the distribution whose version it is."""
 
 FEATURES = (
     "`inferscope run` in front of the server",
@@ -42,6 +45,7 @@ FEATURES = (
     "client's clock and ours within [0, 5 ms]",
     "engine's own `/metrics` agree",
     "tokens of slices = the API's `usage`",
+    "tokens and phases of every step = a spy's in the engine",
     "every step joined and conserved, every ledger closed",
     "chunked and mixed prefill",
     "prefix cache",
@@ -69,6 +73,7 @@ FEATURES = (
     "the same answers with and without the probe",
     "a fault of ours changes no answer",
     "an unsupported scheduler: no ledger, and the reason shown",
+    "`inferscope doctor` names what is unsupported",
 )
 """The rows, in their order."""
 
@@ -78,8 +83,10 @@ _PREAMBLE = """# What is known to work
 
 Written by `make test-engines`: a cell is what tests on the real engine have shown at the version in
 its column. `full`; `partial` and `unsupported` with what is missing; `fails` where a test failed;
-`-` where no test says anything. A skipped test changes nothing, another version of an engine clears
-its column. More on each: [vLLM](vllm.md), [SGLang](sglang.md),
+`-` where no test says anything. A skipped test changes nothing. One version of each engine is run
+through all its tests, the others (`make test-engines VERSIONS="vllm@0.30.0 …"`) through those of
+`test_each_version.py`: one server, whose steps an independent spy in the engine writes down too.
+More on each: [vLLM](vllm.md), [SGLang](sglang.md),
 [transformers and llama-cpp-python](transformers.md).
 """
 
@@ -96,6 +103,8 @@ class Claim:
     feature: str
     level: Level = "full"
     note: str = ""
+    folder: str = ""
+    """The environment, where it is not the engine's usual one."""
 
     def __post_init__(self) -> None:
         for value, known in (
@@ -109,9 +118,18 @@ class Claim:
             raise ValueError(f"{self.note!r} is no note of a claim that is {self.level!r}")
 
     @property
+    def finding(self) -> Finding:
+        """Return what it is claimed of."""
+        return self.engine, self.folder or ENGINES[self.engine][0], self.feature
+
+    @property
     def text(self) -> str:
         """What the cell says."""
         return f"{self.level}: {self.note}" if self.note else self.level
+
+
+Show = Callable[[Claim], None]
+"""What a test calls that learns as it runs what it shows."""
 
 
 @dataclass
@@ -128,15 +146,15 @@ class Evidence:
         elif is_call:
             self.outcome_by_test.setdefault(test, outcome)
 
-    def findings(self) -> dict[Cell, str]:
+    def findings(self) -> dict[Finding, str]:
         """Return what the cells are to say that this session can judge."""
-        tests: dict[Cell, list[tuple[Claim, Outcome | None]]] = defaultdict(list)
+        tests: dict[Finding, list[tuple[Claim, Outcome | None]]] = defaultdict(list)
         for test, claims in self.claims_by_test.items():
             for claim in claims:
-                tests[claim.engine, claim.feature].append((claim, self._of(test)))
+                tests[claim.finding].append((claim, self._of(test)))
         return {
-            cell: _FAILS if "failed" in outcomes else _worst(claim for claim, _ in shown)
-            for cell, shown in tests.items()
+            finding: _FAILS if "failed" in outcomes else _worst(claim for claim, _ in shown)
+            for finding, shown in tests.items()
             if (outcomes := {outcome for _, outcome in shown}) == {"passed"} or "failed" in outcomes
         }
 
@@ -146,74 +164,72 @@ class Evidence:
 
 @dataclass
 class Table:
-    """Versions by engine, and what the cells say."""
+    """What the cells say."""
 
-    versions: dict[str, str] = field(default_factory=dict)
     cells: dict[Cell, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Table:
         """Read what `render` wrote."""
-        rows = [
-            [cell.strip() for cell in line.strip().strip("|").split("|")]
-            for line in text.splitlines()
-            if line.startswith("|")
-        ]
-        if not rows:
-            return cls()
-        columns = [heading.split(" ") for heading in rows[0][1:]]
-        versions = {engine: version for engine, version in columns if version != _NEVER}
-        cells = {
-            (engine, row[0]): content
-            for row in rows[2:]
-            for (engine, _), content in zip(columns, row[1:], strict=True)
-            if content != _NEVER
-        }
-        return cls(versions, cells)
-
-    def merge(self, versions: Mapping[str, str], findings: Mapping[Cell, str]) -> None:
-        """Take over what a session found at these versions."""
-        renewed = {
-            engine for engine, version in versions.items() if self.versions.get(engine) != version
-        }
-        self.cells = {cell: text for cell, text in self.cells.items() if cell[0] not in renewed}
-        self.versions.update(versions)
-        self.cells.update(findings)
+        cells: dict[Cell, str] = {}
+        engine, versions = "", []
+        for line in text.splitlines():
+            words = [word.strip() for word in line.strip().strip("|").split("|")]
+            if line.startswith("## "):
+                engine = line.removeprefix("## ")
+            elif line.startswith("| feature |"):
+                versions = words[1:]
+            elif line.startswith("| ") and words[0] in FEATURES:
+                for version, content in zip(versions, words[1:], strict=True):
+                    if content != _NEVER:
+                        cells[engine, version, words[0]] = content
+        return cls(cells)
 
     def render(self) -> str:
         """Return the page."""
-        headings = [f"{engine} {self.versions.get(engine, _NEVER)}" for engine in ENGINES]
-        rows = [["feature", *headings], ["---"] * (1 + len(ENGINES))]
-        for feature in FEATURES:
-            row = [self.cells.get((engine, feature), _NEVER) for engine in ENGINES]
-            if set(row) != {_NEVER}:
-                rows.append([feature, *row])
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([_PREAMBLE, *lines]) + "\n"
+        parts = [_PREAMBLE]
+        for engine in ENGINES:
+            versions = {version for named, version, _ in self.cells if named == engine}
+            columns = sorted(versions, key=_numbers, reverse=True)
+            if not columns:
+                continue
+            rows = [["feature", *columns], ["---"] * (1 + len(columns))]
+            for feature in FEATURES:
+                row = [self.cells.get((engine, column, feature), _NEVER) for column in columns]
+                if set(row) != {_NEVER}:
+                    rows.append([feature, *row])
+            table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+            parts.append(f"## {engine}\n\n{table}\n")
+        return "\n".join(parts)
 
 
-def versions_in(peers: Path, engines: Iterable[str]) -> dict[str, str]:
-    """Ask the environments of these engines for their versions; leave out those that have none."""
-    versions = {}
-    for engine in engines:
-        folder, distribution = ENGINES[engine]
-        python = peers / "venvs" / folder / "bin" / "python"
-        if python.exists():
-            program = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-            done = subprocess.run([python, "-c", program], capture_output=True, text=True)
-            if done.returncode == 0:
-                versions[engine] = done.stdout.strip()
-    return versions
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def update(page: Path, peers: Path, findings: Mapping[Cell, str]) -> None:
+def version_in(peers: Path, engine: str, folder: str) -> str | None:
+    """Ask an environment for its version of an engine; None where it has none."""
+    python = peers / "venvs" / folder / "bin" / "python"
+    if not python.exists():
+        return None
+    program = f"import importlib.metadata as m; print(m.version({ENGINES[engine][1]!r}))"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def update(page: Path, peers: Path, findings: Mapping[Finding, str]) -> None:
     """Merge findings into a page; without any it is left alone."""
-    versions = versions_in(peers, {engine for engine, _ in findings})
-    known = {cell: text for cell, text in findings.items() if cell[0] in versions}
+    environments = {(engine, folder) for engine, folder, _ in findings}
+    versions = {each: version_in(peers, *each) for each in environments}
+    known: dict[Cell, str] = {}
+    for (engine, folder, feature), text in findings.items():
+        version = versions[engine, folder]
+        if version is not None:
+            known[engine, version, feature] = text
     if not known:
         return
     table = Table.parse(page.read_text(encoding="utf-8")) if page.exists() else Table()
-    table.merge(versions, known)
+    table.cells.update(known)
     page.write_text(table.render(), encoding="utf-8")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from tests.engines_real.conformance import Claim, Evidence, update
+from tests.engines_real.conformance import Claim, Evidence, Show, update
 
 ROOT = Path(__file__).resolve().parents[2]
+_SHOWN = "conformance"
 _evidence = Evidence()
 
 
@@ -26,8 +28,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _evidence.claims_by_test[item.nodeid] = claims
 
 
+@pytest.fixture
+def show(request: pytest.FixtureRequest) -> Show:
+    """Return what takes a claim while a test runs; of several for a cell the least one counts."""
+
+    def shown(claim: Claim) -> None:
+        request.node.user_properties.append((_SHOWN, astuple(claim)))
+
+    return shown
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how a phase of a test ended."""
+    """Note how a phase of a test ended, and what it has shown."""
+    if report.when == "call":
+        claims = [Claim(*words) for name, words in report.user_properties if name == _SHOWN]
+        _evidence.claims_by_test.setdefault(report.nodeid, []).extend(claims)
     _evidence.happened(report.nodeid, report.outcome, is_call=report.when == "call")
 
 

@@ -15,8 +15,10 @@ from tests.engines_real.conformance import (
     ENGINES,
     FEATURES,
     LEVELS,
+    Cell,
     Claim,
     Evidence,
+    Finding,
     Outcome,
     Table,
     update,
@@ -24,9 +26,10 @@ from tests.engines_real.conformance import (
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = ("vLLM", FEATURES[0])
+FOUND = ("vLLM", "vllm", FEATURES[0])
 
 
-def judged(*ends: Outcome | None, claims: list[Claim] | None = None) -> dict[tuple[str, str], str]:
+def judged(*ends: Outcome | None, claims: list[Claim] | None = None) -> dict[Finding, str]:
     evidence = Evidence()
     for number, end in enumerate(ends):
         test = f"test[{number}]"
@@ -39,8 +42,8 @@ def judged(*ends: Outcome | None, claims: list[Claim] | None = None) -> dict[tup
 
 
 def test_a_feature_is_shown_if_all_its_tests_have_passed() -> None:
-    assert judged("passed", "passed") == {CELL: "full"}
-    assert judged("passed", "failed", "skipped") == {CELL: "fails"}
+    assert judged("passed", "passed") == {FOUND: "full"}
+    assert judged("passed", "failed", "skipped") == {FOUND: "fails"}
 
 
 @pytest.mark.parametrize("missing", ["skipped", None])
@@ -52,12 +55,12 @@ def test_a_test_that_fails_after_its_call_has_failed() -> None:
     evidence = Evidence({"test": [Claim(*CELL)]})
     evidence.happened("test", "passed", is_call=True)
     evidence.happened("test", "failed", is_call=False)
-    assert evidence.findings() == {CELL: "fails"}
+    assert evidence.findings() == {FOUND: "fails"}
 
 
 def test_the_least_that_is_claimed_counts() -> None:
     claims = [Claim(*CELL), Claim(*CELL, "partial", "one rank"), Claim(*CELL)]
-    assert judged("passed", "passed", "passed", claims=claims) == {CELL: "partial: one rank"}
+    assert judged("passed", "passed", "passed", claims=claims) == {FOUND: "partial: one rank"}
 
 
 @pytest.mark.parametrize(
@@ -76,38 +79,42 @@ def test_a_claim_that_the_table_cannot_hold_is_refused(words: tuple[str, ...], w
         Claim(*words)  # type: ignore[arg-type]
 
 
+versions = st.sampled_from(["1.0", "0.32.0+cpu", "0.9.1"])
 cells = st.dictionaries(
-    st.tuples(st.sampled_from(list(ENGINES)), st.sampled_from(FEATURES)),
+    st.tuples(st.sampled_from(list(ENGINES)), versions, st.sampled_from(FEATURES)),
     st.sampled_from(["fails", *LEVELS[:1], "partial: no CUDA", "unsupported: beams"]),
 )
-versions = st.dictionaries(st.sampled_from(list(ENGINES)), st.sampled_from(["1.0", "0.32.0+cpu"]))
 
 
-@given(cells=cells, versions=versions)
-def test_a_page_is_read_as_it_was_written(
-    cells: dict[tuple[str, str], str], versions: dict[str, str]
-) -> None:
-    table = Table(versions, cells)
-    page = table.render()
-    assert Table.parse(page) == table
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "|" in line]
-    assert rows[2:] == [name for name in FEATURES if any(cell[1] == name for cell in cells)]
+@given(cells=cells)
+def test_a_page_is_read_as_it_was_written(cells: dict[Cell, str]) -> None:
+    page = Table(cells).render()
+    assert Table.parse(page) == Table(cells)
+    for engine, part in zip(ENGINES, parts(page), strict=True):
+        named = {feature for of, _, feature in cells if of == engine}
+        rows = [line.split(" | ")[0].removeprefix("| ") for line in part if "|" in line]
+        assert rows[2:] == [name for name in FEATURES if name in named]
 
 
-@given(earlier=cells, found=cells)
-def test_a_run_takes_back_nothing_but_at_another_version(
-    earlier: dict[tuple[str, str], str], found: dict[tuple[str, str], str]
-) -> None:
-    table = Table(dict.fromkeys(ENGINES, "1.0"), dict(earlier))
-    table.merge({"vLLM": "2.0", "SGLang": "1.0"}, found)
-    kept = {cell: text for cell, text in earlier.items() if cell[0] != "vLLM"}
-    assert table.cells == {**kept, **found}
-    assert (table.versions["vLLM"], table.versions["transformers"]) == ("2.0", "1.0")
+def parts(page: str) -> list[list[str]]:
+    """Return the lines of each engine's table."""
+    lines = {line: [""] for line in ENGINES}
+    engine = ""
+    for line in page.splitlines():
+        engine = line.removeprefix("## ") if line.startswith("## ") else engine
+        if engine:
+            lines[engine].append(line)
+    return list(lines.values())
 
 
-def environment(peers: Path, version: str) -> None:
+def test_the_newest_version_stands_first() -> None:
+    old = {("vLLM", version, FEATURES[0]): "full" for version in ("0.9.1", "0.32.0+cpu", "0.28.0")}
+    assert "| feature | 0.32.0+cpu | 0.28.0 | 0.9.1 |" in Table(old).render()
+
+
+def environment(peers: Path, version: str, folder: str = "vllm") -> None:
     """Make what passes for an environment with a vLLM of a version in it."""
-    home = peers / "venvs" / "vllm"
+    home = peers / "venvs" / folder
     packages = home / "packages" / f"vllm-{version}.dist-info"
     packages.mkdir(parents=True)
     (packages / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -117,24 +124,34 @@ def environment(peers: Path, version: str) -> None:
     python.chmod(0o700)
 
 
-def test_the_column_names_the_version_that_was_tested(tmp_path: Path) -> None:
+def test_the_column_names_the_version_that_was_tested_and_the_others_stay(tmp_path: Path) -> None:
     environment(tmp_path, "1.2.3")
     page = tmp_path / "page.md"
-    update(page, tmp_path, {("SGLang", FEATURES[0]): "full"})
+    update(page, tmp_path, {("SGLang", "sgl", FEATURES[0]): "full"})
     assert not page.exists()  # of an engine that is not there nothing was seen
-    update(page, tmp_path, {CELL: "full"})
-    assert f"| {FEATURES[0]} | full | - | - | - |" in page.read_text()
-    assert "| vLLM 1.2.3 | SGLang - |" in page.read_text()
+    update(page, tmp_path, {FOUND: "full"})
+    environment(tmp_path, "1.1.0", "vllm-1.1.0")
+    update(page, tmp_path, {("vLLM", "vllm-1.1.0", FEATURES[0]): "partial: one rank"})
+    text = page.read_text()
+    assert "## vLLM\n\n| feature | 1.2.3 | 1.1.0 |" in text
+    assert f"| {FEATURES[0]} | full | partial: one rank |" in text
+    assert "SGLang\n" not in text
 
 
 TESTS = """
 import pytest
+
+from tests.engines_real.conformance import Claim
 
 @pytest.mark.conformance("vLLM", "prefix cache")
 @pytest.mark.conformance("vLLM", "stop strings", "partial", "one at a time")
 @pytest.mark.parametrize("number", ["first", "second"])
 def test_two(number):
     pass
+
+@pytest.mark.conformance("vLLM", "LoRA adapters")
+def test_that_learns(show):
+    show(Claim("vLLM", "LoRA adapters", "partial", "one"))
 
 @pytest.mark.conformance("vLLM", "offline, without a server")
 def test_wrong():
@@ -179,9 +196,10 @@ def test_a_session_writes_what_its_tests_have_shown(tmp_path: Path) -> None:
     said = run_pytest(tmp_path)
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")][2:]
     assert rows == [
-        "| prefix cache | full | - | - | - |",
-        "| stop strings | partial: one at a time | - | - | - |",
-        "| offline, without a server | fails | - | - | - |",
+        "| prefix cache | full |",
+        "| stop strings | partial: one at a time |",
+        "| LoRA adapters | partial: one |",
+        "| offline, without a server | fails |",
     ], said
     (tmp_path / "test_toy.py").write_text(TESTS.replace("prefix cache", "telepathy"))
     assert "test_two[first]: 'telepathy' is none of" in run_pytest(tmp_path)

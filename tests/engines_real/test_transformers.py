@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
 PYTHON = PEERS / "venvs" / "tf" / "bin" / "python"
 CHECKPOINT = PEERS / "tiny-qwen2"
-_UP_S = 90.0
+_UP_S = float(os.environ.get("INFERSCOPE_START_S", "90"))
 _SEND_NS = 50_000_000
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "512")
 
@@ -98,21 +98,28 @@ class Ask:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *options: str) -> Iterator[int]:
+def serving(
+    folder: Path,
+    *options: str,
+    python: Path = PYTHON,
+    record: Path | None = None,
+    **variables: str,
+) -> Iterator[int]:
     """Serve, observed, until the context ends; give the port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    program = PYTHON.with_name("transformers")
-    words = [sys.executable, "-m", "inferscope", "run", "--", str(program), "serve", *options]
+    program = python.with_name("transformers")
+    ours = [] if record is None else ["--record", str(record)]
+    words = [sys.executable, "-m", "inferscope", "run", *ours, "--", str(program), "serve"]
     environment = {
         **os.environ, "INFERSCOPE_DIR": str(folder / "rings"), "INFERSCOPE_RING_MB": "16",
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
     with (
         (folder / "server.log").open("wb") as log,
         child(
-            [*words, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)],
+            [*words, *options, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)],
             stdout=log,
             stderr=log,
             env=environment,
