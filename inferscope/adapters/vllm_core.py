@@ -31,7 +31,7 @@ from inferscope.probe import Probe
 SCHEDULER = "the scheduler"
 _NEEDED = (
     *("vllm_config", "requests", "kv_cache_manager", "get_request_counts"),
-    *("max_num_running_reqs", "max_num_scheduled_tokens"),
+    *("max_num_running_reqs", "max_num_scheduled_tokens", "running"),
 )
 """Attributes of a scheduler that the hooks read in every step."""
 

@@ -30,12 +30,15 @@ from inferscope.adapters.needs.transformers import TRANSFORMERS
 from inferscope.adapters.needs.vllm import VLLM
 from inferscope.adapters.recorder import Recorders
 from inferscope.adapters.sglang_hooks import FrontEndHooks, SchedulerHooks
+from inferscope.adapters.sglang_scheduler import SchedulerWatch
 from inferscope.adapters.vllm_core import CoreHooks
 from inferscope.adapters.vllm_frontend import FrontEndHooks as VllmFrontEndHooks
 from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.probe.timers import EventTimer
 from tests.adapters import toy_vllm
 from tests.adapters.engine_source import environment, split, write
 from tests.adapters.hooked import Hooked, Recording
+from tests.adapters.test_vllm import DoneEvents
 
 IN_TOY = {"GPUModelRunner": "ModelRunner", "KVConnectorBase_V1": "Connector"}
 """How the miniature's classes are called that are called otherwise in vLLM."""
@@ -74,6 +77,7 @@ def test_vllm_is_hooked_where_its_table_says(
     patches: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
+    monkeypatch.setattr(WorkerHooks, "_timer", lambda self, device: EventTimer(DoneEvents()))
     CoreHooks(patches).install(toy_vllm.Scheduler)
     WorkerHooks(patches).install(toy_vllm.WorkerWrapperBase)
     VllmFrontEndHooks(patches).install(toy_vllm.AsyncLLM)
@@ -120,11 +124,11 @@ def test_sglang_is_hooked_where_its_table_says() -> None:
 @pytest.mark.parametrize(
     ("method", "reader"),
     [
-        ("_add_request_to_queue", sglang_hooks._enqueued),
-        ("run_batch", sglang_hooks._launching),
-        ("process_batch_result", sglang_hooks._result_ends),
-        ("stream_output", sglang_hooks._emitting),
-        ("send_abort_output", sglang_hooks._aborted),
+        ("_add_request_to_queue", SchedulerWatch.enqueued),
+        ("run_batch", SchedulerWatch.launching),
+        ("process_batch_result", SchedulerWatch.result_ends),
+        ("stream_output", SchedulerWatch.streamed),
+        ("send_abort_output", SchedulerWatch.aborted),
         ("_send_one_request", sglang_hooks._sending),
         ("_send_batch_request", sglang_hooks._sending_batch),
         ("_handle_batch_output", sglang_hooks._received),

@@ -64,6 +64,13 @@ SGLANG = Engine(
         ),
         Feature("when scheduling began", (Place(f"{_SCHEDULER}.get_next_batch_to_run"),)),
         Feature(
+            "when scheduling began in a disaggregated engine",
+            (
+                Place(f"{_SCHEDULER}.get_next_disagg_prefill_batch_to_run"),
+                Place(f"{_SCHEDULER}.get_next_disagg_decode_batch_to_run"),
+            ),
+        ),
+        Feature(
             "how requests end outside of a batch",
             (Place(f"{_SCHEDULER}.send_abort_output", ("abort_req", "req")),),
         ),

@@ -40,7 +40,7 @@ VLLM = Engine(
                     _SCHEDULER,
                     (
                         *("vllm_config", "requests", "kv_cache_manager", "get_request_counts"),
-                        *("max_num_running_reqs", "max_num_scheduled_tokens"),
+                        *("max_num_running_reqs", "max_num_scheduled_tokens", "running"),
                     ),
                 ),
                 Fields("vllm.v1.core.kv_cache_manager:KVCacheManager", ("block_pool",)),
@@ -77,6 +77,7 @@ VLLM = Engine(
             ),
             is_needed=True,
         ),
+        Feature("records beside the device", (Place(f"{_SCHEDULER}.get_grammar_bitmask"),)),
         Feature("its shutdown in good order", (Place(f"{_SCHEDULER}.shutdown", is_open=False),)),
         Feature(
             "pauses", (Place(f"{_SCHEDULER}.set_pause_state", ("pause_state",), is_open=False),)
@@ -121,7 +122,7 @@ VLLM = Engine(
             (
                 Place(f"{_WORKER}.initialize_from_config"),
                 Place(f"{_WORKER}.compile_or_warm_up_model", is_open=False),
-                Place(f"{_WORKER}.execute_model", ("scheduler_output",), is_open=False),
+                Place(f"{_WORKER}.execute_model", ("scheduler_output",)),
                 Place(f"{_WORKER}.sample_tokens"),
             ),
             (
