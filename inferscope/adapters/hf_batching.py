@@ -117,6 +117,7 @@ class Batcher:
 
     def pauses(self) -> None:
         """Another thread uses the model until `goes_on`."""
+        self.deferred.flush()
         self.recorder.probe.paused()
 
     def goes_on(self) -> None:
@@ -134,6 +135,7 @@ class Batcher:
         if track.is_running:
             track.is_running, track.is_held = False, True
             self._preempted.append(track.index)
+            self.deferred.flush()
             self.recorder.probe.preempted(track.index, reason="blocks")
 
     def batch_chosen(self, chosen: list[Any]) -> None:
@@ -282,11 +284,13 @@ class Batcher:
 
     def cancelled(self, states: list[Any]) -> None:
         """Requests were taken out on their clients' wish."""
+        self.deferred.flush()
         for state in states:
             self._finish(state, "client_cancel")
 
     def failed(self, state: Any) -> None:
         """A request ends by an error."""
+        self.deferred.flush()
         self._finish(state, "error")
 
     def close(self) -> None:

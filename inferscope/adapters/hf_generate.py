@@ -100,9 +100,8 @@ class Loop:
         self._step = recorder.next_step()
         is_cold = recorder.is_cold(mode, num_tokens)
         self._is_open = True
-        recorder.probe.start(
-            self._step, mode=mode, cold=is_cold, dummy=is_dummy, reaps=not self._is_deferring
-        )
+        reaps = is_dummy or not self._is_deferring  # nobody signs a dummy
+        recorder.probe.start(self._step, mode=mode, cold=is_cold, dummy=is_dummy, reaps=reaps)
 
 
 class MainLoop(Loop):

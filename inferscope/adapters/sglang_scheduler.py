@@ -227,9 +227,14 @@ class SchedulerWatch:
 
     def flush_overdue(self, now_ns: int) -> None:
         """Record what was deferred for too long; on the probe's own thread."""
-        self.deferred.flush_overdue(now_ns)
-        if not self.deferred.facts:
-            self._results.settle()
+        if not self.deferred.lock.acquire(blocking=False):
+            return  # the engine's thread is recording
+        try:
+            self.deferred.flush_overdue(now_ns)
+            if not self.deferred.facts:
+                self._results.settle()
+        finally:
+            self.deferred.lock.release()
 
     def _record_launch(self, scheduler: Any, launch: Launch) -> None:
         """Record a batch behind its launch, or during one that takes long."""
@@ -410,7 +415,7 @@ class SchedulerWatch:
             mode="graph" if launch.padded_tokens else "eager",
             cold=launch.is_cold,
             dummy=launch.is_dummy,
-            reaps=not self._is_deferring,
+            reaps=not self._is_deferring or launch.is_dummy,  # nobody signs a dummy
         )
 
     def forward_ends(self) -> None:

@@ -206,7 +206,7 @@ class CoreHooks:
         patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
 
         def update_from_output(
-            scheduler: Any, scheduler_output: Any, model_runner_output: Any
+            scheduler: Any, scheduler_output: Any, model_runner_output: Any, *args: Any, **kw: Any
         ) -> Any:
             kept = self.kept
             if (
@@ -215,7 +215,7 @@ class CoreHooks:
                 or kept is None
                 or kept.scheduler() is not scheduler
             ):
-                return original(scheduler, scheduler_output, model_runner_output)
+                return original(scheduler, scheduler_output, model_runner_output, *args, **kw)
             try:
                 if kept.planned is not None:
                     kept.flush()
@@ -224,7 +224,7 @@ class CoreHooks:
                     kept.judge(scheduler_output, model_runner_output)
             except Exception as error:
                 patches.caught(update_from_output, error)
-            outputs = call(scheduler, scheduler_output, model_runner_output)
+            outputs = call(scheduler, scheduler_output, model_runner_output, *args, **kw)
             at_ns = monotonic_ns()
             if patches.is_off:
                 return outputs

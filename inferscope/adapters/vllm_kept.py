@@ -90,11 +90,12 @@ class Kept:
             if core.scheduler is None:  # gone without a shutdown; its state cannot be read
                 left.clear()
                 self.planned = None
+            num_left = len(left)  # before the plan: what another thread adds now may be of its step
             planned, self.planned = self.planned, None
-            while len(left) > 1 or (left and planned is None):
+            for _ in range(num_left - (planned is not None)):
                 core.tell_left(*left.popleft())
             if planned is not None:
-                self._tell(planned, left.popleft() if left else None)
+                self._tell(planned, left.popleft() if num_left else None)
         self._probe.defer(self.since_ns)
 
     def _tell(self, planned: Planned, left: Left | None) -> None:
@@ -119,7 +120,12 @@ class Kept:
 
     def flush_overdue(self, now_ns: int) -> None:
         """Write what has been kept for too long; on the probe's own thread."""
-        since_ns = self.since_ns
-        self._probe.defer(since_ns)
-        if since_ns and now_ns - since_ns > OVERDUE_NS:
-            self.flush()
+        if not self.core.lock.acquire(blocking=False):
+            return  # the engine's thread writes it
+        try:
+            since_ns = self.since_ns
+            self._probe.defer(since_ns)
+            if since_ns and now_ns - since_ns > OVERDUE_NS:
+                self.flush()
+        finally:
+            self.core.lock.release()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
-from threading import RLock
 from typing import Any, NamedTuple
 
 from inferscope.adapters import vllm_tag
@@ -23,6 +22,7 @@ from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.vllm_phases import Part, Progress, part_of
 from inferscope.adapters.vllm_teams import Team, team_of
 from inferscope.probe import Probe
+from inferscope.probe.forked_lock import forked_lock
 from inferscope.records import Binding
 
 _MOST_FLYING = 64
@@ -69,7 +69,7 @@ class Core:
         self.reference = weakref.ref(scheduler)
         self.probe = probe
         self.adding: str | None = None
-        self.lock = RLock()
+        self.lock = forked_lock()
         self._requests: LiveTable[Progress] = LiveTable(probe)
         self._flying: dict[int, Flight] = {}
         self._last: Flight | None = None

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from threading import RLock
 from time import monotonic_ns
 from typing import Any
 
@@ -33,6 +32,7 @@ from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_signing import Signer
 from inferscope.host_signals import suppressed
 from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
+from inferscope.probe.forked_lock import forked_lock
 
 _ON_HOST = ("ngram", "[ngram]", "suffix")
 """Methods of speculation that use the device for nothing but the verification."""
@@ -69,7 +69,7 @@ class WorkerHooks:
         """Steps that are not signed yet, likewise."""
         self._since_ns = 0
         """When the oldest of these ended."""
-        self._lock = RLock()
+        self._lock = forked_lock()
         """Held while steps are signed: by the engine's thread, or the probe's."""
 
     def install(self, wrapper_class: Any) -> None:

@@ -5,6 +5,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -436,6 +437,39 @@ def test_steps_of_an_unchanged_batch_are_stated_as_repetitions(
     assert len(of(StepSlices, path)) == len(of(StepPlan, path)) <= 5
     assert is_deferring is (len(of(Emitted, path)) <= 5)
     assert len(facts_of(StepSlices, path)) == len(facts_of(Emitted, path)) == 20
+
+
+def test_tokens_that_the_engine_is_recording_are_not_recorded_by_the_probes_own_thread(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    state, num_looks = probe.same_step, 0
+
+    def look_meanwhile(step: int, **stated: Any) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        housekeeping = threading.Thread(target=probe._keeper.tend)
+        housekeeping.start()
+        housekeeping.join()
+        return state(step, **stated)
+
+    monkeypatch.setattr(probe, "same_step", look_meanwhile)
+    run(kind(), requests_of([(5, 20), (6, 20)]))
+    assert num_looks >= 15
+    assert (
+        sum(np.frombuffer(one.tokens, "<u4").sum() for one in facts_of(Emitted, path_of(probe)))
+        == 40
+    )
+
+
+def test_a_rank_that_runs_idle_batches_alone_reports_their_times(
+    tmp_path: Path, patches: Patches
+) -> None:
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    scheduler = kind()
+    for _ in range(200):
+        scheduler.run_batch(Batch([], ForwardMode.IDLE))
+    assert len(of(StepSpan, path_of(probe))) >= 199
 
 
 def test_a_launch_that_hangs_is_recorded_by_the_probes_own_thread(

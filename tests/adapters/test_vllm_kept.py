@@ -197,6 +197,29 @@ def test_reports_say_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
     probe.close()
 
 
+class TimedScheduler(Scheduler):
+    """A scheduler of a plug-in, whose core passes an argument more."""
+
+    def update_from_output(
+        self, scheduler_output: Any, model_runner_output: Any, timings: Any = None
+    ) -> Any:
+        assert timings == "timings"
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+def test_an_argument_that_a_plug_in_adds_reaches_its_scheduler(
+    rings: Path, patches: Patches
+) -> None:
+    scheduler = TimedScheduler(toy_vllm.config(Options()))
+    scheduler.add_request(Request("r", 3, 1))
+    output = scheduler.schedule()
+    scheduler.get_grammar_bitmask(output)
+    sampled = SimpleNamespace(req_id_to_index={"r": 0}, sampled_token_ids=[[9]])
+    scheduler.update_from_output(output, sampled, timings="timings")
+    scheduler.shutdown()
+    assert len(of(StepSlices, ring(rings, "core"))) == 1
+
+
 def test_a_request_added_under_the_id_of_one_that_just_ended_is_another_one(
     rings: Path, patches: Patches
 ) -> None:
