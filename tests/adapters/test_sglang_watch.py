@@ -25,6 +25,7 @@ from inferscope.adapters.sglang_hooks import SchedulerHooks
 from inferscope.adapters.sglang_scheduler import SchedulerWatch
 from inferscope.probe import Probe
 from inferscope.probe.deferred import OVERDUE_NS
+from inferscope.probe.timers import EventTimer, StepTimer
 from inferscope.records import (
     COLUMNS,
     DECODE,
@@ -53,6 +54,7 @@ from tests.adapters.sglang_objects import (
     TpModelWorker,
     hooked,
 )
+from tests.adapters.test_vllm import DoneEvents
 from tests.probe.fakes import FakeClock, facts_of, make_probe, of, tokens_signed, tokens_told
 
 Row = dict[str, int]
@@ -76,8 +78,9 @@ def watched(
     lacking: str = "",
     end_left: str = "client_cancel",
     is_deferring: bool = False,
+    timer: StepTimer | None = None,
 ) -> tuple[type[Scheduler], Probe]:
-    probe = make_probe(folder, FakeClock(step_ns=1000), name=name)
+    probe = make_probe(folder, FakeClock(step_ns=1000), name=name, timer=timer)
     patches.probes.append(probe)
     hooks = SchedulerHooks()
     hooks._watch = SchedulerWatch(
@@ -465,7 +468,8 @@ def test_tokens_that_the_engine_is_recording_are_not_recorded_by_the_probes_own_
 def test_a_rank_that_runs_idle_batches_alone_reports_their_times(
     tmp_path: Path, patches: Patches
 ) -> None:
-    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    timer = EventTimer(DoneEvents())
+    kind, probe = watched(tmp_path, patches, is_deferring=True, timer=timer)
     scheduler = kind()
     for _ in range(200):
         scheduler.run_batch(Batch([], ForwardMode.IDLE))
