@@ -139,6 +139,7 @@ def observe_as_on_a_device(llm: Any) -> None:
     assert CORE.kept is not None
     CORE.kept.is_early = WORKER.is_early = False
     WORKER._probe._spans.timer = EventTimer(HostEvents())
+    WORKER.mark()
     executor = llm.llm_engine.engine_core.engine_core.model_executor
     WORKER._hook_device_span(executor.driver_worker.worker)
 

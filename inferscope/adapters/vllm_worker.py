@@ -31,7 +31,7 @@ from inferscope.adapters.vllm_kept import OVERDUE_NS
 from inferscope.adapters.vllm_modes import Modes, modes_of
 from inferscope.adapters.vllm_signing import Signer
 from inferscope.host_signals import suppressed
-from inferscope.probe import EventTimer, HostTimer, Probe, StepTimer, TorchEvents
+from inferscope.probe import EventTimer, HostTimer, Marks, Probe, StepTimer, TorchEvents
 from inferscope.probe.forked_lock import forked_lock
 
 _ON_HOST = ("ngram", "[ngram]", "suffix")
@@ -56,6 +56,8 @@ class WorkerHooks:
         self._worker: weakref.ref[Any] | None = None
         """It must not live on by its hooks: it holds the weights."""
         self._probe = Probe.disabled()
+        self._marks: Marks | None = None
+        """Notes the steps; None where this host computes them."""
         self._samples = True
         self._next_step = 0
         self._has_run = False
@@ -128,6 +130,7 @@ class WorkerHooks:
         self._signer = Signer(self._probe, modes_of(worker.vllm_config))
         self.is_early = isinstance(timer, HostTimer)
         if not self.is_early:
+            self.mark()
             self._probe.look_after(partial(self._patches.run, self.sign_overdue))
             self._hook_device_span(worker)
 
@@ -198,8 +201,12 @@ class WorkerHooks:
                 # Without tokens nothing is executed.
                 if scheduler_output.total_num_scheduled_tokens and not self._is_warming_up:
                     step = self._next_step if fields is None else fields[0]
+                    marks = self._marks
                     # The first one pays for what every process does once.
-                    self._probe.start(step, cold=not self._has_run, reaps=False)
+                    if marks is not None:
+                        marks.begin(step, cold=not self._has_run)
+                    else:
+                        self._probe.start(step, cold=not self._has_run, reaps=False)
                     self._has_run = True
                     self._next_step = step + 1
                     self._open = (step, scheduler_output)
@@ -242,45 +249,56 @@ class WorkerHooks:
         if self._open is None:
             return
         done, self._open = self._open, None
-        self._probe.stop(done[0])
+        marks = self._marks
+        if marks is not None:
+            ended_ns = marks.end(done[0])
+        else:
+            self._probe.stop(done[0])
+            ended_ns = monotonic_ns()
         if not self._done:
-            self._since_ns = monotonic_ns()
+            self._since_ns = ended_ns
         self._done.append(done)
         if self.is_early:
             self.sign()
 
     def _device_start(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        return self._ahead("_model_forward", self.forwarding, call, original)
-
-    def _device_end(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        return self._ahead("_bookkeeping_sync", self.waiting, call, original)
-
-    def _ahead(
-        self, name: str, hook: Callable[[], None], call: Callable[..., Any], original: Any
-    ) -> Any:
-        """Return a wrapper that runs a hook ahead of a method of the model runner."""
         patches, within = self._patches, self._patches.within
 
         def wrapper(runner: Any, *args: Any, **kw: Any) -> Any:
-            if patches.is_off or (within and patches.is_within(name, runner)):
+            if patches.is_off or (within and patches.is_within("_model_forward", runner)):
                 return original(runner, *args, **kw)
             try:
-                hook()
+                if self._open is not None and self._marks is not None:
+                    self._marks.device_start()
             except Exception as error:
-                patches.caught(hook, error)
+                patches.caught(wrapper, error)
+            return call(runner, *args, **kw)
+
+        return wrapper
+
+    def _device_end(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, within = self._patches, self._patches.within
+
+        def wrapper(runner: Any, *args: Any, **kw: Any) -> Any:
+            if patches.is_off or (within and patches.is_within("_bookkeeping_sync", runner)):
+                return original(runner, *args, **kw)
+            try:
+                if self._open is not None and self._marks is not None:
+                    self._marks.device_end()
+            except Exception as error:
+                patches.caught(wrapper, error)
             return call(runner, *args, **kw)
 
         return wrapper
 
     def forwarding(self, *args: Any, **kw: Any) -> None:
         """Begin the device span of the step: its inputs are prepared."""
-        if self._open is not None:
-            self._probe.device_start()
+        if self._open is not None and self._marks is not None:
+            self._marks.device_start()
 
-    def waiting(self) -> None:
-        """End the device span of the step: all its kernels are queued."""
-        if self._open is not None:
-            self._probe.device_end()
+    def mark(self) -> None:
+        """Note the steps without a lock: the device computes beside this host."""
+        self._marks = self._probe.marks()
 
     def sign(self) -> None:
         """Sign the steps that have ended; with that the spans that have come are written."""
@@ -322,7 +340,7 @@ class WorkerHooks:
         """Close the ring; another worker may follow in this process."""
         self.sign()
         self._probe.close()
-        self._worker = self._open = None
+        self._worker = self._open = self._marks = None
         self._probe = Probe.disabled()
         self._has_run = self._is_warming_up = False
 

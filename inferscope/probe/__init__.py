@@ -3,6 +3,7 @@
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.probe.cuda_events import TorchEvents
 from inferscope.probe.events import NO_REQUEST
+from inferscope.probe.marks import Marks
 from inferscope.probe.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
 from inferscope.records import EngineInfo, Shape
@@ -14,6 +15,7 @@ __all__ = [
     "EngineInfo",
     "EventTimer",
     "HostTimer",
+    "Marks",
     "Probe",
     "Shape",
     "StepTimer",

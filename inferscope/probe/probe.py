@@ -65,6 +65,7 @@ from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
 from inferscope.probe.log import Log
+from inferscope.probe.marks import Marks
 from inferscope.probe.opening import (
     PATIENCE_S,
     away_from_signals,
@@ -75,7 +76,7 @@ from inferscope.probe.opening import (
 from inferscope.probe.parts import Parts
 from inferscope.probe.repeats import NO_STEP
 from inferscope.probe.spans import Signature, Spans
-from inferscope.probe.timers import HostTimer, StepTimer
+from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
 from inferscope.probe.voice import warn
 from inferscope.records import (
     ADMITTED,
@@ -512,6 +513,16 @@ class Probe:
                 life.perform(t_ns, None, spans.start if reaps else spans.begin, begun)
         except Exception as error:
             life.caught(error)
+
+    def marks(self) -> Marks | None:
+        """Return what takes the place of `start` to `stop` where a device computes beside the host.
+
+        It takes no lock. None where this host computes the steps.
+        """
+        spans = self._spans
+        if not isinstance(spans.timer, EventTimer):
+            return None
+        return Marks(self, self._life, spans, spans.timer, self._now)
 
     def device_start(self) -> None:
         """Move the start of the open step's device span here, right before its first kernel.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +44,10 @@ class Anchor(NamedTuple):
 
 class StepTimer(Protocol):
     """What the probe needs of a timer; all calls come from under the probe's lock."""
+
+    @property
+    def is_marking(self) -> bool:
+        """Return whether a step is open that `Marks` began, without the lock."""
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Begin a step, right before its first launch; positional, for it is called every step."""
@@ -84,7 +88,10 @@ class HostTimer:
     Attributes:
         dropped: steps without a span, because the next one began before they were stopped.
         pending_ns: the start of the step being executed, 0 for none.
+        is_marking: False.
     """
+
+    is_marking = False
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -181,13 +188,21 @@ _ANCHOR_QUERIES = 32
 """Made at once for a new anchor, some 50 µs: on a stream of its own it lands within a few."""
 
 
-class _Flight:
-    """A step between its launch and the device's passing it."""
+class Flight:
+    """A step between its launch and the device's passing it.
+
+    Attributes:
+        start: event at which it begins.
+        end: event at which it ends, None for none yet.
+        has_end: the event `end` is recorded.
+        launch_end_ns: when the host had queued it, 0 before.
+    """
 
     __slots__ = (
         "cold",
         "dummy",
         "end",
+        "has_end",
         "launch_end_ns",
         "mode",
         "padded",
@@ -195,19 +210,21 @@ class _Flight:
         "start_ns",
         "step",
     )
+    step: int
+    start_ns: int
+    mode: str
+    cold: bool
+    dummy: bool
 
-    def __init__(self, step: int, start_ns: int, mode: str, cold: bool, dummy: bool, start: Any):
-        self.step, self.start_ns, self.mode, self.cold, self.dummy = (
-            step,
-            start_ns,
-            mode,
-            cold,
-            dummy,
-        )
-        self.start = start
-        self.end: Any = None
+    def __init__(self, start: Any, end: Any) -> None:
+        self.start, self.end = start, end
+        self.has_end = False
         self.launch_end_ns = 0
         self.padded = 0
+
+
+_MOST_SPARE = 4
+"""Flights at hand for `Marks`: a step open, one that has ended, and two more under a pipeline."""
 
 
 class EventTimer:
@@ -218,8 +235,17 @@ class EventTimer:
     as dropped, and timing starts again `ANCHOR_AGAIN_NS` later. Device offsets go on from the last
     anchor by the host's clock, so that they never run backwards.
 
+    `Marks` notes steps in `marking` and `marked`, on the engine's thread and without the lock. They
+    enter the flights, in their order, before the next step that is begun under the lock, and ahead
+    of each look at the device. Of these lists each operation is atomic: the engine's thread adds to
+    both, and whoever takes a flight out owns it.
+
     Attributes:
         dropped: steps without a span, because the pool was exhausted or the device failed.
+        events: of the device.
+        spare: flights, with both events, for `Marks`.
+        marking: the step that it has begun and not ended.
+        marked: steps that it has ended.
     """
 
     def __init__(
@@ -230,13 +256,17 @@ class EventTimer:
         now: Callable[[], int] = monotonic_ns,
     ) -> None:
         """Take the event source; events are made as they are needed, up to the pool's size."""
-        self._events = events
+        self.events = self._events = events
         self._now = now
         self._limit = 2 * pool_steps + 2
         self._made = 0
         self._free: list[Any] = []
-        self._flights: deque[_Flight] = deque()
-        self._open: _Flight | None = None
+        self._flights: deque[Flight] = deque()
+        self._open: Flight | None = None
+        self.spare: list[Flight] = []
+        self.marking: list[Flight] = []
+        self.marked: deque[Flight] = deque()
+        self._is_marked = False
         self.dropped = 0
         self._anchor: Any = None
         self._anchor_offset_ns = 0
@@ -249,13 +279,17 @@ class EventTimer:
 
     def start(self, step: int, now_ns: int, mode: str, cold: bool, dummy: bool) -> None:
         """Record the start event; without a free event the step goes untimed, and is counted."""
+        self.give_up_marking()
+        self._take_marked()
         if self._open is not None:
             self._give_up(self._open)
         event = self._started(now_ns)
         if event is None:
             self.dropped += 1
-        else:
-            self._open = _Flight(step, now_ns, mode, cold, dummy, event)
+            return
+        self._open = flight = Flight(event, None)
+        flight.step, flight.start_ns, flight.mode = step, now_ns, mode
+        flight.cold, flight.dummy = cold, dummy
 
     def device_start(self) -> None:
         """Record the start event again, later on the same stream."""
@@ -290,12 +324,17 @@ class EventTimer:
 
     def reap(self, now_ns: int) -> list[Span]:
         """Collect the flights that have landed, in order; on the thread that runs the steps."""
-        if not self._has_to_ask or self._is_capturing():
+        self._take_marked()
+        has_to_ask = self._has_to_ask or self._is_marked
+        if not has_to_ask or self._is_capturing():
             return []
+        if self._is_marked:
+            self._prepare(now_ns)
         return self._collect(now_ns)
 
     def reap_aside(self, now_ns: int) -> list[Span]:
         """Collect them from another thread, while no step is open; nothing where it may not ask."""
+        self._take_marked()
         if not self._has_to_ask:
             return []
         spans: list[Span] = []
@@ -309,6 +348,8 @@ class EventTimer:
         for flight in self._flights:
             self._free += (flight.start, flight.end)
         self._flights.clear()
+        for flight in self._drain_marked():
+            self._release(flight)
         if self._open is not None:
             self._release(self._open)
             self._open = None
@@ -326,7 +367,60 @@ class EventTimer:
         """Return the launch of the oldest step in flight, 0 for none."""
         if self._flights:
             return self._flights[0].start_ns
+        for noted in (self.marked, self.marking):
+            with suppress(IndexError):  # another thread took it out: into the flights, or to forget
+                return noted[0].start_ns
         return self._open.start_ns if self._open else 0
+
+    @property
+    def is_marking(self) -> bool:
+        """Return whether a step is open that `Marks` began."""
+        return bool(self.marking)
+
+    def begin_marking(self) -> None:
+        """Keep spare flights from now on, and drop anchors while the device computes."""
+        self._is_marked = True
+
+    def give_up_marking(self) -> None:
+        """Leave the step that `Marks` has begun without a span: its end was lost."""
+        while self.marking:
+            flight = self.marking.pop()
+            if not flight.launch_end_ns:  # else it is among those that have ended
+                self._release(flight)
+                self.dropped += 1
+
+    def lose_marking(self, num_lost: int) -> None:
+        """Discard everything that the device gave: an event of `Marks` has failed.
+
+        Args:
+            num_lost: steps without a span that are in none of the lists.
+        """
+        self.dropped += num_lost
+        self._restart()
+
+    def _take_marked(self) -> None:
+        """Enter the steps that `Marks` has ended."""
+        while self.marked:
+            self._flights.append(self.marked.popleft())
+
+    def _drain_marked(self) -> list[Flight]:
+        """Take out all flights that `Marks` has, spare ones apart."""
+        drained = {id(flight): flight for flight in (*self.marked, *self.marking)}
+        self.marked.clear()
+        self.marking.clear()
+        return list(drained.values())
+
+    def _prepare(self, now_ns: int) -> None:
+        """Make flights for the next steps, and drop an anchor if one is due."""
+        if now_ns < self._resumes_ns:
+            return
+        while len(self.spare) < _MOST_SPARE and self._limit - self._made + len(self._free) > 1:
+            start, end = self._taken(), self._taken()
+            if start is None or end is None:  # the device has failed
+                return
+            self.spare.append(Flight(start, end))
+        if self._anchor_next is None and max(self._anchor_due_ns, self._resumes_ns) <= now_ns:
+            self._drop_anchor(now_ns)
 
     @property
     def _has_to_ask(self) -> bool:
@@ -355,14 +449,10 @@ class EventTimer:
 
     def _recorded(self, record: Callable[[Any], None]) -> Any:
         """Return an event that was just recorded; None where there is none, or it failed."""
+        event = self._taken()
+        if event is None:
+            return None
         try:
-            if self._free:
-                event = self._free.pop()
-            elif self._made < self._limit:
-                event = self._events.new()
-                self._made += 1
-            else:
-                return None
             record(event)
         except Exception as error:
             self._restart()
@@ -370,10 +460,26 @@ class EventTimer:
             return None
         return event
 
+    def _taken(self) -> Any:
+        """Return an event of the pool; None where there is none, or none can be made."""
+        try:
+            if self._free:
+                return self._free.pop()
+            if self._made >= self._limit:
+                return None
+            event = self._events.new()
+        except Exception as error:
+            self._restart()
+            pass_on(error)
+            return None
+        self._made += 1
+        return event
+
     def _restart(self) -> None:
         """Discard everything that the device gave, and leave it alone for a while."""
-        self.dropped += len(self._flights) + (self._open is not None)
+        self.dropped += len(self._flights) + (self._open is not None) + len(self._drain_marked())
         self._flights.clear()
+        self.spare.clear()
         self._free.clear()
         self._made = 0
         self._open = self._anchor = self._anchor_next = None
@@ -381,13 +487,13 @@ class EventTimer:
         with suppressed(Exception):
             self._events.reset()
 
-    def _give_up(self, flight: _Flight) -> None:
+    def _give_up(self, flight: Flight) -> None:
         """Leave a step without a span."""
         self._open = None
         self._release(flight)
         self.dropped += 1
 
-    def _release(self, flight: _Flight) -> None:
+    def _release(self, flight: Flight) -> None:
         """Return the events of an open step to the pool."""
         self._free.append(flight.start)
         if flight.end is not None:

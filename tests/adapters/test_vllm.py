@@ -41,7 +41,7 @@ from inferscope.adapters.vllm_steps import Core
 from inferscope.adapters.vllm_worker import WorkerHooks
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.source import RingSource, catch_up
-from inferscope.probe import Probe
+from inferscope.probe import Marks, Probe
 from inferscope.probe.timers import EventTimer
 from inferscope.records import (
     DECODE,
@@ -364,8 +364,11 @@ FAULTS = [
     (WorkerHooks, "configured"),
     (WorkerHooks, "warming_up"),
     (WorkerHooks, "warmed_up"),
-    (WorkerHooks, "forwarding"),
-    (WorkerHooks, "waiting"),
+    (WorkerHooks, "mark"),
+    (Marks, "begin"),
+    (Marks, "device_start"),
+    (Marks, "device_end"),
+    (Marks, "end"),
     (WorkerHooks, "stop"),
     (WorkerHooks, "sign"),
     (WorkerHooks, "closed"),
@@ -1107,7 +1110,7 @@ def test_the_names_of_faults_are_those_of_hooks() -> None:
         hook for owner, hook in FAULTS if owner is CoreHooks
     }
     hooks = {name for name in vars(vllm_worker.WorkerHooks) if not name.startswith("_")}
-    others = {"install", "idling", "idled", "is_computing_on_host", "sign_overdue"}
+    others = {"install", "idling", "idled", "is_computing_on_host", "sign_overdue", "forwarding"}
     assert hooks - others == {hook for owner, hook in FAULTS if owner is WorkerHooks}
     hooks = {name for name in vars(vllm_frontend.FrontEndHooks) if not name.startswith("_")}
     assert hooks - {"install"} == {"made", "added", "processed", "closed"}

@@ -81,7 +81,7 @@ Patches.fail = fail
 NOT_CALLED = {
     *("WorkerHooks.idling", "WorkerHooks.idled", "WorkerHooks.closed"),
     *("CoreHooks.closed", "CoreHooks.turned", "CoreHooks.unplanned"),
-    *("WorkerHooks.forwarding", "WorkerHooks.waiting", "WorkerHooks.sign_overdue"),
+    *("WorkerHooks.forwarding", "WorkerHooks.mark", "WorkerHooks.sign_overdue"),
     *("WorkerHooks.stop", "WorkerHooks.sign", "WorkerHooks.is_computing_on_host"),
 }
 """Only replicas have idle steps; a stopped server ends core and workers where they are; no client

@@ -1,0 +1,181 @@
+"""Beginnings and ends of steps on the engine's thread, between two dispatches: events and times.
+
+    begin ─► marking ─ end ─► marked ─► flights      the last arrow is `EventTimer`'s, ahead of each
+                                                     look at the device: behind the next launch
+
+Before a launch the device waits for the host, and a model's weights have pushed our code out of the
+caches, where each function called costs a microsecond or two. So a step is noted here without the
+log's lock: only the engine's thread touches the step that is open. PENDING is written as well, but
+while the step before has no span it states that one's start, and there is nothing to write.
+
+Whatever is not plain goes to the probe, under the lock: the first steps, for which no events are
+made yet; a step whose predecessor's end was lost; all steps of a probe that is off, or is to be
+switched. There `Probe.start` and `Probe.stop` keep their laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Protocol
+
+from inferscope.host_signals import pass_on
+from inferscope.probe.columns import LARGEST_INT64
+from inferscope.probe.life import Life
+from inferscope.probe.spans import Spans
+from inferscope.probe.timers import EventTimer
+
+
+class UnderLock(Protocol):
+    """What `Marks` needs of its probe."""
+
+    def start(self, step: int, *, mode: str, cold: bool, dummy: bool, reaps: bool) -> None:
+        """Begin a step."""
+
+    def stop(self, step: int, *, padded_tokens: int) -> None:
+        """End a step."""
+
+    def device_start(self) -> None:
+        """Move the start of the open step's device span here."""
+
+    def device_end(self) -> None:
+        """Set the end of the open step's device span here."""
+
+
+class Marks:
+    """Notes the steps of one engine's thread. Its arguments are not checked: they are numbers.
+
+    No method raises what is not a signal handler's. `Probe.sign`, `slices` or `same_step` has to be
+    called behind each launch: that books what has ended.
+    """
+
+    def __init__(
+        self,
+        probe: UnderLock,
+        life: Life,
+        spans: Spans,
+        timer: EventTimer,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Prefer `Probe.marks`."""
+        self._probe = probe
+        self._life = life
+        self._spans = spans
+        self._timer = timer
+        self._now_ns = now_ns
+        self._record = timer.events.record
+        self._is_capturing = timer.events.is_capturing
+        self._spare, self._marking, self._marked = timer.spare, timer.marking, timer.marked
+        timer.begin_marking()
+
+    def begin(
+        self, step: int, *, mode: str = "eager", cold: bool = False, dummy: bool = False
+    ) -> None:
+        """Begin a step, right before its first launch; see `Probe.start`."""
+        life, spans, spare = self._life, self._spans, self._spare
+        try:
+            if (
+                not spare
+                or self._marking
+                or spans.is_open
+                or not life.on
+                or not life.wants_on
+                or type(step) is not int
+                or not life.first_step <= step <= LARGEST_INT64
+                or self._is_capturing()
+            ):
+                self._probe.start(step, mode=mode, cold=cold, dummy=dummy, reaps=False)
+                return
+            flight = spare.pop()
+            spans.thread = get_ident()
+            spans.last_step_ns = flight.start_ns = self._now_ns()
+            try:
+                self._record(flight.start)
+            except Exception as error:
+                self._lose(error, num_lost=1)
+                return
+            spans.last_step = flight.step = step
+            flight.mode, flight.cold, flight.dummy = mode, cold, dummy
+            self._marking.append(flight)
+            if not spans.pending_ns and life.is_ours():
+                spans.publish_pending()
+        except Exception as error:
+            life.caught(error)
+
+    def device_start(self) -> None:
+        """Move the start of the open step's device span here; see `Probe.device_start`."""
+        marking = self._marking
+        if not marking:
+            self._probe.device_start()
+            return
+        try:
+            flight = marking[-1]
+            if not flight.has_end:
+                self._record(flight.start)
+        except Exception as error:
+            self._lose(error)
+
+    def device_end(self) -> None:
+        """Set the end of the open step's device span here; see `Probe.device_end`."""
+        marking = self._marking
+        if not marking:
+            self._probe.device_end()
+            return
+        try:
+            flight = marking[-1]
+            if not flight.has_end:
+                self._record(flight.end)
+                flight.has_end = True
+        except Exception as error:
+            self._lose(error)
+
+    def end(self, step: int, *, padded_tokens: int = 0) -> int:
+        """End a step; see `Probe.stop`. Return the time."""
+        now_ns, marking = self._now_ns(), self._marking
+        if not marking or marking[-1].step != step:
+            self._end_another(step, padded_tokens)
+            return now_ns
+        try:
+            flight = marking[-1]
+            if not flight.has_end:
+                self._record(flight.end)
+                flight.has_end = True
+        except Exception as error:
+            self._lose(error)
+            return now_ns
+        self._spans.last_step_ns = flight.launch_end_ns = now_ns
+        flight.padded = padded_tokens
+        # In this order: an exception of a signal handler between them costs no step.
+        self._marked.append(flight)
+        del marking[-1:]
+        return now_ns
+
+    def _end_another(self, step: int, padded_tokens: int) -> None:
+        """End a step that was not begun here last."""
+        marking, life = self._marking, self._life
+        try:
+            if marking and step < marking[-1].step:
+                return  # a later one has replaced it
+            if marking:  # the later one's beginning was lost, and so was the open one's end
+                life.perform(self._now_ns(), None, _give_up, self._timer)
+            self._probe.stop(step, padded_tokens=padded_tokens)
+        except Exception as error:
+            life.caught(error)
+
+    def _lose(self, error: Exception, *, num_lost: int = 0) -> None:
+        """Leave the steps that are noted without spans: an event has failed.
+
+        Raises:
+            Exception: the same one, where it is of a signal handler of the host.
+        """
+        life = self._life
+        try:
+            lose = self._timer.lose_marking
+            life.perform(self._now_ns(), lose, lose, num_lost)
+        except Exception as raised:
+            life.caught(raised)
+        pass_on(error)
+
+
+def _give_up(timer: Any) -> None:
+    timer.give_up_marking()
