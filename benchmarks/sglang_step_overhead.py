@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,55 @@ _WARM_STEPS = 4
 """Steps of each batch that do not count: its prefill, and the first after a change."""
 _NUM_FLOOR = 4000
 Hook = Callable[..., Any]
+
+
+class QueuedEvents:
+    """Events of a device that has passed all but the newest: each holds when it was recorded."""
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+
+    def new(self) -> list[int]:
+        """Make an event."""
+        return [0]
+
+    def record(self, event: list[int]) -> None:
+        """Take the time."""
+        event[0] = time.perf_counter_ns()
+        self._newest = event
+
+    def record_aside(self, event: list[int]) -> None:
+        """Take the time, of an event that is passed at once."""
+        event[0] = time.perf_counter_ns()
+
+    def is_done(self, event: list[int]) -> bool:
+        """Return whether another one was recorded since."""
+        return event is not self._newest
+
+    def elapsed_ms(self, start: list[int], end: list[int]) -> float:
+        """Return the time between two events."""
+        return (end[0] - start[0]) / 1e6
+
+    def is_capturing(self) -> bool:
+        """Return False: there are no graphs."""
+        return False
+
+    def aside(self) -> AbstractContextManager[bool]:
+        """Allow any thread to ask."""
+        return nullcontext(True)
+
+    def reset(self) -> None:
+        """Nothing is held."""
+
+
+def defer(watch: Any, *, is_deferring: bool) -> None:
+    """Record steps, and time them, as on a device, or at once as on a CPU."""
+    from inferscope.probe import EventTimer, HostTimer
+
+    watch._is_deferring = watch._results._is_deferring = is_deferring
+    spans = watch.probe._spans
+    spans.timer = EventTimer(QueuedEvents()) if is_deferring else HostTimer()
+    watch._marks = watch.probe.marks()
 
 
 def _empty(_: Any, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
@@ -137,9 +187,8 @@ class Instrument:
             self._team, self._age = [], 0
             if self._rows:
                 self._write()
-                if hasattr(watch, "_is_deferring"):
-                    watch.flush()
-                    watch._is_deferring = not watch._is_deferring
+                watch.flush()
+                defer(watch, is_deferring=not watch._is_deferring)
             return
         is_same = batch.forward_mode.name == "DECODE" and batch.reqs == self._team
         self._age = self._age + 1 if is_same else 0

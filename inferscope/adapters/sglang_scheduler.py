@@ -98,6 +98,8 @@ class SchedulerWatch:
         self._end = end_left
         self.deferred = Deferred(probe)
         self._is_deferring = is_deferring
+        self._marks = probe.marks() if is_deferring else None
+        """Notes the steps; None where this host computes them."""
         self._scheduled_ns = (0, 0)
         self._has_launched = False
         self._preempted: list[int] = []
@@ -410,13 +412,15 @@ class SchedulerWatch:
             return
         if launch.is_cold:
             self._seen_kinds.add(launch.kind)
-        self.probe.start(
-            launch.step,
-            mode="graph" if launch.padded_tokens else "eager",
-            cold=launch.is_cold,
-            dummy=launch.is_dummy,
-            reaps=not self._is_deferring or launch.is_dummy,  # nobody signs a dummy
-        )
+        mode = "graph" if launch.padded_tokens else "eager"
+        marks, is_dummy = self._marks, launch.is_dummy
+        if marks is not None and not is_dummy:
+            marks.begin(launch.step, mode=mode, cold=launch.is_cold)
+        else:  # behind a dummy's launch nothing is recorded that writes spans
+            is_reaping = is_dummy or not self._is_deferring
+            self.probe.start(
+                launch.step, mode=mode, cold=launch.is_cold, dummy=is_dummy, reaps=is_reaping
+            )
 
     def forward_ends(self) -> None:
         """End the span: outputs are there on a CPU, queued on a device."""
@@ -424,7 +428,10 @@ class SchedulerWatch:
         launch = self._launch
         if self._depth == 0 and launch is not None and not launch.is_over:
             launch.is_over = True
-            self.probe.stop(launch.step, padded_tokens=launch.padded_tokens)
+            if self._marks is not None:
+                self._marks.end(launch.step, padded_tokens=launch.padded_tokens)
+            else:
+                self.probe.stop(launch.step, padded_tokens=launch.padded_tokens)
 
     def _padded(self, mode: str, num_rows: int) -> int:
         """Return the captured size that a decoding batch is padded to, 0 where none is used."""

@@ -49,6 +49,19 @@ class Marks:
     called behind each launch: that books what has ended.
     """
 
+    __slots__ = (  # side by side in memory: each cache line that is touched cold costs 0.1 µs
+        "_is_capturing",
+        "_life",
+        "_marked",
+        "_marking",
+        "_now_ns",
+        "_probe",
+        "_record",
+        "_spans",
+        "_spare",
+        "_timer",
+    )
+
     def __init__(
         self,
         probe: UnderLock,
