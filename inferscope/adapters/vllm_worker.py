@@ -8,10 +8,11 @@ Warm-up may call `execute_model` itself and is left out by a hook of its own. A 
 attached to the scheduler's output; where it does not survive the way here, steps are counted on
 both sides alike, and not signed.
 
-Before a launch only the time is taken, or an event recorded, and the ring's word PENDING written;
-at the end of a step the same without the word. A step is signed, and the spans that have come are
-written, behind the next launch, while the device computes. Where this host computes the step
-itself, on a CPU, both are done at its end: the next launch returns when it is over.
+Before a launch only an event is recorded and the time taken, without a lock (`probe/marks.py`), and
+the ring's word PENDING written where no step is pending; at the end of a step the same without it.
+A step is signed, and the spans that have come are written, behind the next launch, while the device
+computes. Where this host computes the step itself, on a CPU, both are done at its end: the next
+launch returns when it is over.
 """
 
 from __future__ import annotations

@@ -44,14 +44,35 @@ class TorchEvents:
         index = device if isinstance(device, int) else getattr(device, "index", None)
         self._device: int | None = index
         self._aside: Any = None
+        # What `current_stream` asks first; then it makes a new object, six calls further.
+        core = getattr(getattr(cuda, "torch", None), "_C", None)
+        self._stream_key: Callable[[int], Any] | None = getattr(
+            core, "_cuda_getCurrentStream", None
+        )
+        self._key: Any = None
+        self._stream: Any = None
 
     def new(self) -> Any:
         """Make a timing event."""
         return self._cuda.Event(enable_timing=True)
 
     def record(self, event: Any) -> None:
-        """Record on the device's current stream."""
-        event.record(self._cuda.current_stream(self._index()))
+        """Record on the device's current stream.
+
+        Three times in a step, before its dispatch: so torch makes an object for the stream only
+        when another stream has become the current one.
+        """
+        index, key_of = self._device, self._stream_key
+        if index is None:
+            index = self._index()
+        if key_of is None:
+            event.record(self._cuda.current_stream(index))
+            return
+        key = key_of(index)
+        if key != self._key:
+            self._stream = self._cuda.current_stream(index)
+            self._key = key
+        event.record(self._stream)
 
     def record_aside(self, event: Any) -> None:
         """Record on a side stream of the device, made on first use."""
@@ -94,8 +115,8 @@ class TorchEvents:
                     exchange(former)
 
     def reset(self) -> None:
-        """Forget the side stream."""
-        self._aside = None
+        """Forget the streams."""
+        self._aside = self._key = self._stream = None
 
     def _index(self) -> int:
         if self._device is None:

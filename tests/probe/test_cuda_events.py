@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,6 +209,30 @@ def test_a_device_that_stays_broken_is_asked_ten_times_a_second_at_most(tmp_path
         bench.step(step)
     assert bench.timer.dropped == 200
     assert num_tries <= 11
+
+
+def test_events_follow_the_current_stream_without_asking_for_it_each_time() -> None:
+    cuda = StrictCuda(FakeClock())
+    asked: list[object] = []
+    current = ["stream 0"]
+
+    def current_stream(device: int) -> object:
+        asked.append(current[0])
+        return current[0]
+
+    key = SimpleNamespace(_C=SimpleNamespace(_cuda_getCurrentStream=lambda _: (current[0], 0, 1)))
+    cuda.torch = key  # type: ignore[attr-defined]
+    cuda.current_stream = current_stream  # type: ignore[method-assign, assignment]
+    events, recorded = TorchEvents(0, cuda=cuda), []  # type: ignore[var-annotated]
+    event = SimpleNamespace(record=recorded.append)
+    for name in ("stream 0", "stream 0", "stream 1", "stream 0", "stream 0"):
+        current[0] = name
+        events.record(event)
+    assert recorded == ["stream 0", "stream 0", "stream 1", "stream 0", "stream 0"]
+    assert asked == ["stream 0", "stream 1", "stream 0"]
+    events.reset()
+    events.record(event)
+    assert len(asked) == 4
 
 
 ACTS = st.lists(
