@@ -193,7 +193,7 @@ class Spans:
         """Write the start of the oldest step without a span where readers look for it.
 
         `Marks` begins a step first and then looks at `pending_ns`, beside a thread that has found
-        no step and is about to publish that. So whoever publishes none looks again.
+        no step and is about to publish that. So a thread that publishes none looks again.
         """
         timer, ring = self.timer, self._log.ring
         while True:

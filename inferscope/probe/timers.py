@@ -238,7 +238,7 @@ class EventTimer:
     `Marks` notes steps in `marking` and `marked`, on the engine's thread and without the lock. They
     enter the flights, in their order, before the next step that is begun under the lock, and ahead
     of each look at the device. Of these lists each operation is atomic: the engine's thread adds to
-    both, and whoever takes a flight out owns it.
+    both, and a flight belongs to the thread that takes it out.
 
     Attributes:
         dropped: steps without a span, because the pool was exhausted or the device failed.
