@@ -216,7 +216,7 @@ def test_the_device_is_not_asked_from_beside_while_a_step_is_open(bench: Bench) 
     assert bench.steps() == list(range(step + 1))
 
 
-def test_a_step_whose_end_is_lost_has_no_span(bench: Bench) -> None:
+def test_a_step_without_an_end_has_no_span(bench: Bench) -> None:
     bench.steady()
     lost = bench.begin()
     bench.step()
@@ -225,7 +225,7 @@ def test_a_step_whose_end_is_lost_has_no_span(bench: Bench) -> None:
     assert bench.timer.dropped == 1
 
 
-def test_the_end_of_a_step_whose_beginning_is_lost_ends_no_other(bench: Bench) -> None:
+def test_an_end_without_a_beginning_ends_no_other_step(bench: Bench) -> None:
     last = bench.steady()
     open_step = bench.begin()
     bench.marks.end(last)  # again: a later one has begun
