@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from inferscope.host_signals import pass_on
 from inferscope.probe.columns import LARGEST_INT64
 from inferscope.probe.life import Life
+from inferscope.probe.log import Log
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import EventTimer
 
@@ -52,6 +53,7 @@ class Marks:
     __slots__ = (  # side by side in memory: each cache line that is touched cold costs 0.1 µs
         "_is_capturing",
         "_life",
+        "_log",
         "_marked",
         "_marking",
         "_now_ns",
@@ -68,6 +70,7 @@ class Marks:
         life: Life,
         spans: Spans,
         timer: EventTimer,
+        log: Log,
         now_ns: Callable[[], int],
     ) -> None:
         """Prefer `Probe.marks`."""
@@ -75,6 +78,7 @@ class Marks:
         self._life = life
         self._spans = spans
         self._timer = timer
+        self._log = log
         self._now_ns = now_ns
         self._record = timer.events.record
         self._is_capturing = timer.events.is_capturing
@@ -112,6 +116,8 @@ class Marks:
             self._marking.append(flight)
             if not spans.pending_ns and life.is_ours():
                 spans.publish_pending()
+            # Without the lock: an addition may be lost, and none is torn.
+            self._log.cost_ns += self._now_ns() - flight.start_ns
         except Exception as error:
             life.caught(error)
 
@@ -122,9 +128,10 @@ class Marks:
             self._probe.device_start()
             return
         try:
-            flight = marking[-1]
+            flight, began_ns = marking[-1], self._now_ns()
             if not flight.has_end:
                 self._record(flight.start)
+            self._log.cost_ns += self._now_ns() - began_ns
         except Exception as error:
             self._lose(error)
 
@@ -135,10 +142,11 @@ class Marks:
             self._probe.device_end()
             return
         try:
-            flight = marking[-1]
+            flight, began_ns = marking[-1], self._now_ns()
             if not flight.has_end:
                 self._record(flight.end)
                 flight.has_end = True
+            self._log.cost_ns += self._now_ns() - began_ns
         except Exception as error:
             self._lose(error)
 
@@ -161,6 +169,7 @@ class Marks:
         # In this order: an exception of a signal handler between them costs no step.
         self._marked.append(flight)
         del marking[-1:]
+        self._log.cost_ns += self._now_ns() - now_ns
         return now_ns
 
     def _end_another(self, step: int, padded_tokens: int) -> None:

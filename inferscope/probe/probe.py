@@ -522,7 +522,7 @@ class Probe:
         spans = self._spans
         if not isinstance(spans.timer, EventTimer):
             return None
-        return Marks(self, self._life, spans, spans.timer, self._now)
+        return Marks(self, self._life, spans, spans.timer, self._log, self._now)
 
     def device_start(self) -> None:
         """Move the start of the open step's device span here, right before its first kernel.

@@ -441,3 +441,30 @@ def test_each_step_has_one_span_or_is_counted(calls: list[str]) -> None:
         assert bench.probe.on
         assert bench.cuda.misuses == []
         bench.probe.close()
+
+
+@pytest.mark.parametrize("call", ["begin", "device_start", "device_end", "end"])
+def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call: str) -> None:
+    bench = Bench(tmp_path)
+    bench.steady()
+    step = bench.next_step
+    calls: dict[str, Callable[[], object]] = {
+        "begin": lambda: bench.marks.begin(step),
+        "device_start": bench.marks.device_start,
+        "device_end": bench.marks.device_end,
+        "end": lambda: bench.marks.end(step),
+    }
+    cost_ns = bench.probe._log.cost_ns
+
+    def take_long() -> None:
+        bench.clock.now_ns += 3 * MS
+
+    for name, run in calls.items():
+        if name == "device_end" and call == "end":
+            continue  # its event would be the end's
+        if name == call:
+            bench.within = take_long
+        run()
+    assert bench.within is None
+    assert bench.probe._log.cost_ns - cost_ns >= 3 * MS
+    bench.probe.close()
