@@ -100,7 +100,7 @@ class Loop:
         self._step = recorder.next_step()
         is_cold = recorder.is_cold(mode, num_tokens)
         self._is_open = True
-        reaps = is_dummy or not self._is_deferring  # nobody signs a dummy
+        reaps = is_dummy or not self._is_deferring  # a dummy is never signed
         recorder.probe.start(self._step, mode=mode, cold=is_cold, dummy=is_dummy, reaps=reaps)
 
 

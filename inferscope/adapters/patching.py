@@ -21,7 +21,7 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from inferscope.errors import InferScopeError
-from inferscope.host_signals import pass_on
+from inferscope.host_signals import pass_on, suppressed
 from inferscope.probe import Probe
 from inferscope.probe.voice import note, warn
 
@@ -91,6 +91,7 @@ class Patches:
     Attributes:
         is_off: no hook is called any more; wrappers that are still in place only pass on.
         probes: what the hooks write to; a fault switches them off.
+        forgetting: called after a fault, to drop what hooks keep of the engine's objects.
         within: overrides that are being called: attribute, `id` of the object, thread.
     """
 
@@ -98,6 +99,7 @@ class Patches:
         """Start with nothing replaced; `adapter` is the name that messages carry."""
         self.is_off = False
         self.probes: list[Probe] = []
+        self.forgetting: list[Callable[[], None]] = []
         self._adapter = adapter
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
@@ -297,6 +299,9 @@ class Patches:
             probe.fail(fault)
         if not self.probes:
             warn("not observing: %s", fault)
+        for forget in self.forgetting:
+            with suppressed(Exception):
+                forget()
 
     def restore(self) -> None:
         """Give every attribute back.

@@ -213,6 +213,7 @@ class SchedulerHooks:
             is_deferring=is_asynchronous(scheduler),
         )
         probe.look_after(partial(patches.run, self._watch.flush_overdue))
+        patches.forgetting.append(self._watch.forget)
 
     def _hook_drafting(self, scheduler: Any) -> None:
         """Time the whole of a speculative step: its worker calls the model more than once."""

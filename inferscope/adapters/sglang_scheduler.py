@@ -238,6 +238,11 @@ class SchedulerWatch:
         finally:
             self.deferred.lock.release()
 
+    def forget(self) -> None:
+        """Drop the engine's objects that are kept: no hook is called any more."""
+        self.deferred.facts.clear()
+        self._launch = self._team = self._results.held = None
+
     def _record_launch(self, scheduler: Any, launch: Launch) -> None:
         """Record a batch behind its launch, or during one that takes long."""
         self._prepare(scheduler, launch)

@@ -58,6 +58,14 @@ class CoreHooks:
         self._is_deferring = False
         self._first_step = 0
         """The next scheduler's: no two steps of a process have the same number."""
+        patches.forgetting.append(self.forget)
+
+    def forget(self) -> None:
+        """Drop the engine's objects that are kept: no hook is called any more."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.planned = None
+            kept.left.clear()
 
     def install(self, scheduler_class: Any) -> None:
         """Hook `Scheduler`: what begins and ends requests and steps whole, or not at all."""

@@ -95,6 +95,7 @@ def watched(
         clock=probe.clock,
     )
     probe.look_after(hooks._watch.flush_overdue)
+    patches.forgetting.append(hooks._watch.forget)
     placed = dict(hooks.by_target())
     for feature, wanted in hooks.by_feature().items():
         placed |= wanted if feature not in ("pauses", _DISAGGREGATED, lacking) else {}
@@ -463,6 +464,19 @@ def test_tokens_that_the_engine_is_recording_are_not_recorded_by_the_probes_own_
         sum(np.frombuffer(one.tokens, "<u4").sum() for one in facts_of(Emitted, path_of(probe)))
         == 40
     )
+
+
+def test_after_a_fault_no_batch_of_the_engine_is_kept(tmp_path: Path, patches: Patches) -> None:
+    kind, probe = watched(tmp_path, patches, is_deferring=True)
+    scheduler = kind()
+    batch = Batch(requests_of([(5, 20)]), ForwardMode.DECODE)
+    scheduler.run_batch(batch)
+    patches.fail(run, ValueError("a fault"))
+    is_there = weakref.ref(batch)
+    del batch, scheduler
+    gc.collect()
+    assert is_there() is None
+    probe.close()
 
 
 def test_a_rank_that_runs_idle_batches_alone_reports_their_times(

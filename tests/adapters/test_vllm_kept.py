@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ from inferscope.probe.timers import EventTimer
 from inferscope.records import Emitted, ProbeHealth, RequestEvent, StepPlan, StepSlices, StepSpan
 from inferscope.ring.reader import RingReader
 from tests.adapters import toy_vllm
-from tests.adapters.test_vllm import DoneEvents, fold
+from tests.adapters.test_vllm import DoneEvents, fold, speculation
 from tests.adapters.toy_vllm import Options, Request, Scheduler
 from tests.adapters.vllm_records import stated
 from tests.children import child
@@ -195,6 +197,47 @@ def test_reports_say_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
     through_ns = [health.complete_through_ns for health in of(ProbeHealth, probe.path)]
     assert through_ns[-2:] == [since_ns, clock.now_ns]
     probe.close()
+
+
+def test_after_a_fault_no_output_of_the_engine_is_kept(rings: Path, patches: Patches) -> None:
+    setting = toy_vllm.config(Options())
+    wrapper = toy_vllm.WorkerWrapperBase(setting)
+    wrapper.init_device()
+    wrapper.worker.initialize_from_config(None)
+    scheduler = Scheduler(setting)
+    scheduler.add_request(Request("r", 3, 9))
+    output = scheduler.schedule()
+    wrapper.worker.execute_model(output)
+    is_there = weakref.ref(output)
+    patches.fail(ring, ValueError("a fault"))
+    del output, wrapper, scheduler
+    gc.collect()
+    assert is_there() is None
+
+
+@pytest.mark.parametrize("backend", ["mp", "uni"])
+def test_drafts_that_a_worker_takes_out_of_its_copy_are_signed_as_the_core_planned_them(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    setting = toy_vllm.config(Options())
+    setting.speculative_config = speculation("ngram_gpu", padded=True)
+    setting.parallel_config.distributed_executor_backend = backend
+    wrapper = toy_vllm.WorkerWrapperBase(setting)
+    wrapper.init_device()
+    worker = wrapper.worker
+    worker.initialize_from_config(None)
+    scheduler = Scheduler(setting)
+    scheduler.add_request(Request("r", 3, 9))
+    output = scheduler.schedule()
+    planned = vllm_tag.step_digest(output.num_scheduled_tokens)
+    worker.execute_model(output)
+    output.num_scheduled_tokens["r"] -= 1  # as the runner does within
+    left = vllm_tag.step_digest(output.num_scheduled_tokens)
+    worker.sample_tokens({"r"})
+    worker.shutdown()
+    scheduler.shutdown()
+    (span,) = of(StepSpan, ring(rings, "worker"))
+    assert span.digest == (planned if backend == "mp" else left)
 
 
 class TimedScheduler(Scheduler):

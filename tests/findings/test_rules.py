@@ -233,10 +233,10 @@ def test_reasoning_is_found_where_the_engine_tells_of_it(served: Serve) -> None:
     def reason(engine: Engine) -> None:
         finished = engine.probe.finished
 
-        def told(index: int, reason: str, **more: int) -> None:
+        def with_tokens(index: int, reason: str, **more: int) -> None:
             finished(index, reason, reasoning_tokens=24, **more)  # type: ignore[arg-type]
 
-        engine.probe.finished = told  # type: ignore[assignment,method-assign]
+        engine.probe.finished = with_tokens  # type: ignore[assignment,method-assign]
 
     judged = served(at_ease(), change=reason)
     found = the(judged, "mostly_reasoning")
