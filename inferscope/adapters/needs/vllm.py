@@ -27,7 +27,6 @@ VLLM = Engine(
                 Place(
                     f"{_SCHEDULER}.update_from_output",
                     ("scheduler_output", "model_runner_output"),
-                    is_open=False,
                 ),
                 Place(
                     f"{_SCHEDULER}.finish_requests",
