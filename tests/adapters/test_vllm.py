@@ -1106,11 +1106,12 @@ def test_a_log_that_raises_leaves_vllm_running_too() -> None:
 
 def test_the_names_of_faults_are_those_of_hooks() -> None:
     hooks = {name for name in vars(vllm_core.CoreHooks) if not name.startswith("_")}
-    assert hooks - {"install", "made_otherwise", "unplanned"} == {
+    assert hooks - {"install", "made_otherwise", "unplanned", "forget"} == {
         hook for owner, hook in FAULTS if owner is CoreHooks
     }
     hooks = {name for name in vars(vllm_worker.WorkerHooks) if not name.startswith("_")}
     others = {"install", "idling", "idled", "is_computing_on_host", "sign_overdue", "forwarding"}
+    others |= {"forget"}
     assert hooks - others == {hook for owner, hook in FAULTS if owner is WorkerHooks}
     hooks = {name for name in vars(vllm_frontend.FrontEndHooks) if not name.startswith("_")}
     assert hooks - {"install"} == {"made", "added", "processed", "closed"}
