@@ -510,7 +510,7 @@ class Probe:
                 # Later it would be timed wrong.
                 begun = (step, t_ns, mode, cold, dummy)
                 spans = self._spans
-                life.perform(t_ns, None, spans.start if reaps else spans.begin, begun)
+                life.perform(t_ns, None, spans.begin if reaps is False else spans.start, begun)
         except Exception as error:
             life.caught(error)
 
