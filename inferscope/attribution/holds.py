@@ -64,6 +64,7 @@ class _Span(msgspec.Struct, eq=False, gc=False):
     rows: Ints
     """Rows of the step's members; where slots or blocks are scarce, of all that hold some."""
     grip: Grip | None
+    """None where that is not known: its rows are blamed alike."""
     adds_ns: Floats | None
     held_tokens: Ints | None = None
     """[rows], tokens in KV blocks where those are scarce."""
@@ -85,8 +86,10 @@ class _Span(msgspec.Struct, eq=False, gc=False):
 
     def _weights(self) -> Floats | None:
         grip, adds_ns = self.grip, self.adds_ns
-        if grip is None or not len(self.rows):
+        if not len(self.rows):
             return None
+        if grip is None:
+            return np.ones(len(self.rows))
         match grip.binding:
             case "slots":
                 return np.ones(len(self.rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.collector import joins
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.joins import OVERDUE_NS
@@ -228,6 +229,33 @@ def test_a_long_step_of_the_only_replica_is_explained_as_if_all_had_waited_for_i
             if "queue" not in told:
                 assert told == waited
         assert final.prefill_ns == expected.prefill_ns
+
+
+def test_the_queue_behind_a_long_step_is_blamed_on_the_request_that_runs() -> None:
+    script = Script()
+    core = script.ring()
+    runs = core.queued("runs")
+    core.admitted(runs)
+    core.step(0, [(runs, 8, 0)], start_ms=1, end_ms=10)
+    script.at(10.5)
+    waits = core.queued("waits")
+    script.at(11)
+    core.plan(1)
+    core.slices(1, [(runs, 1, 8)])
+    for ms in range(500, 15_000, 500):
+        script.at(ms)
+        core.health(through_ns=START_NS + 11 * MS)
+    script.at(15_000)
+    core.span(1, 11, 15_000)
+    core.emitted([runs])
+    script.at(15_001)
+    core.admitted(waits)
+    core.finished(waits)
+    collector, finals = script.play(until_ms=17_000)
+    final = of(finals, "waits")
+    assert final.ledger_ns["queue"] == 14_989 * MS
+    assert final.blame == (Culprit("queue", "runs", 14_989 * MS),)
+    assert_all_closes(collector, finals)
 
 
 def test_requests_of_a_step_that_never_ends_are_final_when_they_fail() -> None:
