@@ -209,6 +209,7 @@ class Blame:
         delay: Delay,
         grip: Grip | None,
         weights: BlameWeights | None,
+        start_ns: int,
         from_ns: int,
         until_ns: int,
         part: Floats | None = None,
@@ -220,6 +221,7 @@ class Blame:
             delay: theirs.
             grip: what they hold; None where that is not known.
             weights: what each member is blamed with; None likewise.
+            start_ns: when it began.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
             part: [members], of the step, for which each waits; None for all of it.
@@ -230,7 +232,7 @@ class Blame:
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
         of_queue = None if weights is None else weights.queue
-        self._holds.step(self._last_rows, grip, of_queue, from_ns, until_ns)
+        self._holds.step(self._last_rows, grip, of_queue, start_ns, from_ns, until_ns)
         if weights is None or len(slots) < 2:
             return None
         taken = Taken(slots, delay, weights, part, self._last_rows, self._holds.num_taken)

@@ -283,6 +283,7 @@ class Holds:
         rows: Ints,
         grip: Grip | None,
         adds_ns: Floats | None,
+        start_ns: int,
         from_ns: int,
         until_ns: int,
     ) -> None:
@@ -292,6 +293,7 @@ class Holds:
             rows: [members].
             grip: what they hold; None where that is not known.
             adds_ns: [members], time that the step would save without each; None likewise.
+            start_ns: when it began; a request may be admitted between then and `from_ns`.
             from_ns: when the device became busy with it alone.
             until_ns: when that was over.
         """
@@ -304,7 +306,7 @@ class Holds:
                 rows, held_tokens = self._holders(rows, grip)
         if until_ns <= from_ns:
             return
-        self._pass(from_ns)
+        self._pass(start_ns)
         self._spans.append(_Span(from_ns, until_ns, rows, grip, adds_ns, held_tokens))
 
     def _note_grip(self, rows: Ints, grip: Grip) -> None:

@@ -315,7 +315,7 @@ class Ledger:
             has_ended = np.isin(self.state[slots], (LEAVING, FREE))
             has_ended[members] = False
             slots = np.where(has_ended, NOBODY, slots)
-        given = slots, step.delay, step.grip, step.weights
+        given = slots, step.delay, step.grip, step.weights, start_ns
         part: Floats | None = None
         if step.begins_ns is not None:
             part = (step.end_ns - step.begins_ns) / max(1, step.end_ns - start_ns)
@@ -358,7 +358,8 @@ class Ledger:
         """Note that a replica was busy with running requests, in a part of such a step."""
         none = np.zeros(len(slots), dtype=np.int64)
         replica, span = self._run(dp_rank, start_ns, end_ns)
-        replica.blame.step(slots, Delay(none, None, [], 0, 0, 0, 0), None, None, *span)
+        delay = Delay(none, None, [], 0, 0, 0, 0)
+        replica.blame.step(slots, delay, None, None, start_ns, *span)
 
     def _run(self, dp_rank: int, start_ns: int, end_ns: int) -> tuple[Replica, tuple[int, int]]:
         """Note a busy time; return its replica, and from when to when it was busy with it alone."""

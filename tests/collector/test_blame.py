@@ -113,6 +113,36 @@ def test_steps_that_are_output_in_the_ledger_have_no_culprits(
     assert told == expected
 
 
+def test_the_queue_of_steps_that_overlap_is_blamed_up_to_the_admission() -> None:
+    script = Script()
+    core = script.ring()
+    members = [core.queued(name) for name in "abd"]
+    for index in members:
+        core.admitted(index)
+    for step, index in enumerate(members):
+        script.at(1 + step)
+        core.plan(step)
+        core.slices(step, [(index, 8, 0)])
+    script.at(3.5)
+    waits = core.queued("waits")
+    script.at(100)
+    core.span(0, 1, 100)
+    script.at(101)
+    core.admitted(waits)
+    core.plan(3)
+    core.slices(3, [(waits, 8, 0)])
+    for step, start_ms, end_ms in ((1, 2, 200), (2, 3, 300), (3, 102, 400)):
+        script.at(end_ms)
+        core.span(step, start_ms, end_ms)
+    for index in (*members, waits):
+        core.finished(index)
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=1_000), random.Random(0))
+    assert_all_closes(collector, finals)
+    [final] = [final for final in finals.requests if final.request_id == "waits"]
+    told = {one.request_id: one.ns for one in final.blame if one.cause == "queue"}
+    assert told == {"a": 96.5 * MS, "b": 1 * MS}
+
+
 def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
     script = Script()
     core = script.ring()
