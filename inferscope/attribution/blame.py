@@ -146,8 +146,8 @@ class Blame:
         if total_ns > 0:
             self._add_rows(self._found_of(slot), slot, "queue", parts, total_ns)
 
-    def transferred(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Note that a request waited for its KV blocks, and not for others."""
+    def left_out(self, slot: int, since_ns: int, until_ns: int) -> None:
+        """Note a span of time in which a request in the queue waited for no other request."""
         self._holds.leave_out(slot, since_ns, until_ns)
 
     def withdraw(self, slot: int) -> None:

@@ -102,7 +102,7 @@ _GAP[HELD] = _BY_HELD
 _GAP[RUNNING] = _GAP[_COMPUTED] = _GAP[_EMITTED] = _BY_GAP
 _GAP[_COMPUTED, [EMIT, EDGE, ANSWERED]] = _OUTPUT
 _GAP[_EMITTED, [EDGE, ANSWERED]] = _OUTPUT
-_GAP[:, LOST] = _LOST
+_GAP[[FREE, LEAVING], LOST] = _LOST
 _FROM = {
     QUEUED: (ARRIVING,),
     ADMITTED: (ARRIVING, WAITING, HELD),
@@ -113,6 +113,7 @@ _FROM = {
 _BEHIND = np.full(14, _OUTPUT, dtype=np.int64)
 """Cause of what lies behind the boundary's `since`, by kind."""
 _BEHIND[TRANSFERRED], _BEHIND[DELIVERED] = _C["kv_transfer"], _C["delivery"]
+_BEHIND[LOST] = _LOST
 _ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST, END))
 """[kinds], a step of the request that still runs is over for it."""
 _IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
@@ -275,15 +276,17 @@ class Ledger:
             self.note(slot, QUEUED, at_ns)
         self._blocks.append(_Block(at_ns, at_ns, kind, self._each[slot : slot + 1], since_ns))
         if kind == TRANSFERRED:
-            self.replicas.transferred(slot, since_ns, at_ns)
+            self.replicas.left_out(slot, since_ns, at_ns)
         elif kind == EDGE:
             self._resume_steps(slot, at_ns)
         elif _ENDS_STEP[kind] and state != LEAVING:
             self._cut_blame(slot, at_ns)
             self._cut_ns[slot] = at_ns
             self._last_cut_ns = max(self._last_cut_ns, at_ns)
+        if kind == LOST and since_ns and state == WAITING:
+            self.replicas.left_out(slot, since_ns, at_ns)
         if (after := _STATE.item(kind)) >= 0:
-            self._change(slot, at_ns, after)
+            self._change(slot, at_ns, after, held_until_ns=since_ns if kind == LOST else 0)
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
@@ -483,7 +486,7 @@ class Ledger:
             blame = self.replicas.on(step.dp_rank, self.device).blame
             blame.cut(step.taken, member, spent_ns / (step.end_ns - step.start_ns))
 
-    def _change(self, slot: int, at_ns: int, state: int) -> None:
+    def _change(self, slot: int, at_ns: int, state: int, *, held_until_ns: int = 0) -> None:
         before = self.state.item(slot)
         if before == state:
             return
@@ -497,7 +500,7 @@ class Ledger:
             self.replicas.admitted(slot, at_ns)
         if (blame := self.replicas.blame(slot)) is not None:
             if before == HELD:
-                blame.resumed(slot, at_ns)
+                blame.resumed(slot, held_until_ns or at_ns)
             elif before == RUNNING:
                 blame.left(slot)
             if state == RUNNING:

@@ -113,10 +113,10 @@ class Replicas:
         if (blame := self.blame(slot)) is not None:
             blame.queued(slot, at_ns)
 
-    def transferred(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Note that a request waited for its KV blocks, and not for others."""
+    def left_out(self, slot: int, since_ns: int, until_ns: int) -> None:
+        """Note a span of time in which a request in the queue waited for no other request."""
         if (blame := self.blame(slot)) is not None:
-            blame.transferred(slot, since_ns, until_ns)
+            blame.left_out(slot, since_ns, until_ns)
 
     def admitted(self, slot: int, at_ns: int) -> None:
         """End a request's wait."""

@@ -560,11 +560,10 @@ class EngineFold:
         ring.is_lost = True
         # Where the probe has failed, the process may work on.
         was_killed, has_ended = ring.state == ON, ring.state in (ON, CLOSED)
+        gone = ring.slots, self.joins.worked_until_ns(ring), self.now_ns, was_killed
         for request in self._requests_of(ring):
             if has_ended or request.is_in_engine:
-                self._timeline.push(
-                    self.now_ns, self.lives.lost, request, ring.slots, self.now_ns, was_killed
-                )
+                self._timeline.push(self.now_ns, self.lives.lost, request, *gone)
             else:
                 self._timeline.push(self.now_ns, self.lives.out_of_sight, request, ring.slots)
 

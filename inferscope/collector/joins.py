@@ -247,6 +247,18 @@ class Joins:
             return now_ns
         return max((end_ns for _, _, end_ns in self._newest.values()), default=now_ns)
 
+    def worked_until_ns(self, ring: RingState) -> int:
+        """Return up to when a process that is gone is known to have worked.
+
+        That is its last record; with a step of its replica under way, where that began.
+        """
+        dp_rank = ring.dp_rank
+        starts_ns = [step.start_ns for step in self._pending.values() if step.dp_rank == dp_rank]
+        if ring.is_front_end or not starts_ns:
+            return ring.last_ns
+        _, _, ended_ns = self._newest.get(dp_rank, (0, 0, 0))
+        return min(ring.last_ns, max(min(starts_ns), ended_ns))
+
     def complete(self) -> None:
         """Take the newest steps for completely known: no more records come."""
         self._newest.clear()

@@ -359,7 +359,9 @@ class Lives:
         self.table.ledger.note(slot, DELIVERED, event.at_ns, since_ns=last_token_ns or 1)
         self._finalise(request)
 
-    def lost(self, request: Request, by: SlotMap, at_ns: int, was_killed: bool) -> None:
+    def lost(
+        self, request: Request, by: SlotMap, since_ns: int, at_ns: int, was_killed: bool
+    ) -> None:
         """A process that knew it is gone; a core takes it along.
 
         A core goes on with a request whose front end is gone, and ends it; nobody gets the answer.
@@ -367,6 +369,7 @@ class Lives:
         Args:
             request: in flight there.
             by: the ring of that process.
+            since_ns: up to when it is known to have worked.
             at_ns: when that was decided.
             was_killed: its last word was not that it would be silent.
         """
@@ -381,7 +384,7 @@ class Lives:
             if by.is_front_end and request.is_in_engine:
                 return
             request.finish = "engine_lost"
-            self.table.ledger.note(request.slot, LOST, at_ns)
+            self.table.ledger.note(request.slot, LOST, at_ns, since_ns=since_ns)
         elif not by.is_front_end:
             return
         self._finalise(request)

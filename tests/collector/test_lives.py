@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
+from inferscope.attribution.culprits import Culprit
 from inferscope.collector.fold import READER
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.view import snapshot
@@ -19,6 +22,7 @@ from inferscope.records import (
     Tick,
 )
 from tests.collector.scripts import MS, START_NS, Ring, Script, assert_all_closes
+from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
 def serve(
@@ -169,6 +173,98 @@ def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
     core.health(state=CLOSED)
     _, finals = script.play(until_ms=400)
     assert finals.only().finish == "engine_lost"
+
+
+NUM_STEPS, PERIOD_MS, RUN_MS = 30, 20, 19
+"""Of a core without a record behind its last step."""
+
+
+def run_to_the_end(core: Ring, *, at_replica: int = 0) -> None:
+    """Run a request in many steps; one is queued, one preempted, one in no step."""
+    script, names = core.script, ("runs", "preempted", "admitted")
+    runs, preempted, admitted = (core.queued(f"{name} {at_replica}") for name in names)
+    core.queued(f"queued {at_replica}")
+    for index in (runs, preempted, admitted):
+        core.admitted(index)
+    script.at(0.5)
+    core.preempted(preempted)
+    for step in range(NUM_STEPS):
+        start_ms = 1 + PERIOD_MS * step
+        rows = [(runs, 1, 7 + step) if step else (runs, 8, 0)]
+        core.step(step, rows, start_ms=start_ms, end_ms=start_ms + RUN_MS)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_a_request_waited_for_before_its_engine_was_lost_keeps_its_cause(
+    is_closed: bool,
+) -> None:
+    script = Script()
+    core = script.ring()
+    run_to_the_end(core)
+    if is_closed:
+        core.health(state=CLOSED)
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=9_000), random.Random(0))
+    assert_all_closes(collector, finals)
+    assert {final.finish for final in finals.requests} == {"engine_lost"}
+    assert len({final.ledger_ns.get("engine_lost", 0) for final in finals.requests}) == 1
+    rows = {final.request_id[:-2]: dict(final.ledger_ns) for final in finals.requests}
+    for name, row in rows.items():
+        lost_ns = row.pop("engine_lost", 0)
+        assert (lost_ns > 5_000 * MS) is not is_closed, name
+        assert sum(row.values()) == NUM_STEPS * PERIOD_MS * MS, name
+    busy_ns, idle_ns = NUM_STEPS * RUN_MS * MS, NUM_STEPS * MS
+    held_ns = round((NUM_STEPS * PERIOD_MS - 0.5) * MS)
+    assert rows["queued"] == {"queue": busy_ns, "queue_idle": idle_ns}
+    assert rows["preempted"] == {"preempted": held_ns, "cpu_gap": round(0.5 * MS)}
+    assert rows["admitted"] == {"not_scheduled": busy_ns, "cpu_gap": idle_ns}
+    blame = {final.request_id: final.blame for final in finals.requests}
+    assert blame["queued 0"] == (Culprit("queue", "runs 0", busy_ns),)
+
+
+def test_of_two_replicas_the_wait_for_the_lost_one_keeps_its_cause() -> None:
+    script = Script()
+    lost, other = script.ring(rank=0), script.ring(rank=1)
+    other.keyframe(dp_rank=1)
+    run_to_the_end(lost)
+    for ms in range(1_000, 9_000, 500):
+        script.at(ms)
+        other.health()
+    collector, finals = script.play()
+    assert_all_closes(collector, finals)
+    [row] = [final.ledger_ns for final in finals.requests if final.request_id == "queued 0"]
+    assert (row["queue"], row["queue_idle"]) == (NUM_STEPS * RUN_MS * MS, NUM_STEPS * MS)
+
+
+def test_a_prompt_that_was_tokenised_when_all_were_lost_was_at_the_front_end() -> None:
+    script = Script()
+    core, front = script.ring(), script.ring("frontend")
+    front.received("a")
+    for ms in range(0, 3_001, 500):
+        script.at(ms)
+        core.health()
+        front.health()
+    collector, finals = script.play(until_ms=12_000)
+    assert_all_closes(collector, finals)
+    row = finals.only().ledger_ns
+    assert row["frontend"] == 3_000 * MS
+    assert set(row) == {"frontend", "engine_lost"}
+
+
+def test_a_step_that_its_process_did_not_survive_is_lost_with_it() -> None:
+    script = Script()
+    core = script.ring()
+    run_to_the_end(core)
+    begun_ms = NUM_STEPS * PERIOD_MS + 1
+    script.at(begun_ms)
+    core.plan(NUM_STEPS)
+    core.slices(NUM_STEPS, [(0, 1, 8)])
+    script.at(3_000)
+    core.health(through_ns=START_NS + begun_ms * MS)
+    collector, finals = script.play(until_ms=12_000)
+    assert_all_closes(collector, finals)
+    for final in finals.requests:
+        before_ns = sum(final.ledger_ns.values()) - final.ledger_ns["engine_lost"]
+        assert before_ns == begun_ms * MS
 
 
 def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
