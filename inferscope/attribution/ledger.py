@@ -614,7 +614,9 @@ class Ledger:
         if followed is not None:
             before_ns[followed[0]] = followed[1]
         ending = (_ENDS_STEP[kind] & (before_ns > at_ns)).nonzero()[0].tolist()
+        uncut_ns = end_ns
         if ending:
+            uncut_ns = end_ns.copy()
             for row in ending:
                 _end_steps(at_ns, end_ns, tail_ns, kind, slice(starts[group[row]] + 1, row + 1))
             before_ns, mark_ns = _marks(tail_ns, group, starts)
@@ -633,8 +635,9 @@ class Ledger:
         state, substate = _last_said(state), _last_said(substate)
         behind = np.where(state == RUNNING, substate, state)
         cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
-        # A token that leaves inside the next step was on its way before it.
-        is_late = is_step[1:-1] & is_inside[2:] & (behind[:-2] == _COMPUTED)
+        # A token that leaves inside the next step was on its way before it; its edge may end that.
+        is_late = is_step[1:-1] & (kind[2:] == EMIT) & (behind[:-2] == _COMPUTED)
+        is_late &= at_ns[2:] < uncut_ns[1:-1]
         cause[1:-1][is_late] = _OUTPUT
         # Parts: a decode behind a prefill shows that the first token was made before it.
         is_prefill = np.zeros(len(kind), dtype=np.bool_)

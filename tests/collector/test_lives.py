@@ -176,7 +176,7 @@ def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
 
 
 NUM_STEPS, PERIOD_MS, RUN_MS = 30, 20, 19
-"""Of a core without a record behind its last step."""
+"""Steps of a core that writes no record after them: number, period and duration."""
 
 
 def run_to_the_end(core: Ring, *, at_replica: int = 0) -> None:

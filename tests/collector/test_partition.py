@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 from inferscope.collector.finals import FinalRequest
 from tests.collector.scripts import MS, START_NS, Finals, Script, assert_all_closes
+from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
 def of(finals: Finals, request_id: str) -> FinalRequest:
@@ -45,6 +48,32 @@ def test_an_answer_in_one_piece_has_no_token_on_its_way() -> None:
     final = streamed({"stream": "false"}, edge_ms=40)
     decode_ns = sum(ns for cause, ns in final.ledger_ns.items() if cause.startswith("decode"))
     assert decode_ns == 20 * MS
+
+
+def test_a_first_token_that_leaves_inside_the_next_step_was_on_its_way_before_it() -> None:
+    script = Script()
+    core = script.ring()
+    mine = core.queued("mine", attributes={"stream": "false"})
+    core.admitted(mine)
+    script.at(1)
+    core.plan(0)
+    core.slices(0, [(mine, 8, 0)])
+    script.at(10)
+    core.span(0, 1, 10)
+    script.at(10.5)
+    core.plan(1)
+    core.slices(1, [(mine, 1, 8)])
+    script.at(14)
+    core.emitted([mine])
+    script.at(20)
+    core.span(1, 13, 20)
+    core.emitted([mine])
+    script.at(20.5)
+    core.finished(mine)
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=1_000), random.Random(0))
+    assert_all_closes(collector, finals)
+    row = finals.only().ledger_ns
+    assert (row["cpu_gap"], row["output"]) == (1 * MS, 3.5 * MS)
 
 
 def test_a_step_without_an_execution_marks_its_requests_and_is_no_output() -> None:
