@@ -188,6 +188,18 @@ class Blame:
         if held is not None:
             self._note_held(self._found_of(slot), held, at_ns)
 
+    def delivered_first(self, slot: int, prefilled_ns: int, at_ns: int) -> None:
+        """Leave out of a preemption what lies before the edge of the request's first token.
+
+        Args:
+            slot: the request's, which may be preempted.
+            prefilled_ns: the start of the step that made the token.
+            at_ns: of the edge.
+        """
+        held = self._held.get(slot)
+        if held is not None and held.since_ns > prefilled_ns:
+            held.since_ns = max(held.since_ns, at_ns)
+
     def end(self, slot: int) -> None:
         """Forget a request whose blame has been read, as a victim; others may blame it yet."""
         self._found.pop(slot, None)

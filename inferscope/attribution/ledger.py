@@ -459,7 +459,7 @@ class Ledger:
                     self._blame_less(step, member, at_ns, step.end_ns)
 
     def deliver_first(self, slot: int, at_ns: int) -> None:
-        """Take from the blame the steps of a request while its first token was on its way.
+        """Take from the blame what a request waited for while its first token was on its way.
 
         Args:
             slot: the request's, whose first token went out by itself.
@@ -468,6 +468,8 @@ class Ledger:
         prefilled_ns = self._prefilled_ns.item(slot)
         if prefilled_ns < 0:
             return
+        if (blame := self.replicas.blame(slot)) is not None:
+            blame.delivered_first(slot, prefilled_ns, at_ns)
         for step in reversed(self._recent):
             if step.start_ns <= prefilled_ns:
                 break

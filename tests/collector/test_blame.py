@@ -113,6 +113,52 @@ def test_steps_that_are_output_in_the_ledger_have_no_culprits(
     assert told == expected
 
 
+def test_a_preemption_has_no_culprits_up_to_the_edge_of_the_first_token() -> None:
+    script = Script()
+    front, core = script.ring("frontend"), script.ring()
+    at_front = {name: front.received(name) for name in ("a", "mine")}
+    for index in at_front.values():
+        front.tokenised(index)
+    script.at(0.1)
+    a, mine = (core.queued(name) for name in at_front)
+    core.admitted(a)
+    core.admitted(mine)
+    core.step(0, [(a, 8, 0), (mine, 8, 0)], start_ms=1, end_ms=10)
+    script.at(10.2)
+    front.emitted([at_front["a"]])
+    script.at(10.5)
+    core.preempted(mine)
+    core.step(1, [(a, 1, 8)], start_ms=11, end_ms=30)
+    script.at(30.5)
+    front.emitted([at_front["mine"]])
+    script.at(30.6)
+    core.resumed(mine)
+    core.step(2, [(mine, 8, 0)], start_ms=31, end_ms=40)
+    script.at(40.1)
+    core.finished(a)
+    front.emitted([at_front["a"]])
+    front.last_byte(at_front["a"])
+    b = core.queued("b")
+    core.admitted(b)
+    core.step(3, [(b, 8, 0), (mine, 1, 9)], start_ms=41, end_ms=50)
+    script.at(50.5)
+    core.preempted(mine)
+    core.step(4, [(b, 1, 8)], start_ms=51, end_ms=60)
+    script.at(60.5)
+    core.resumed(mine)
+    core.step(5, [(mine, 10, 0)], start_ms=61, end_ms=70)
+    script.at(71)
+    core.finished(mine)
+    core.finished(b)
+    front.emitted([at_front["mine"]])
+    front.last_byte(at_front["mine"])
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=1_000), random.Random(0))
+    assert_all_closes(collector, finals)
+    [final] = [final for final in finals.requests if final.request_id == "mine"]
+    told = {one.request_id: one.ns for one in final.blame if one.cause == "preempted"}
+    assert told == {"a": pytest.approx(0.1 * MS, abs=1), "b": pytest.approx(10 * MS, abs=1)}
+
+
 def test_the_queue_of_steps_that_overlap_is_blamed_up_to_the_admission() -> None:
     script = Script()
     core = script.ring()
