@@ -83,6 +83,7 @@ NOT_CALLED = {
     *("CoreHooks.closed", "CoreHooks.turned", "CoreHooks.unplanned"),
     *("WorkerHooks.forwarding", "WorkerHooks.mark", "WorkerHooks.sign_overdue"),
     *("WorkerHooks.stop", "WorkerHooks.sign", "WorkerHooks.is_computing_on_host"),
+    *("CoreHooks.made_otherwise", "CoreHooks.forget", "WorkerHooks.forget"),
 }
 """Only replicas have idle steps; a stopped server ends core and workers where they are; no client
 pauses it; a CPU has no device spans. Faults in a wrapper that is written out are named by it."""
