@@ -32,9 +32,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from host_events import QueuedEvents
 
 LARGEST_PATH_US = 20.0
 SHAPES: dict[str, dict[str, int]] = {
@@ -52,45 +53,6 @@ _WARM_STEPS = 4
 """Steps of each batch that do not count: its prefill, and the first after a change."""
 _NUM_FLOOR = 4000
 Hook = Callable[..., Any]
-
-
-class QueuedEvents:
-    """Events of a device that has passed all but the newest: each holds when it was recorded."""
-
-    def __init__(self) -> None:
-        self._newest: Any = None
-
-    def new(self) -> list[int]:
-        """Make an event."""
-        return [0]
-
-    def record(self, event: list[int]) -> None:
-        """Take the time."""
-        event[0] = time.perf_counter_ns()
-        self._newest = event
-
-    def record_aside(self, event: list[int]) -> None:
-        """Take the time, of an event that is passed at once."""
-        event[0] = time.perf_counter_ns()
-
-    def is_done(self, event: list[int]) -> bool:
-        """Return whether another one was recorded since."""
-        return event is not self._newest
-
-    def elapsed_ms(self, start: list[int], end: list[int]) -> float:
-        """Return the time between two events."""
-        return (end[0] - start[0]) / 1e6
-
-    def is_capturing(self) -> bool:
-        """Return False: there are no graphs."""
-        return False
-
-    def aside(self) -> AbstractContextManager[bool]:
-        """Allow any thread to ask."""
-        return nullcontext(True)
-
-    def reset(self) -> None:
-        """Nothing is held."""
 
 
 def defer(watch: Any, *, is_deferring: bool) -> None:
@@ -205,6 +167,7 @@ import os, sys
 if "SGLANG_STEP_OVERHEAD" in os.environ:
     import importlib.util
     from pathlib import Path
+    sys.path.append(str(Path(os.environ["STEP_OVERHEAD"]).parent))
     spec = importlib.util.spec_from_file_location("step_overhead", os.environ["STEP_OVERHEAD"])
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -39,10 +39,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from host_events import HostEvents
 from pairs import Pair, grouped, interval, mean_ratio, tail_ratio
 from path_time import HIDDEN, PathTimes
 from probe_cost import machine
@@ -99,39 +99,6 @@ class Device:
             time.sleep(left_ns / 1e9)
         self._woken_ns = time.thread_time_ns()
         return result
-
-
-class HostEvents:
-    """Events of a device that is this host: each holds the time at which it was recorded."""
-
-    def new(self) -> list[int]:
-        """Make an event."""
-        return [0]
-
-    def record(self, event: list[int]) -> None:
-        """Take the time."""
-        event[0] = time.perf_counter_ns()
-
-    record_aside = record
-
-    def is_done(self, event: list[int]) -> bool:
-        """Return True: the host has passed it."""
-        return True
-
-    def elapsed_ms(self, start: list[int], end: list[int]) -> float:
-        """Return the time between two events."""
-        return (end[0] - start[0]) / 1e6
-
-    def is_capturing(self) -> bool:
-        """Return False: there are no graphs."""
-        return False
-
-    def aside(self) -> AbstractContextManager[bool]:
-        """Allow any thread to ask."""
-        return nullcontext(True)
-
-    def reset(self) -> None:
-        """Nothing is held."""
 
 
 def observe_as_on_a_device(llm: Any) -> None:

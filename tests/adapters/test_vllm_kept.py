@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -89,6 +89,23 @@ def patches(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patches]:
         probe.close()
 
 
+class Engine(NamedTuple):
+    """A worker that is ready and a scheduler; both have the hooks."""
+
+    worker: Any
+    scheduler: Scheduler
+
+
+def engine_of(setting: Any, request: Request) -> Engine:
+    """Make an engine of a configuration, with a request in its queue."""
+    wrapper = toy_vllm.WorkerWrapperBase(setting)
+    wrapper.init_device()
+    wrapper.worker.initialize_from_config(None)
+    scheduler = Scheduler(setting)
+    scheduler.add_request(request)
+    return Engine(wrapper.worker, scheduler)
+
+
 def ring(rings: Path, role: str) -> Path:
     (path,) = rings.glob(f"{role}-*.ring")
     return path
@@ -161,13 +178,7 @@ def test_a_launch_that_hangs_is_in_the_ring_with_its_members_soon(
 def test_an_engine_that_pauses_between_two_steps_tells_of_the_last_one(
     rings: Path, patches: Patches
 ) -> None:
-    setting = toy_vllm.config(TEAM)
-    wrapper = toy_vllm.WorkerWrapperBase(setting)
-    wrapper.init_device()
-    worker = wrapper.worker
-    worker.initialize_from_config(None)
-    scheduler = Scheduler(setting)
-    scheduler.add_request(Request("a", 3, 9))
+    worker, scheduler = engine_of(toy_vllm.config(TEAM), Request("a", 3, 9))
     output = scheduler.schedule()
     worker.execute_model(output)
     scheduler.get_grammar_bitmask(output)
@@ -200,17 +211,12 @@ def test_reports_say_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
 
 
 def test_after_a_fault_no_output_of_the_engine_is_kept(rings: Path, patches: Patches) -> None:
-    setting = toy_vllm.config(Options())
-    wrapper = toy_vllm.WorkerWrapperBase(setting)
-    wrapper.init_device()
-    wrapper.worker.initialize_from_config(None)
-    scheduler = Scheduler(setting)
-    scheduler.add_request(Request("r", 3, 9))
-    output = scheduler.schedule()
-    wrapper.worker.execute_model(output)
+    engine = engine_of(toy_vllm.config(Options()), Request("r", 3, 9))
+    output = engine.scheduler.schedule()
+    engine.worker.execute_model(output)
     is_there = weakref.ref(output)
     patches.fail(ring, ValueError("a fault"))
-    del output, wrapper, scheduler
+    del output, engine
     gc.collect()
     assert is_there() is None
 
@@ -222,12 +228,7 @@ def test_drafts_that_a_worker_takes_out_of_its_copy_are_signed_as_the_core_plann
     setting = toy_vllm.config(Options())
     setting.speculative_config = speculation("ngram_gpu", padded=True)
     setting.parallel_config.distributed_executor_backend = backend
-    wrapper = toy_vllm.WorkerWrapperBase(setting)
-    wrapper.init_device()
-    worker = wrapper.worker
-    worker.initialize_from_config(None)
-    scheduler = Scheduler(setting)
-    scheduler.add_request(Request("r", 3, 9))
+    worker, scheduler = engine_of(setting, Request("r", 3, 9))
     output = scheduler.schedule()
     planned = vllm_tag.step_digest(output.num_scheduled_tokens)
     worker.execute_model(output)

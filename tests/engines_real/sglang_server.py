@@ -24,6 +24,7 @@ import aiohttp
 import pytest
 
 from tests.children import child
+from tests.engines_real.commands import inferscope
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
@@ -100,17 +101,8 @@ class Server:
         return dict(engine)
 
     def inferscope(self, *words: str) -> str:
-        """Run a command of ours as somebody else on the machine would; return what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "inferscope", *words],
-            env={**os.environ, "INFERSCOPE_DIR": str(self.rings)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        """Run a command of ours on the rings of this server; return what it prints."""
+        return inferscope(self.rings, *words)
 
     def stop(self) -> int:
         """Ask the server to end, and see that nothing of it is left; return its exit code."""

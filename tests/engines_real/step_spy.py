@@ -15,10 +15,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -91,34 +88,7 @@ def spy(module: ModuleType) -> None:
     setattr(owner, name, spied)
 
 
-class Spying(MetaPathFinder):
-    """A finder that wraps the method as soon as its module is executed."""
-
-    def __init__(self) -> None:
-        self._is_asking = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in PLACES or self._is_asking:
-            return None
-        self._is_asking = True
-        try:
-            spec = find_spec(fullname)
-        finally:
-            self._is_asking = False
-        loader: Any = None if spec is None else spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            spy(module)
-
-        loader.exec_module = exec_module
-        return spec
-
-
 if "SPY_FILE" in os.environ and __name__ == "step_spy":
-    sys.meta_path.insert(0, Spying())
+    from after_import import AfterImport  # copied beside this file
+
+    sys.meta_path.insert(0, AfterImport(dict.fromkeys(PLACES, spy)))

@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +24,7 @@ from tests.engines_real import (
     vllm_server,
 )
 from tests.engines_real.clients import Ask, ask_all
+from tests.engines_real.commands import import_at_start, inferscope
 from tests.engines_real.conformance import Claim, Show
 from tests.engines_real.vllm_laws import of_kind
 
@@ -64,9 +62,7 @@ class Served(NamedTuple):
 def serving(kind: str, python: Path, folder: Path, record: Path, spied: Path) -> Iterator[Served]:
     """Serve, observed and spied on, until the context ends."""
     hooks = folder / "spy"
-    hooks.mkdir(parents=True)
-    shutil.copy(step_spy.__file__, hooks / "step_spy.py")
-    (hooks / "sitecustomize.py").write_text("import step_spy\n")
+    import_at_start(step_spy, hooks)
     path = os.pathsep.join([str(hooks), os.environ.get("PYTHONPATH", "")])
     variables = {"PYTHONPATH": path, "SPY_FILE": str(spied)}
     rings, log = folder / "rings", folder / "server.log"
@@ -117,20 +113,6 @@ def asks(kind: str) -> list[Ask]:
             body["rid"] = f"ask-{number}"
         made.append(Ask(f"ask-{number}", body, 5 if number == NUM - 1 else None))
     return made
-
-
-def inferscope(rings: Path, *words: str) -> str:
-    """Run a command of ours and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "inferscope", *words],
-        env={**os.environ, "INFERSCOPE_DIR": str(rings)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def exported(record: Path, out: Path) -> list[dict[str, Any]]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 
 from tests.engines_real import hidden_method, sglang_server, vllm_server
 from tests.engines_real.clients import Ask, ask_all
+from tests.engines_real.commands import import_at_start, inferscope
 from tests.engines_real.vllm_laws import of_kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -47,24 +45,9 @@ def sglang_at(name: str) -> Path:
 
 def without(folder: Path, method: str) -> dict[str, str]:
     """Return the variables under which a method is hidden from our hooks."""
-    folder.mkdir(parents=True)
-    shutil.copy(hidden_method.__file__, folder / "hidden_method.py")
-    (folder / "sitecustomize.py").write_text("import hidden_method\n")
+    import_at_start(hidden_method, folder)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path, "HIDE": method}
-
-
-def inferscope(rings: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "inferscope", *words],
-        env={**os.environ, "INFERSCOPE_DIR": str(rings)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def asks() -> list[Ask]:
