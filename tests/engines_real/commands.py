@@ -15,7 +15,7 @@ _MOST_S = 120
 
 
 def inferscope(rings: Path, *words: str) -> str:
-    """Run a command as somebody else on the machine would; return what it prints."""
+    """Run a command of ours on a folder of rings; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "inferscope", *words],
         env={**os.environ, "INFERSCOPE_DIR": str(rings)},
