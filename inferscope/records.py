@@ -573,6 +573,8 @@ class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
     """Calls left out because the probe was busy with others, or the process out of memory."""
     unsupported: tuple[str, ...] = ()
     """Features of this process's engine that the probe cannot observe, with the reason."""
+    hidden_ns: int = 0
+    """Part of `cost_ns` that was spent while the device computed: no step waited for it."""
 
 
 class CounterSample(Record, frozen=True, gc=False, array_like=True):

@@ -210,7 +210,7 @@ class Batcher:
         computed = self._computed_tokens()
         padded_tokens = computed if computed > planned.num_tokens else 0
         self.recorder.probe.stop(planned.step, padded_tokens=padded_tokens)
-        self.deferred.flush()
+        self.deferred.flush_hidden()  # if anything is deferred, this is a device
 
     # --- the outcome --------------------------------------------------------------------------
 

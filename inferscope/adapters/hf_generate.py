@@ -217,7 +217,7 @@ class MainLoop(Loop):
             return
         self._is_open = False
         self.recorder.probe.stop(self._step, padded_tokens=self._padded_tokens)
-        self._deferred.flush()
+        self._deferred.flush_hidden()  # if anything is deferred, this is a device
         if not self._num_proposed:
             self._tell(0)
 

@@ -25,6 +25,7 @@ import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -216,9 +217,10 @@ class SchedulerWatch:
     def launched(self) -> None:
         """Record what was deferred, and a batch's rows: its span is over, or queued."""
         launch, self._launch = self._launch, None
-        self.flush()
-        if launch is not None:
-            self._record_rows(launch)
+        with self.probe.hidden if self._is_deferring else nullcontext():
+            self.flush()
+            if launch is not None:
+                self._record_rows(launch)
 
     def flush(self) -> None:
         """Record what was deferred."""

@@ -208,7 +208,8 @@ class CoreHooks:
         """The device computes: write what is kept."""
         kept = self._of(scheduler)
         if kept is not None:
-            kept.flush()
+            with kept.core.probe.hidden:
+                kept.flush()
 
     def _update_from_output(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME

@@ -236,7 +236,8 @@ class WorkerHooks:
                 return result
             try:
                 if self._done:  # this step is launched
-                    self.sign()
+                    with self._probe.hidden:
+                        self.sign()
                 if result is not None or not self._samples:  # no sampling is to come
                     self.stop()
             except Exception as error:

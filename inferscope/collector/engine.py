@@ -462,11 +462,13 @@ class EngineFold:
 
     def _on_health(self, ring: RingState, health: ProbeHealth) -> None:
         spent_ns = health.cost_ns - ring.cost_ns
-        ring.cost_ns = health.cost_ns
+        hidden_ns = health.hidden_ns - ring.hidden_ns
+        ring.cost_ns, ring.hidden_ns = health.cost_ns, health.hidden_ns
         ring.health = health
         self._enter_state(ring, health.state, health.t_ns)
         if spent_ns > 0:
             self.lives.windows.add(health.t_ns, "probe_ns", spent_ns)
+            self.lives.windows.add(health.t_ns, "probe_hidden_ns", min(max(hidden_ns, 0), spent_ns))
 
     def _enter_state(self, ring: RingState, state: int, at_ns: int) -> None:
         """Take a probe's state; a core that is no longer observed keeps no request.

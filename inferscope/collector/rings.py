@@ -50,7 +50,7 @@ class RingState:
         self.last_ns = opened.t_ns
         self.health: ProbeHealth | None = None
         self.state = ON
-        self.cost_ns = 0
+        self.cost_ns = self.hidden_ns = 0
         self.has_spans = False
         self.has_bare_steps = False
         """It has reported who is in a step of which no process reported the execution."""

@@ -206,7 +206,7 @@ class Health:
     probe_state: str
     """One of PROBE_STATES, or lost when the engine went silent."""
     probe_share: float | None
-    """The probe's own time over wall time, on the busiest ring of the window."""
+    """The probe's own time over wall time, in all of the engine's processes together."""
     num_records: int
     num_lost: int
     num_late: int
@@ -218,6 +218,8 @@ class Health:
     """Features of the engine that its probes cannot observe, with the reasons."""
     skewed_clocks: tuple[SkewedClock, ...] = ()
     """Processes in time namespaces of their own, with what their times were corrected by."""
+    probe_hidden_share: float | None = None
+    """Its part that no step waited for: the device computed meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -177,7 +178,7 @@ def _engine(
         series=_series(buckets),
         requests=_requests(engine, alive, max_requests, focus),
         num_requests=len(alive),
-        health=_health(collector, engine, rings, amounts["probe_ns"], window_s),
+        health=_health(collector, engine, rings, amounts, window_s),
         num_ranks_seen=num_seen,
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
@@ -317,13 +318,15 @@ def _health(
     collector: Collector,
     engine: EngineFold,
     rings: list[RingState],
-    probe_ns: int,
+    amounts: Mapping[str, int],
     window_s: int,
 ) -> Health:
     reports = [ring.health for ring in rings if ring.health is not None]
+    wall_ns = window_s * SECOND_NS
     return Health(
         probe_state=probe_state(rings),
-        probe_share=probe_ns / (window_s * SECOND_NS) if reports else None,
+        probe_share=amounts["probe_ns"] / wall_ns if reports else None,
+        probe_hidden_share=amounts["probe_hidden_ns"] / wall_ns if reports else None,
         num_records=collector.num_records,
         num_lost=collector.num_lost,
         num_late=collector.num_late,

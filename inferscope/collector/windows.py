@@ -44,6 +44,7 @@ AMOUNTS = (
     "prompt_tokens",
     "cached_tokens",
     "probe_ns",
+    "probe_hidden_ns",
 )
 GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 

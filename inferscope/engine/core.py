@@ -408,7 +408,10 @@ class Engine:
 
         def launched() -> None:
             self._deferred.add(time.monotonic_ns(), self._tell_slices, step, plan)
-            self._deferred.flush()
+            if self._runner.is_asynchronous:
+                self._deferred.flush_hidden()
+            else:
+                self._deferred.flush()
 
         sampled, tokens = self._runner.run(step, plan, self.probe, launched)
         for part in plan.slices:

@@ -47,6 +47,11 @@ class Deferred:
             self.probe.defer(at_ns)
         self.facts.append((at_ns, action, arguments))
 
+    def flush_hidden(self) -> None:
+        """Record all facts behind a launch: the device computes, and no step waits for it."""
+        with self.probe.hidden:
+            self.flush()
+
     def flush(self) -> None:
         """Record all facts; wait for another thread that does so."""
         facts = self.facts

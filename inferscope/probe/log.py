@@ -51,6 +51,24 @@ MOST_UNSUPPORTED = 8
 """Features that a report names as unsupported; later ones are in the host's log only."""
 
 
+class Hidden:
+    """A context of calls whose cost is hidden: the device computes meanwhile."""
+
+    __slots__ = ("_log", "_since_ns")
+
+    def __init__(self, log: Log) -> None:
+        """Count in a log."""
+        self._log = log
+        self._since_ns = 0
+
+    def __enter__(self) -> None:
+        self._since_ns = self._log.cost_ns
+
+    def __exit__(self, *_: object) -> None:
+        log = self._log
+        log.hidden_ns += log.cost_ns - self._since_ns
+
+
 class Log:
     """Writes into one ring.
 
@@ -69,6 +87,7 @@ class Log:
         odd: argument values that no record could hold.
         num_lost_calls: calls left out because the probe was busy, or the process out of memory.
         cost_ns: spent on the engine's thread so far.
+        hidden_ns: of it, while the device computed.
         host_sample: counters of the host that no report has written yet, None where there are none.
         health_due_ns: when a busy engine's next report is due.
         keyframe_due_ns: when the next keyframe is due, however little was written.
@@ -96,6 +115,7 @@ class Log:
         self.odd = OddValues()
         self.num_lost_calls = 0
         self.cost_ns = 0
+        self.hidden_ns = 0
         self.host_sample: CounterSample | None = None
         self.health_due_ns = 0
         self.keyframe_due_ns = 0
@@ -206,6 +226,7 @@ class Log:
                 self.odd.num,
                 self.num_lost_calls,
                 self.unsupported,
+                self.hidden_ns,
             ),
         )
 

@@ -64,7 +64,7 @@ from inferscope.probe.engine_info import fit_info
 from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
 from inferscope.probe.life import Life
-from inferscope.probe.log import Log
+from inferscope.probe.log import Hidden, Log
 from inferscope.probe.marks import Marks
 from inferscope.probe.opening import (
     PATIENCE_S,
@@ -114,7 +114,13 @@ _Signature: TypeAlias = tuple[int, int, Signature]
 
 
 class Probe:
-    """Writes what an engine does into its ring."""
+    """Writes what an engine does into its ring.
+
+    Attributes:
+        clock: the two clocks.
+        hidden: the context of calls that are made while the device computes: reports say what
+            they cost apart from what a step waits for.
+    """
 
     def __init__(
         self,
@@ -130,6 +136,7 @@ class Probe:
         self.clock = clock or SystemClock()
         self._now = self.clock.monotonic_ns
         self._log = Log(ring, info, self.clock, tables=tables)
+        self.hidden = Hidden(self._log)
         self._spans = Spans(timer or HostTimer(), self._log)
         self._life = Life(self._log, self._spans)
         self._events = RequestEvents(self._log, self._life)

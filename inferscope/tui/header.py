@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.collector.snapshot import EngineView, Health
 from inferscope.cost.model import ENOUGH_STEPS
 from inferscope.tui.lines import DOT, TRIANGLE, Line, Role, Span, fit_line, spread, width_of
 from inferscope.tui.plots import UNKNOWN, clock, count, duration, plain, share
@@ -83,6 +83,14 @@ def confessions(scene: Scene) -> list[str]:
     return said
 
 
+def probe_words(health: Health) -> str:
+    """Return what the probe costs: what steps wait for, and what is hidden behind the device."""
+    total, hidden = health.probe_share, health.probe_hidden_share
+    if total is None or not hidden:
+        return share(total)
+    return f"{share(total - hidden)} + {share(hidden)} hidden"
+
+
 def _right(scene: Scene, *, is_narrow: bool) -> Line:
     spans: list[Span] = []
     view = scene.view
@@ -96,7 +104,7 @@ def _right(scene: Scene, *, is_narrow: bool) -> Line:
     if is_narrow:
         spans.append((f"win {window} ", "dim"))
         return tuple(spans)
-    probe = share(view.health.probe_share) if view else UNKNOWN
+    probe = probe_words(view.health) if view else UNKNOWN
     real_ns = scene.snapshot.real_ns if scene.snapshot else 0
     spans.append((f"{scene.refresh_hz:g} Hz  win {window}  probe {probe}  ", "dim"))
     spans.append((f"{clock(real_ns)} ", "body"))

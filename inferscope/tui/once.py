@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.tui.columns import columns_for, heading_line, order_rows, row_line
-from inferscope.tui.header import confessions
+from inferscope.tui.header import confessions, probe_words
 from inferscope.tui.lines import Line, text_of
 from inferscope.tui.panels import largest_problem
 from inferscope.tui.panels.causes import cause_rows
@@ -108,7 +108,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         f"prefill {per_second(view.prefill_tok_s)} tok/s  decode"
         f" {per_second(view.decode_tok_s)} tok/s  step p50 {milliseconds(view.step.p50_ns)} ms"
         f"  host gap p50 {milliseconds(view.host_gap.p50_ns)} ms"
-        f"  probe {share(view.health.probe_share)}"
+        f"  probe {probe_words(view.health)}"
     )
     lines.append(f"{peak_words(view)} {OF_WHAT}")
     return lines

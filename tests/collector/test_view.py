@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
 from inferscope.collector.view import snapshot
-from inferscope.records import QUEUED
+from inferscope.records import ON, QUEUED, ProbeHealth
 from tests.collector.scripts import Script
 
 
@@ -62,3 +62,22 @@ def test_who_is_admitted_to_a_step_that_hangs_runs_and_the_fold_goes_on() -> Non
     assert (view.num_running, view.num_waiting) == (1, 0)
     assert view.folded_ns - before.folded_ns > 19 * 10**9
     assert view.through_ns == before.through_ns  # what the device does is not known
+
+
+def test_what_a_probe_does_behind_the_device_is_a_part_of_its_share() -> None:
+    script = Script()
+    core, older = script.ring(), script.ring("worker")
+    for second in range(1, 8):
+        script.at(1000 * second)
+        cost_ns = 9_000_000 * second
+        core.tell(
+            ProbeHealth(
+                script.now_ns, ON, 0, 0, cost_ns, script.now_ns, hidden_ns=6_000_000 * second
+            )
+        )
+        older.tell(ProbeHealth(script.now_ns, ON, 0, 0, 1_000_000 * second, script.now_ns))
+    health = view_of(script, until_ms=7500).health
+    assert health.probe_share is not None
+    assert health.probe_hidden_share is not None
+    assert round(health.probe_share, 3) in (0.009, 0.01)  # the newest second may not be whole
+    assert round(health.probe_hidden_share / health.probe_share, 3) == 0.6

@@ -51,6 +51,26 @@ def test_reports_are_complete_up_to_the_oldest_fact(tmp_path: Path) -> None:
     probe.close()
 
 
+def test_what_is_recorded_behind_a_launch_is_counted_as_hidden(tmp_path: Path) -> None:
+    clock = FakeClock(step_ns=1000)
+    probe = make_probe(tmp_path, clock)
+    deferred, index = Deferred(probe), probe.queued("r", prompt_tokens=1)
+    assert probe.path is not None
+    costs_ns = []
+    for flush in (deferred.flush_hidden, deferred.flush):
+        for _ in range(3):
+            deferred.add(clock.now_ns, lambda: probe.emitted([index], [1], at_ns=clock.now_ns))
+        cost_ns = probe._log.cost_ns
+        flush()
+        costs_ns.append(probe._log.cost_ns - cost_ns)
+    probe._life.report(clock.now_ns)
+    health = of(ProbeHealth, probe.path)[-1]
+    assert min(costs_ns) > 0
+    assert health.hidden_ns == costs_ns[0]
+    assert health.cost_ns >= sum(costs_ns)
+    probe.close()
+
+
 def test_overdue_facts_are_recorded_by_the_probes_own_thread(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)

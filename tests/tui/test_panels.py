@@ -14,7 +14,7 @@ from inferscope.collector.snapshot import (
 )
 from inferscope.records import CAUSES, DEVICE_SECONDS
 from inferscope.tui import panels
-from inferscope.tui.header import confessions, header
+from inferscope.tui.header import confessions, header, probe_words
 from inferscope.tui.lines import text_of, width_of
 from inferscope.tui.panels.causes import cause_rows
 from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
@@ -217,4 +217,12 @@ def test_the_header_cuts_names_before_facts() -> None:
     text = text_of(header(Scene(snapshot=snapshot), 120))
     assert "● live" in text
     assert "probe 0.4%" in text
+    assert "hidden" not in text
     assert len(text) == 120
+
+
+def test_what_the_probe_does_behind_the_device_is_shown_apart() -> None:
+    assert probe_words(Health("on", 0.004, 9, 0, 0, 0, 0, "")) == "0.4%"
+    hidden = Health("on", 0.012, 9, 0, 0, 0, 0, "", probe_hidden_share=0.009)
+    assert probe_words(hidden) == "0.3% + 0.9% hidden"
+    assert probe_words(Health("on", None, 0, 0, 0, 0, 0, "")) == "-"
