@@ -7,14 +7,14 @@ does as it opens is done on a thread of its own, where no handler runs.
 
 The kernel delivers a signal of the process to any thread that does not block it. A host may block
 signals in its own threads after it has opened the probe: to wait for them (`signal.sigwait`, a
-signalfd) or for a critical section. So the probe's threads block them as well.
+signalfd) or for a critical section. So the probe's threads block them as well, from their start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from threading import get_native_id
+import _thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _VARIABLE_ARGUMENTS = 0x04
@@ -55,19 +55,22 @@ def _arguments(frame: FrameType) -> Iterator[object]:
         yield from rest if type(rest) is tuple else ()
 
 
-def block_signals(starter: int) -> None:
-    """Block all signals in the calling thread, and in those that it starts, except faults.
+def start_thread(run: Callable[..., object], *arguments: object) -> None:
+    """Start a thread in which all signals but faults are blocked, and in those that it starts.
 
-    Nothing is done in the thread `starter` (its `get_native_id`), which has started the calling
-    one: a host that gevent has patched runs greenlets for threads, all in one thread of its own.
+    The calling thread blocks them meanwhile, so that the new one never runs without: it may be
+    given its first time slice long after the host has blocked a signal and waits for it.
 
     A fault, such as SIGSEGV, is delivered to the thread that caused it: where that blocks it, the
     kernel ends the process without calling the host's handler.
+
+    No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
+
+    Raises:
+        RuntimeError: the system gives no more threads.
     """
     import signal  # not worth its modules at import
 
-    if get_native_id() == starter:
-        return
     faults = {
         signal.SIGSEGV,
         signal.SIGBUS,
@@ -77,8 +80,13 @@ def block_signals(starter: int) -> None:
         signal.SIGABRT,
         signal.SIGSYS,
     }
-    with suppress(OSError):
+    # Read apart from the change: a handler may raise within any call, and the mask must come back.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+        _thread.start_new_thread(run, arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextmanager

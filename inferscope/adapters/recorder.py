@@ -12,7 +12,6 @@ engine; their recorders are its data-parallel ranks.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import itertools
 import threading
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from inferscope.adapters.patching import Patches
+from inferscope.host_signals import start_thread
 from inferscope.probe import EngineInfo, Probe, StepTimer
 from inferscope.probe.forked_lock import forked_lock
 from inferscope.probe.identity import engine_id
@@ -285,7 +285,7 @@ class Recorders:
         The garbage collector may run anywhere, within a lock of ours or of `threading.Thread` too.
         """
         with suppress(RuntimeError):  # the interpreter is ending, and all rings are closed
-            _thread.start_new_thread(self._forget, (ref,))
+            start_thread(self._forget, ref)
 
     def _forget(self, ref: weakref.ref[Any]) -> None:
         with self._lock:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from inferscope.host_signals import start_thread
 
 _PATIENCE_S = 1.0
 
@@ -48,4 +49,4 @@ def run_locked(lock: Any, action: Callable[[], None]) -> None:
             lock.release()
         return
     with suppress(RuntimeError):  # the interpreter is ending, and all rings are closed
-        _thread.start_new_thread(run, ())
+        start_thread(run)

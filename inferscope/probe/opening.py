@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import get_native_id
 from typing import TypeVar
 
 from inferscope.errors import InferScopeError, RingUnavailable
-from inferscope.host_signals import block_signals
+from inferscope.host_signals import start_thread
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
@@ -143,12 +142,10 @@ def away_from_signals(
     made: list[_Made] = []
     is_given_up = False
     is_done = _thread.allocate_lock()
-    starter = get_native_id()
 
     def run() -> None:
         try:
-            block_signals(starter)  # the probe's other threads are started here, and inherit it
-            made.append(make())
+            made.append(make())  # starts the probe's other threads, which block signals as well
         finally:
             is_done.release()
         if is_given_up:
@@ -160,8 +157,7 @@ def away_from_signals(
 
     is_done.acquire()
     try:
-        # No `threading.Thread`: its `start` raises a KeyError where a handler interrupts it.
-        _thread.start_new_thread(run, ())
+        start_thread(run)
         if is_done.acquire(True, PATIENCE_S) and made:
             return made[0]
     except BaseException:

@@ -6,15 +6,13 @@ and a probe that works has nothing to say.
 
 from __future__ import annotations
 
-import _thread
 import os
 import time
 from collections import deque
 from contextlib import suppress
-from threading import get_native_id
 from typing import TYPE_CHECKING
 
-from inferscope.host_signals import block_signals, suppressed
+from inferscope.host_signals import start_thread, suppressed
 
 if TYPE_CHECKING:
     import logging
@@ -48,17 +46,15 @@ def _begin_to_speak() -> None:
         return
     _speaking_pid = os.getpid()
     try:
-        # No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
-        _thread.start_new_thread(_speak, (get_native_id(),))
+        start_thread(_speak)
     except BaseException as error:  # of a signal handler, too: the next line begins a thread
         _speaking_pid = 0
         if not isinstance(error, RuntimeError):  # the system gives no more threads
             raise
 
 
-def _speak(starter: int) -> None:
+def _speak() -> None:
     global _speaking_pid
-    block_signals(starter)
     while True:
         while _unsaid:
             is_blocked = False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from inferscope.host_signals import start_thread
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.budget import BUDGET_SHARE, budget_share
 from inferscope.probe.identity import engine_id
@@ -207,10 +209,12 @@ try:
         os.write(writing, bytes(4096))
 except BlockingIOError:
     os.dup2(writing, 2)
-warn("written by a thread that waits for room")
 probe = Probe.open(EngineInfo(0, "test"))
+sys.setswitchinterval(60)  # the thread that is started next does nothing before the signal comes
+warn("written by a thread that waits for room")
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 os.kill(os.getpid(), signal.SIGTERM)
+sys.setswitchinterval(0.005)
 signal.sigwait({signal.SIGTERM})
 until_s = time.monotonic() + 30
 while len(os.listdir("/proc/self/task")) > 3 and time.monotonic() < until_s:
@@ -227,6 +231,36 @@ def test_a_signal_that_the_host_blocks_after_opening_is_left_to_the_host() -> No
     assert (done.returncode, done.stdout) == (0, "True 3\n")
 
 
+def test_a_thread_never_runs_with_the_signals_that_its_starter_leaves_open() -> None:
+    masks: list[set[int]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    start_thread(lambda kind: masks.append(signal.pthread_sigmask(kind, ())), signal.SIG_BLOCK)
+    until(lambda: bool(masks))
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM} <= masks[0]
+    assert not {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT} & masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_signal_that_comes_as_a_thread_is_started_reaches_the_host_s_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(run: Callable[..., object], args: tuple[object, ...]) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("of the host")
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handled = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(TimeoutError, match="of the host"):
+            start_thread(print)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    finally:
+        signal.signal(signal.SIGUSR1, handled)
+
+
 def test_where_greenlets_stand_for_threads_the_hosts_thread_blocks_no_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,7 +269,7 @@ def test_where_greenlets_stand_for_threads_the_hosts_thread_blocks_no_signal(
         return 1
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    monkeypatch.setattr("inferscope.probe.opening._thread.start_new_thread", start)
+    monkeypatch.setattr("inferscope.host_signals._thread.start_new_thread", start)
     try:
         Probe.open(INFO).close()
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
