@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.busy import Busy
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import Culprit, Found
-from inferscope.attribution.holds import Grip, Holds
+from inferscope.attribution.holds import NOBODY_ROW, Grip, Holds
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.cost.step_table import product
 
@@ -55,7 +55,8 @@ _SHARE = 1 << 20
 _SPENT_NS = 1 << 6
 """Waits within steps are whole multiples of this."""
 _FIRST_SEATS = 64
-NOBODY_SEAT = 0
+NOBODY, NOBODY_SEAT = 0, 0
+"""The slot and the seat of members that are not known."""
 
 
 class Taken(msgspec.Struct, eq=False, gc=False):
@@ -188,16 +189,16 @@ class Blame:
         if held is not None:
             self._note_held(self._found_of(slot), held, at_ns)
 
-    def delivered_first(self, slot: int, prefilled_ns: int, at_ns: int) -> None:
+    def delivered_first(self, slot: int, made_ns: int, at_ns: int) -> None:
         """Leave out of a preemption what lies before the edge of the request's first token.
 
         Args:
             slot: the request's, which may be preempted.
-            prefilled_ns: the start of the step that made the token.
+            made_ns: the start of the step that made the token.
             at_ns: of the edge.
         """
         held = self._held.get(slot)
-        if held is not None and held.since_ns > prefilled_ns:
+        if held is not None and held.since_ns > made_ns:
             held.since_ns = max(held.since_ns, at_ns)
 
     def end(self, slot: int) -> None:
@@ -293,39 +294,45 @@ class Blame:
         slots = np.concatenate([taken.slots for taken in steps])
         sizes = np.array([len(taken.slots) for taken in steps])
         step = np.repeat(np.arange(num), sizes)
-        here = np.bincount(slots, minlength=len(self._row_of)).nonzero()[0]
-        place = np.empty(len(self._row_of), dtype=np.int64)
-        place[here] = np.arange(len(here))
-        rows, seats = self._row_of[here], self._seat_of[here]
-        if before is not None:
-            rows[place[slots]] = self._holds.kept(steps[0].rows, steps[0].num_taken)
-        cell = step * len(here) + place[slots]
         # Two classes a step: decodes, then prefills.
         of = step * 2
         is_prefill = np.zeros(len(slots), dtype=np.bool_)
+        column_of = slots
         if any(delay.prefills for delay in delays):
             starts = (sizes.cumsum() - sizes).tolist()
             at = [s + p for s, d in zip(starts, delays, strict=True) for p in d.prefills]
             is_prefill[at] = True
             of += is_prefill
+            # Of the members that are not known, those that prefill have a column of their own.
+            column_of = np.where(is_prefill & (slots == NOBODY), len(self._row_of), slots)
+        here = np.bincount(column_of, minlength=len(self._row_of) + 1).nonzero()[0]
+        place = np.empty(len(self._row_of) + 1, dtype=np.int64)
+        place[here] = np.arange(len(here))
+        slot = np.where(here == len(self._row_of), NOBODY, here)
+        rows, seats = self._row_of[slot], self._seat_of[slot]
+        if before is not None:
+            rows[place[column_of]] = self._holds.kept(steps[0].rows, steps[0].num_taken)
+        has_one_row_each = np.count_nonzero(rows == NOBODY_ROW) < 2
+        cell = step * len(here) + place[column_of]
         counts = np.bincount(of, minlength=2 * num)
         share = _shares(np.concatenate([taken.weights.co_batched for taken in steps]), of, counts)
         class_ns = np.array([(d.decode_class_ns, d.prefill_class_ns) for d in delays])
-        own_ns = np.concatenate([delay.own_ns for delay in delays])
+        own_ns = np.concatenate([_own_ns(delay) for delay in delays])
         waited = class_ns.reshape(-1)[of] - own_ns
         waited = waited / np.maximum(1.0 - share * (1 / _SHARE), 1 / _SHARE)
         waited[(counts == 1)[of]] = 0.0
         waited *= 1 / _SPENT_NS
         waited = np.rint(waited) if part is None else _changed(waited, part, before)
         shape = (num, len(here))
-        shares, waits = np.zeros(shape), np.zeros(shape)
-        shares.reshape(-1)[cell] = share
+        shares: Floats = np.zeros(shape)
+        np.add.at(shares.reshape(-1), cell, share)  # several that are not known have one cell
+        waits = np.zeros(shape)
         waits.reshape(-1)[cell] = waited
         if not is_prefill.any():
             pairs = self._of_cause(_DECODE_CO_BATCHED)
-            if before is None:
+            if has_one_row_each:
                 pairs[seats[:, None], rows] += product(waits.T, shares)
-            else:  # of members that are forgotten several have one row
+            else:
                 np.add.at(pairs, (seats[:, None], rows), product(waits.T, shares))
             return
         grid = np.zeros(shape, dtype=np.bool_)
@@ -364,7 +371,7 @@ class Blame:
         ):
             pairs = self._of_cause(cause)
             cells = (victims * pairs.shape[1])[:, None] + culprits
-            if before is None:
+            if has_one_row_each:
                 pairs.reshape(-1)[cells.reshape(-1)] += product(spent.T, found).reshape(-1)
             else:
                 np.add.at(pairs.reshape(-1), cells.reshape(-1), product(spent.T, found).reshape(-1))
@@ -462,6 +469,11 @@ def _shares(weights: Floats, of: Ints, counts: Ints) -> Floats:
         whole = np.where(none, counts, whole)
     shares: Floats = np.rint(weights * (_SHARE / np.maximum(whole, 1e-9))[of])
     return shares
+
+
+def _own_ns(delay: Delay) -> Ints:
+    """Return what each member waited for itself: [members]."""
+    return delay.own_ns if delay.recompute_ns is None else delay.own_ns + delay.recompute_ns
 
 
 def _part_of(taken: Taken, part: Floats | None) -> Floats:

@@ -48,8 +48,9 @@ Flags = NDArray[np.bool_]
 
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
-_COMPUTED, _EMITTED = 6, 7
-"""RUNNING behind a step, and behind a token that has left."""
+_COMPUTED, _EMITTED, _UNKNOWN = 6, 7, 8
+"""RUNNING behind a step, behind a token that has left, and behind the beginning of a step of which
+no rank reported the execution."""
 NOBODY = 0
 
 (
@@ -78,10 +79,14 @@ _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
 _RANK_WAIT, _RECOMPUTE = _C["rank_wait"], _C["recompute"]
 _PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
 """The next two columns of each are co-batched and interference."""
-_BY_QUEUE, _BY_GAP, _BY_ARRIVAL, _BY_HELD = range(_NUM, _NUM + 4)
+_BY_QUEUE, _BY_GAP, _BY_ARRIVAL, _BY_HELD, _BY_STEP = range(_NUM, _NUM + 5)
 """Causes that are looked up: by how much of the gap the device was busy, or the engine paused."""
-_BUSY = np.array([_C[cause] for cause in ("queue", "not_scheduled", "frontend", "preempted")])
-_REST = np.array([_C[cause] for cause in ("queue_idle", "cpu_gap", "frontend", "preempted")])
+_BUSY = np.array(
+    [_C[cause] for cause in ("queue", "not_scheduled", "frontend", "preempted", "cpu_gap")]
+)
+_REST = np.array(
+    [_C[cause] for cause in ("queue_idle", "cpu_gap", "frontend", "preempted", "cpu_gap")]
+)
 """Cause of the busy part of each, and of the rest; what is paused is `paused`."""
 
 _STATE = np.full(14, -1, dtype=np.int8)
@@ -92,14 +97,15 @@ _STATE[[ANSWERED, ABORTED, LOST, END]] = LEAVING
 _SUBSTATE = np.full(14, -1, dtype=np.int8)
 """The same of a running request; EMIT is a token that leaves while no step of the request runs."""
 _SUBSTATE[STEP], _SUBSTATE[EMIT] = _COMPUTED, _EMITTED
-_SUBSTATE[[UNTIMED, ADMITTED]] = RUNNING
+_SUBSTATE[UNTIMED], _SUBSTATE[ADMITTED] = _UNKNOWN, RUNNING
 
-_GAP = np.full((8, 14), _OUTPUT, dtype=np.int64)
+_GAP = np.full((9, 14), _OUTPUT, dtype=np.int64)
 """Cause of a gap: by the state behind its first boundary, and the kind of the second."""
 _GAP[ARRIVING] = _BY_ARRIVAL
 _GAP[WAITING] = _BY_QUEUE
 _GAP[HELD] = _BY_HELD
 _GAP[RUNNING] = _GAP[_COMPUTED] = _GAP[_EMITTED] = _BY_GAP
+_GAP[_UNKNOWN] = _BY_STEP
 _GAP[_COMPUTED, [EMIT, EDGE, ANSWERED]] = _OUTPUT
 _GAP[_EMITTED, [EDGE, ANSWERED]] = _OUTPUT
 _GAP[[FREE, LEAVING], LOST] = _LOST
@@ -227,15 +233,18 @@ class Ledger:
         self._num_in_flight = 0
         self._cut_ns = np.zeros(num_slots, dtype=np.int64)
         """[slots], the last time at which a request left the batch, or was over."""
-        self._prefilled_ns = np.full(num_slots, -1)
-        """[slots], the start of the last step in which each prefilled; -1 before one."""
+        self._made_ns = np.full(num_slots, -1)
+        """[slots], the start of the step that made the first token: the last one to prefill before
+        that left, or where none did, just before it left; -1 before."""
+        self._is_first_due = np.zeros(num_slots, dtype=np.bool_)
+        """[slots], no token has left."""
         self._last_cut_ns = 0
         """The latest of them."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
         per_slot = ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled")
-        for name in (*per_slot, "_is_over", "_cut_ns", "_prefilled_ns"):
+        for name in (*per_slot, "_is_over", "_cut_ns", "_made_ns", "_is_first_due"):
             old = getattr(self, name)
             more = np.zeros((num_slots - len(old), *old.shape[1:]), dtype=old.dtype)
             setattr(self, name, np.concatenate([old, more]))
@@ -252,7 +261,8 @@ class Ledger:
         self._state[slot], self._substate[slot] = state, RUNNING
         self._part[slot], self._has_prefilled[slot] = _UP_TO_FIRST, False
         self._is_over[slot] = False
-        self._cut_ns[slot] = self._prefilled_ns[slot] = -1
+        self._cut_ns[slot] = self._made_ns[slot] = -1
+        self._is_first_due[slot] = True
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
@@ -290,6 +300,11 @@ class Ledger:
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Note that tokens of these requests left the engine's loop."""
+        is_first = self._is_first_due[slots]
+        if is_first.any():
+            firsts = slots[is_first]
+            self._is_first_due[firsts] = False
+            self._made_ns[firsts[self._made_ns[firsts] < 0]] = at_ns - 1
         self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
 
     def step(self, step: Step) -> None:
@@ -309,7 +324,8 @@ class Ledger:
             self._recent.append(step)
             self._recent_until_ns = max(self._recent_until_ns, step.end_ns)
             if step.delay.prefills:
-                self._prefilled_ns[slots[step.delay.prefills]] = start_ns
+                prefilling = slots[step.delay.prefills]
+                self._made_ns[prefilling[self._is_first_due[prefilling]]] = start_ns
             if is_late:
                 for edge in [block for block in self._blocks if block.kind == EDGE]:
                     if start_ns <= edge.at_ns < step.end_ns:
@@ -465,13 +481,13 @@ class Ledger:
             slot: the request's, whose first token went out by itself.
             at_ns: when that reached its edge.
         """
-        prefilled_ns = self._prefilled_ns.item(slot)
-        if prefilled_ns < 0:
+        made_ns = self._made_ns.item(slot)
+        if made_ns < 0:
             return
         if (blame := self.replicas.blame(slot)) is not None:
-            blame.delivered_first(slot, prefilled_ns, at_ns)
+            blame.delivered_first(slot, made_ns, at_ns)
         for step in reversed(self._recent):
-            if step.start_ns <= prefilled_ns:
+            if step.start_ns <= made_ns:
                 break
             if step.start_ns < at_ns:
                 for member in (step.slots == slot).nonzero()[0].tolist():

@@ -17,7 +17,7 @@ from inferscope.collector.view import snapshot
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
-from inferscope.records import EngineInfo, StepPlan
+from inferscope.records import RECOMPUTED, EngineInfo, StepPlan, StepSlices
 from tests.collector.scripts import MS, Finals, Script, assert_all_closes
 from tests.collector.test_cuts import assert_cuts_do_not_show
 
@@ -157,6 +157,136 @@ def test_a_preemption_has_no_culprits_up_to_the_edge_of_the_first_token() -> Non
     [final] = [final for final in finals.requests if final.request_id == "mine"]
     told = {one.request_id: one.ns for one in final.blame if one.cause == "preempted"}
     assert told == {"a": pytest.approx(0.1 * MS, abs=1), "b": pytest.approx(10 * MS, abs=1)}
+
+
+def blamed(finals: Finals, name: str, cause: str) -> dict[str | None, float]:
+    """Return for how many milliseconds each culprit of a request's cause is blamed."""
+    [final] = [final for final in finals.requests if final.request_id == name]
+    return {one.request_id: one.ns / MS for one in final.blame if one.cause == cause}
+
+
+def folded_alike(script: Script, *, until_ms: float = 1_000) -> Finals:
+    """Fold a script whole, and cut in many ways; return what all of these make of it."""
+    collector, finals = assert_cuts_do_not_show(script.items(until_ms=until_ms), random.Random(0))
+    assert_all_closes(collector, finals)
+    return finals
+
+
+def test_its_own_recompute_is_no_wait_for_the_prompt_beside_it() -> None:
+    script = Script()
+    core = script.ring()
+    mine, before, after = (core.queued(name) for name in ("mine", "before", "after"))
+    core.admitted(mine)
+    core.admitted(before)
+    core.step(0, [(mine, 1000, 0), (before, 10, 0)], start_ms=1, end_ms=101)
+    core.preempted(mine)
+    core.finished(before)
+    script.at(102)
+    core.resumed(mine)
+    core.admitted(after)
+    core.step(1, [(mine, 1000, 0), (after, 10, 0)], start_ms=103, end_ms=203)
+    at, rows = next(
+        (at, told)
+        for at, (_, told) in enumerate(script.told)
+        if isinstance(told, StepSlices) and told.step == 1
+    )
+    script.told[at] = (core.number, replace(rows, flags=bytes([RECOMPUTED, 0])))
+    core.finished(mine)
+    core.finished(after)
+    told = blamed(folded_alike(script), "mine", "prefill_co_batched")
+    assert told["before"] == pytest.approx(told["after"], abs=0.01)
+
+
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_a_first_token_is_on_its_way_whatever_made_it_and_whatever_comes_before_its_edge(
+    is_preempted: bool,
+) -> None:
+    script = Script()
+    front, core = script.ring("frontend"), script.ring()
+    seen = front.received("mine", attributes={"stream": "true"})
+    front.tokenised(seen)
+    mine, x, y, z = (core.queued(name) for name in ("mine", "x", "y", "z"))
+    core.admitted(mine)
+    if is_preempted:
+        core.step(0, [(mine, 100, 0)], start_ms=1, end_ms=11)
+    else:  # its prompt was computed elsewhere
+        core.step(0, [(mine, 1, 100)], start_ms=1, end_ms=11)
+    core.admitted(x)
+    core.step(1, [(mine, 1, 101), (x, 4000, 0)], start_ms=12, end_ms=52)
+    core.finished(x)
+    if is_preempted:
+        core.preempted(mine)
+        core.step(2, [(y, 100, 0)], start_ms=53, end_ms=60)
+        core.resumed(mine)
+        core.step(3, [(mine, 102, 0), (y, 1, 100)], start_ms=61, end_ms=71)
+    script.at(72)
+    front.emitted([seen])
+    core.admitted(z)
+    core.step(4, [(mine, 1, 102), (z, 4000, 0)], start_ms=73, end_ms=113)
+    for index in (mine, y, z):
+        core.finished(index)
+    script.at(115)
+    front.emitted([seen], [2])
+    front.last_byte(seen)
+    assert set(blamed(folded_alike(script), "mine", "decode_interference")) == {"z"}
+
+
+@pytest.mark.parametrize("num_ended", [0, 1, 3])
+def test_members_that_end_between_plan_and_start_count_as_unknown(num_ended: int) -> None:
+    script = Script()
+    core = script.ring()
+    names = ["mine", "other", *(f"ended-{number}" for number in range(num_ended))]
+    members = {name: core.queued(name) for name in names}
+    for index in members.values():
+        core.admitted(index)
+    script.at(1)
+    core.plan(0)
+    core.slices(0, [(index, 8, 0) for index in members.values()])
+    script.at(5)
+    core.plan(1)
+    core.slices(1, [(index, 1, 8) for index in members.values()])
+    script.at(11)
+    core.span(0, 1, 11)
+    core.emitted(list(members.values()))
+    script.at(11.2)
+    for name in names[2:]:
+        core.finished(members[name])
+    script.at(20)
+    waits = core.queued("waits")
+    script.at(60)
+    core.span(1, 12, 60)
+    core.emitted([members["mine"], members["other"]])
+    script.at(61)
+    core.admitted(waits)
+    core.step(2, [(members["mine"], 1, 9), (waits, 8, 0)], start_ms=61.5, end_ms=65)
+    for index in (members["mine"], members["other"], waits):
+        core.finished(index)
+    finals = folded_alike(script)
+    known = dict.fromkeys(names[:2], 40 / len(names))
+    unknown = {None: 40 * num_ended / len(names)} if num_ended else {}
+    expected = {name: pytest.approx(ms, abs=1e-5) for name, ms in (known | unknown).items()}
+    assert blamed(finals, "waits", "queue") == expected
+    told = blamed(finals, "mine", "decode_co_batched")
+    assert told["other"] / sum(told.values()) == pytest.approx(1 / (1 + num_ended), rel=1e-3)
+
+
+def test_each_member_that_is_not_known_has_its_own_part_of_the_blame() -> None:
+    found = []
+    for num_unknown in (0, 1, 3):
+        script = Script()
+        core = script.ring()
+        mine, other = core.queued("mine"), core.queued("other")
+        core.admitted(mine)
+        core.admitted(other)
+        rows = [(mine, 1, 100), (other, 1, 100)]
+        rows += [(900 + number, 1, 100) for number in range(num_unknown)]  # of before the ring
+        rows += [(950, 50, 0)]
+        core.step(0, rows, start_ms=1, end_ms=11)
+        core.finished(mine)
+        core.finished(other)
+        told = blamed(folded_alike(script), "mine", "decode_co_batched")
+        found.append(told["other"] / sum(told.values()))
+    assert found == [pytest.approx(1 / num, rel=1e-3) for num in (1, 2, 4)]
 
 
 def test_the_queue_of_steps_that_overlap_is_blamed_up_to_the_admission() -> None:

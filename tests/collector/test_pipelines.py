@@ -12,7 +12,7 @@ from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook
 from inferscope.cost.fit import features
 from inferscope.cost.step_table import StepTable
-from tests.collector.scripts import Finals, Ring, Script, assert_all_closes
+from tests.collector.scripts import MS, Finals, Ring, Script, assert_all_closes
 
 STAGE_MS = 4.0
 NUM_STEPS = 200
@@ -133,3 +133,40 @@ def test_slow_stage_is_not_learned_as_healthy() -> None:
         )
     assert mode.healthy_ratio == pytest.approx(1.0, abs=0.05)
     assert mode.residual == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_step_that_no_rank_reported_is_no_time_in_which_a_request_was_left_out() -> None:
+    script = Script()
+    core = script.ring()
+    first, last = (script.ring("worker", rank) for rank in range(2))
+    for number, stage in enumerate((first, last)):
+        stage.keyframe(stage=number)
+    batches = [core.queued(name) for name in ("mine", "other")]
+    for index in batches:
+        core.admitted(index)
+    lost = 2
+    events = []
+    for step in range(6):  # they alternate: each is planned once its last step has ended
+        start_ms = 1 + 10 * step
+        events += [(start_ms + 0.2, "plan", step), (start_ms + 10, "first", step)]
+        events += [(start_ms + 19.9, "last", step)]
+    for at_ms, what, step in sorted(events):
+        script.at(at_ms)
+        index, start_ms = batches[step % 2], 1 + 10 * step
+        if what == "plan":
+            core.plan(step)
+            core.slices(step, [(index, 1, 7 + step // 2) if step > 1 else (index, 8, 0)])
+        elif what == "first" and step != lost:
+            first.span(step, start_ms + 0.3, start_ms + 10)
+        elif what == "last":
+            if step != lost:
+                last.span(step, start_ms + 10, start_ms + 19.9)
+            core.emitted([index])
+    for index in batches:
+        core.finished(index)
+    collector, finals = script.play(until_ms=1_500)
+    assert_all_closes(collector, finals)
+    [final] = [final for final in finals.requests if final.request_id == "mine"]
+    assert final.is_partial
+    assert final.ledger_ns["not_scheduled"] < 1 * MS  # its gaps while the other is computed
+    assert final.ledger_ns["cpu_gap"] > 19 * MS
