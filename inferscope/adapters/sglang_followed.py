@@ -19,17 +19,29 @@ class Followed:
     It ends with SGLang's own object. What had not ended by then, ended where no hook is.
     """
 
-    __slots__ = ("_left", "has_ended", "has_run", "index", "is_held", "num_emitted", "seen")
+    __slots__ = (
+        "_left",
+        "has_ended",
+        "has_run",
+        "index",
+        "is_held",
+        "num_emitted",
+        "number",
+        "seen",
+    )
 
-    def __init__(self, index: int, left: deque[RequestIndex]) -> None:
+    def __init__(self, index: int, left: deque[RequestIndex], *, number: int | None = None) -> None:
         """Follow a request.
 
         Args:
             index: of the request.
             left: takes the index if the request goes before its end was seen.
+            number: by which all ranks know it; None for the index.
         """
         self._left = left
         self.index = RequestIndex(index)
+        self.number = index if number is None else number
+        """By which all ranks know it."""
         self.seen = 0
         """Positions that had ever been computed."""
         self.num_emitted = 0
@@ -73,6 +85,7 @@ class Launch:
         padded_tokens: the captured size that it is padded to, 0 without a graph.
         is_dummy: it has none of the requests that are recorded.
         is_over: the model worker has returned.
+        is_speculative: it decodes by drafts: how far it gets is known with its result.
         rows: made and not recorded yet.
     """
 
@@ -83,8 +96,11 @@ class Launch:
         "decoding",
         "extend_lens",
         "is_cold",
+        "is_decoding",
         "is_dummy",
+        "is_extending",
         "is_over",
+        "is_speculative",
         "kind",
         "lengths",
         "logprob_starts",
@@ -117,6 +133,10 @@ class Launch:
         self.at_ns, self.scheduled_ns = at_ns, scheduled_ns
         self.requests = batch.reqs
         self.lengths = batch.seq_lens_cpu
+        # Of now: a speculative worker changes it while the batch runs.
+        self.is_extending = batch.forward_mode.is_extend()
+        self.is_decoding = batch.forward_mode.is_decode()
+        self.is_speculative = self.is_decoding and not batch.spec_algorithm.is_none()
         self.tail = getattr(batch, "beam_tail", None)
         if mode != "DECODE":
             self.extend_lens, self.prefix_lens = batch.extend_lens, batch.prefix_lens
@@ -127,9 +147,8 @@ class Launch:
 
     def parts(self) -> Iterator[tuple[Followed, Part]]:
         """Yield the parts of the requests that are recorded."""
-        requests, mode = self.requests, self.batch.forward_mode
-        is_extending = mode.is_extend()
-        if is_extending or not mode.is_decode():
+        requests, is_extending = self.requests, self.is_extending
+        if is_extending or not self.is_decoding:
             tokens = self.extend_lens or [0] * len(requests)
             contexts = self.prefix_lens or [0] * len(requests)
             starts = self.logprob_starts
@@ -159,6 +178,7 @@ class Launch:
                     followed.seen,
                     1 if starts is None or is_decoding else max(1, num - starts[at]),
                     is_decoding,
+                    number=followed.number,
                 ),
             )
 
@@ -191,4 +211,5 @@ class Verified(NamedTuple):
                     len(request.origin_input_ids),
                     sampled=self.stride,
                     accepted=max(0, num_after - num_before - self.num_not_drafted),
+                    number=followed.number,
                 )

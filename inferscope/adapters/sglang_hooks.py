@@ -188,8 +188,9 @@ class SchedulerHooks:
             # SGLang loads no plug-ins in them. The engine is observed all the same.
             patches.unsupported("--tokenizer-worker-num above 1: latencies are the engine's")
         where = place(scheduler)
+        info = engine_info(scheduler, where)
         probe = Probe.open(
-            engine_info(scheduler, where),
+            info,
             role="core" if where.is_core else "worker",
             rank=where.world_rank,
             timer=timer,
@@ -211,6 +212,8 @@ class SchedulerHooks:
             adapter_of=adapter_names(scheduler),
             end_left="error" if _ENDS in self.lacking else "client_cancel",
             is_deferring=is_asynchronous(scheduler),
+            # One that decodes for another takes the last token back where a pause retracts it.
+            counts_at_once=info.role == "decode",
         )
         probe.look_after(partial(patches.run, self._watch.flush_overdue))
         patches.forgetting.append(self._watch.forget)

@@ -47,6 +47,8 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     """It decodes although the batch extends: `decoding_reqs` names it."""
     accepted: int = 0
     """Draft tokens found right, of `tokens - 1`; of a verified batch only."""
+    number: int = 0
+    """By which all ranks know the request."""
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +62,8 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     sampled: list[int]
     proposed: list[int]
     accepted: list[int]
+    numbers: list[int]
+    """By which all ranks know the requests."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -103,10 +107,9 @@ def rows_of(mode: str, parts: Iterable[Part], *, is_verified: bool = False) -> R
                 rows += _prefill_rows(part)
             elif part.tokens > 0:
                 drafts = (part.tokens - 1, part.accepted) if phase == VERIFY else (0, 0)
-                rows.append(
-                    (part.index, phase, part.tokens, part.context, 0, part.sampled, *drafts)
-                )
-    columns = list(zip(*rows, strict=True)) or [()] * 8
+                row = part.index, phase, part.tokens, part.context, 0, part.sampled, *drafts
+                rows.append((*row, part.number))
+    columns = list(zip(*rows, strict=True)) or [()] * 9
     return Rows(*(list(column) for column in columns))
 
 
@@ -124,7 +127,7 @@ def _prefill_rows(part: Part) -> Iterator[tuple[int, ...]]:
             is_complete = phase == PREFILL and stop == prefill_end
             flags = flag | LAST_CHUNK if is_complete else flag
             sampled = part.sampled if stop == end else 0
-            yield part.index, phase, stop - start, start, flags, sampled, 0, 0
+            yield part.index, phase, stop - start, start, flags, sampled, 0, 0, part.number
             start = stop
 
 

@@ -28,7 +28,7 @@ class Results:
 
     Attributes:
         held: an emission that the record of the next launch may state, None where there is none.
-        counts_at_once: a retraction may clear tokens ahead of the next launch.
+        counts_at_once: a retraction may take tokens back ahead of the next launch.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Results:
         *,
         is_core: bool,
         is_deferring: bool,
+        counts_at_once: bool,
         record_rows: Callable[[int, Rows], None],
         finish: Callable[[Followed, str, int | None], None],
     ) -> None:
@@ -48,6 +49,7 @@ class Results:
             deferred: takes what is recorded later.
             is_core: it tells of requests.
             is_deferring: results are recorded behind the next launch.
+            counts_at_once: their tokens are counted now, for some may be taken back before it.
             record_rows: records the rows of a step.
             finish: records the end of a request, how and when.
         """
@@ -64,7 +66,7 @@ class Results:
         self._step = -1
         self._has_streamed = False
         self.held: Held | None = None
-        self.counts_at_once = False
+        self.counts_at_once = counts_at_once
 
     def settle(self) -> None:
         """Record the emission that is held."""
@@ -92,9 +94,10 @@ class Results:
         """Take all of a result's tokens: what was not streamed, and verified rows."""
         mode = self._verified.pop(self._step, None)
         if mode is not None:
-            stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1
+            stride = getattr(result, "speculative_output_stride", None)  # from 0.5.20 on
+            stride = stride or result.speculative_num_draft_tokens or 1
             num_after = [len(request.output_ids) for request, _, _ in self._before]
-            num_new = result.num_non_draft_tokens_per_req
+            num_new = getattr(result, "num_non_draft_tokens_per_req", 1)
             verified = Verified(self._step, mode, self._before, num_after, stride, num_new)
             self._defer(now_ns, self._record_verified, verified)
         if not self._has_streamed:

@@ -22,6 +22,7 @@ yet: that may take seconds. Where the model runs within `run_batch`, a plan is r
 from __future__ import annotations
 
 import itertools
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ from inferscope.adapters.sglang_phases import (
 from inferscope.adapters.sglang_results import Results
 from inferscope.probe import Probe
 from inferscope.probe.clock import Clock, SystemClock
+from inferscope.probe.columns import digest64
 from inferscope.probe.deferred import Deferred
 from inferscope.probe.requests import MAX_LIVE
 from inferscope.records import VERIFY, RequestIndex
@@ -70,6 +72,7 @@ class SchedulerWatch:
         adapter_of: Callable[[str], str] = str,
         end_left: str = "client_cancel",
         is_deferring: bool = False,
+        counts_at_once: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Take the probe and what does not change.
@@ -85,6 +88,7 @@ class SchedulerWatch:
             adapter_of: returns the name of a LoRA adapter by SGLang's id of it.
             end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
             is_deferring: the device computes while `run_batch` returns: record behind launches.
+            counts_at_once: tokens that have left may be taken back before the next launch.
             clock: tells the time.
         """
         self.probe = probe
@@ -106,7 +110,9 @@ class SchedulerWatch:
         self._preempted: list[int] = []
         self._left: deque[RequestIndex] = deque(maxlen=MAX_LIVE)
         """Requests that SGLang has dropped, and of whose end no hook was called."""
-        self._indices = itertools.count()
+        self._numbers = itertools.count()
+        self._has_own_indices = False
+        """The probe was off as a request came: its indices are not the numbers any more."""
         self._launch: Launch | None = None
         self._depth = 0
         self._seen_kinds: set[tuple[str, bool]] = set()
@@ -116,6 +122,7 @@ class SchedulerWatch:
             self.deferred,
             is_core=is_core,
             is_deferring=is_deferring,
+            counts_at_once=counts_at_once,
             record_rows=self._tell_rows,
             finish=self._finish,
         )
@@ -128,7 +135,7 @@ class SchedulerWatch:
             return
         followed = getattr(req, MARK, None)
         if followed is None:
-            setattr(req, MARK, Followed(self._enter(req), self._left))
+            setattr(req, MARK, self._enter(req))
             # A retraction clears the tokens of a prompt that was given as embeddings.
             self._results.counts_at_once |= getattr(req, "input_embeds", None) is not None
         elif req.is_retracted and not followed.is_held:
@@ -147,14 +154,16 @@ class SchedulerWatch:
             reason = finish_of_json(abort_req.finished_reason, has_run=followed.has_run)
             self._finish(followed, reason, None)
 
-    def _enter(self, request: Any) -> int:
-        if self._is_core:
-            num_prompt = len(request.origin_input_ids)
-            lora_id = getattr(request, "lora_id", None)
-            adapter = self._adapter_of(lora_id) if lora_id else ""
-            return self.probe.queued(request.rid, prompt_tokens=num_prompt, adapter=adapter)
-        # All ranks see the same requests in the same order: the core gives them these numbers too.
-        return next(self._indices)
+    def _enter(self, request: Any) -> Followed:
+        number = next(self._numbers)  # all ranks see the same requests in the same order
+        if not self._is_core:
+            return Followed(number, self._left)
+        num_prompt = len(request.origin_input_ids)
+        lora_id = getattr(request, "lora_id", None)
+        adapter = self._adapter_of(lora_id) if lora_id else ""
+        index = self.probe.queued(request.rid, prompt_tokens=num_prompt, adapter=adapter)
+        self._has_own_indices |= index != number
+        return Followed(index, self._left, number=number)
 
     def _finish(self, followed: Followed, reason: str, at_ns: int | None) -> None:
         if not followed.has_ended:
@@ -257,14 +266,13 @@ class SchedulerWatch:
                 return
             self._results.settle()
             self._tell_plan(scheduler, launch)  # here a probe follows its switch
-        is_speculative = self._is_speculative(launch.batch)
-        if launch.mode == "DECODE" and not is_speculative and launch.tail is None:
+        if launch.mode == "DECODE" and not launch.is_speculative and launch.tail is None:
             if self.probe.on:
                 launch.rows = self._decoding_rows(launch)
             return
         self._break_up_team()
         parts = self._parts(launch)
-        if is_speculative:
+        if launch.is_speculative:
             self._results.expect_verified(launch.step, launch.mode)
         else:
             launch.rows = rows_of(launch.mode, parts)
@@ -279,7 +287,7 @@ class SchedulerWatch:
             or launch.lengths is None
             or launch.preempted
             or team.requests != launch.requests
-            or self._is_speculative(launch.batch)
+            or launch.is_speculative
         ):
             return False
         lengths = launch.lengths.tolist()
@@ -402,12 +410,13 @@ class SchedulerWatch:
             sampled=rows.sampled,
             proposed=rows.proposed if has_drafts else (),
             accepted=rows.accepted if has_drafts else (),
+            digest=self._digest(rows) if self._has_own_indices else None,
         )
 
     @staticmethod
-    def _is_speculative(batch: Any) -> bool:
-        """Tell whether a batch decodes by drafts: how far it gets is known with its result."""
-        return batch.forward_mode.is_decode() and not batch.spec_algorithm.is_none()
+    def _digest(rows: Rows) -> int:
+        """Return what the other ranks sign a step with, who know requests by their numbers."""
+        return digest64(array("I", rows.numbers).tobytes(), array("I", rows.tokens).tobytes())
 
     # --- the model ----------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Row(NamedTuple):
     sampled: int
     proposed: int
     accepted: int
+    number: int = 0
 
 
 def rows(rows: Rows) -> list[Row]:

@@ -41,6 +41,7 @@ from inferscope.records import (
     StepSlices,
     StepSpan,
 )
+from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, switch
 from inferscope.ring.reader import RingReader
 from tests.adapters.sglang_objects import (
     Abort,
@@ -80,7 +81,7 @@ def watched(
     is_deferring: bool = False,
     timer: StepTimer | None = None,
 ) -> tuple[type[Scheduler], Probe]:
-    probe = make_probe(folder, FakeClock(step_ns=1000), name=name, timer=timer)
+    probe = make_probe(folder, FakeClock(step_ns=1000), name=name, timer=timer, has_switch=True)
     patches.probes.append(probe)
     hooks = SchedulerHooks()
     hooks._watch = SchedulerWatch(
@@ -780,8 +781,17 @@ def test_an_idle_scheduler_keeps_no_request_alive(
     assert [request() for request in alive] == [None, None]
 
 
+RESULTS = (
+    SimpleNamespace(
+        speculative_output_stride=2, speculative_num_draft_tokens=2, num_non_draft_tokens_per_req=1
+    ),
+    SimpleNamespace(speculative_num_draft_tokens=2),  # up to 0.5.19
+)
+
+
+@pytest.mark.parametrize("result", RESULTS)
 def test_the_result_of_a_verified_batch_leaves_no_request_behind(
-    tmp_path: Path, patches: Patches
+    tmp_path: Path, patches: Patches, result: Any
 ) -> None:
     probe = make_probe(tmp_path, FakeClock(step_ns=1000))
     watch, scheduler, request = SchedulerWatch(probe, is_core=True), Scheduler(), Req("r", 8, 100)
@@ -793,15 +803,91 @@ def test_the_result_of_a_verified_batch_leaves_no_request_behind(
     watch.launched()
     batch.forward_iter = 1
     watch.result_begins(scheduler, batch)
-    result = SimpleNamespace(
-        speculative_output_stride=2, speculative_num_draft_tokens=2, num_non_draft_tokens_per_req=1
-    )
     watch.result_ends(scheduler, batch, result)
     assert len(facts_of(StepSlices, path_of(probe))) == 1
     alive = weakref.ref(request)
     del request, batch
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.TARGET_VERIFY, ForwardMode.EXTEND])
+def test_a_batch_is_recorded_as_it_was_launched_whatever_its_worker_makes_of_it(
+    tmp_path: Path, patches: Patches, mode: ForwardMode
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000))
+    watch = SchedulerWatch(probe, is_core=True, is_deferring=True, clock=probe.clock)
+    scheduler, request = Scheduler(), Req("r", 8, 100)
+    watch.enqueued(scheduler, request)
+    for step in (1, 2):
+        batch = Batch([request])
+        batch.spec_algorithm, batch.seq_lens_cpu = Speculation(is_on=True), Tensor([8])
+        watch.launching(scheduler, batch)
+        watch.forward_begins()
+        if step > 1:  # of the first all is recorded at once
+            batch.forward_mode = mode
+            watch.flush_overdue(probe.clock.monotonic_ns() + 2 * OVERDUE_NS)
+            batch.forward_mode = ForwardMode.DECODE
+        watch.forward_ends()
+        watch.launched()
+        scheduler.forward_ct = batch.forward_iter = step
+        watch.result_begins(scheduler, batch)
+        request.output_ids += [7, 7]
+        watch.result_ends(scheduler, batch, RESULTS[0])
+    watch.flush()
+    rows = rows_of(path_of(probe))
+    assert [(row["step"], row["phases"], row["tokens"]) for row in rows] == [
+        (1, VERIFY, 2), (2, VERIFY, 2)
+    ]  # fmt: skip
+
+
+def test_a_token_that_is_taken_back_before_the_next_launch_has_left(
+    tmp_path: Path, patches: Patches
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000))
+    more: dict[str, Any] = {"is_deferring": True, "counts_at_once": True}
+    watch = SchedulerWatch(probe, is_core=True, clock=probe.clock, **more)
+    scheduler, request = Scheduler(), Req("r", 8, 100)
+    watch.enqueued(scheduler, request)
+    batch = Batch([request])
+    batch.seq_lens_cpu = Tensor([9])
+    watch.launching(scheduler, batch)
+    watch.launched()
+    batch.forward_iter = 1
+    watch.result_begins(scheduler, batch)
+    request.output_ids.append(7)
+    watch.streamed(probe.clock.monotonic_ns(), scheduler, [request])
+    watch.result_ends(scheduler, batch, None)
+    taken_ns = probe.clock.monotonic_ns()
+    request.output_ids.pop()  # a pause of an engine that decodes for another
+    watch.flush()
+    (emitted,) = facts_of(Emitted, path_of(probe))
+    assert (emitted.step, emitted.left_ns < taken_ns) == (1, True)
+
+
+def test_ranks_agree_on_steps_after_the_core_was_off_while_a_request_came(
+    tmp_path: Path, patches: Patches
+) -> None:
+    sides = []
+    for name in ("core", "worker"):
+        kind, probe = watched(tmp_path, patches, name=name, is_core=name == "core")
+        sides.append((kind(), probe))
+    core = sides[0][1]
+    assert core.path is not None
+    for number, state in enumerate((SWITCHED_ON, SWITCHED_OFF, SWITCHED_ON, SWITCHED_ON)):
+        switch(core.path, to=state)
+        assert isinstance(core.clock, FakeClock)
+        core.clock.now_ns += 10**9
+        core._keeper.tend()
+        for scheduler, _ in sides:
+            scheduler._add_request_to_queue(Req(f"r{number}", 8, 100))
+            for _ in range(3):
+                scheduler.iterate()
+    signed = {span.step: span.digest for span in of(StepSpan, path_of(sides[1][1]))}
+    slices = facts_of(StepSlices, path_of(core))
+    assert 0xFFFFFFFF in {index for row in slices for index in memoryview(row.requests).cast("I")}
+    assert {row.step for row in slices} >= {1, 8, 11}
+    assert [signed[row.step] for row in slices] == [row.digest for row in slices]
 
 
 def test_arguments_may_be_passed_by_their_names(tmp_path: Path, patches: Patches) -> None:
