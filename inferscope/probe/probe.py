@@ -657,7 +657,7 @@ class Probe:
         log = self._log
         ring, repeats = log.ring, log.repeats
         if ring is not None:
-            repeats.begin(record, ring.sequence + 1)
+            repeats.begin(record, ring.next_sequence)
             log.write(record)
             repeats.last_step = record.step
 
@@ -750,7 +750,7 @@ class Probe:
         record = StepSame(
             t_ns,
             step,
-            ring.sequence + 1 - repeats.sequence,
+            ring.next_sequence - repeats.sequence,
             start_ns,
             end_ns - start_ns,
             waiting,

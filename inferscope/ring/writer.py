@@ -195,6 +195,11 @@ class RingWriter:
         return True
 
     @property
+    def next_sequence(self) -> int:
+        """Return the number of the next frame; one that was interrupted is completed before it."""
+        return self.sequence + (1 if self._unfinished is None else 2)
+
+    @property
     def wants_keyframe(self) -> bool:
         """Return whether a keyframe is due: for what was written since, or after a repair."""
         return self.bytes_since_keyframe * 4 > self.capacity

@@ -420,3 +420,33 @@ def test_an_exception_of_a_handler_within_any_instruction_leaves_no_wrong_member
         path.unlink()
         number += 3  # each instruction of the calls within is met by one of three
     assert number > 100
+
+
+@pytest.mark.parametrize("cut", ["emitted", "slices", "same_step"])
+def test_steps_behind_an_interrupted_write_have_their_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    probe, _, path = opened(tmp_path)
+    full(probe, 6, [0, 1])
+    ring = probe._log.ring
+    assert ring is not None
+    write = ring._pwrite
+
+    def interrupted(*arguments: object) -> int:
+        write(*arguments)
+        raise KeyboardInterrupt  # of a signal handler
+
+    monkeypatch.setattr(ring, "_pwrite", interrupted)
+    calls: dict[str, Callable[[], object]] = {
+        "emitted": lambda: probe.emitted([0], [1], step=6),
+        "slices": lambda: full(probe, 7, [0, 1]),
+        "same_step": lambda: same(probe, 7),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[cut]()
+    monkeypatch.setattr(ring, "_pwrite", write)
+    for step in range(7, 12):
+        if not same(probe, step):
+            full(probe, step, [0, 1])
+    probe.close()
+    assert {slices.step for slices in facts_of(StepSlices, path)} >= set(range(6, 12))
