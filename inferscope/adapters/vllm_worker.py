@@ -17,7 +17,6 @@ launch returns when it is over.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -75,7 +74,6 @@ class WorkerHooks:
         """When the oldest of these ended."""
         self._lock = forked_lock()
         """Held while steps are signed: by the engine's thread, or the probe's."""
-        self._is_trimmed_within = False
         """The runner takes drafts out of the `SchedulerOutput` that it executes."""
         patches.forgetting.append(self.forget)
 
@@ -136,12 +134,6 @@ class WorkerHooks:
             self._open_ring(worker, is_observing=False)
             return
         self._samples = _is_last_stage()
-        speculation = getattr(worker.vllm_config, "speculative_config", None)
-        backend = getattr(worker.vllm_config.parallel_config, "distributed_executor_backend", None)
-        # Within one process the core has the same object, and signs what is left of it as well.
-        self._is_trimmed_within = (
-            backend in ("mp", "ray") and getattr(speculation, "method", "") == "ngram_gpu"
-        )
         self._open_ring(worker, timer)
         self._signer = Signer(self._probe, modes_of(worker.vllm_config))
         self.is_early = isinstance(timer, HostTimer)
@@ -225,10 +217,7 @@ class WorkerHooks:
                         self._probe.start(step, cold=not self._has_run, reaps=False)
                     self._has_run = True
                     self._next_step = step + 1
-                    planned = scheduler_output
-                    if self._is_trimmed_within:
-                        planned = _untrimmed(planned)
-                    self._open = (step, planned)
+                    self._open = (step, scheduler_output)
             except Exception as error:
                 patches.caught(execute_model, error)
             result = call(worker, scheduler_output, *args, **kw)
@@ -372,14 +361,6 @@ class WorkerHooks:
             return EventTimer(TorchEvents(device))
         self._patches.unsupported(f"timing steps on a device of type {device.type}")
         return None
-
-
-def _untrimmed(output: Any) -> Any:
-    """Return a copy of a `SchedulerOutput` that keeps what the core has planned."""
-    planned = copy.copy(output)
-    planned.num_scheduled_tokens = dict(output.num_scheduled_tokens)
-    planned.scheduled_spec_decode_tokens = dict(output.scheduled_spec_decode_tokens)
-    return planned
 
 
 def _drafts_late(config: Any) -> bool:

@@ -24,7 +24,7 @@ from inferscope.probe.timers import EventTimer
 from inferscope.records import Emitted, ProbeHealth, RequestEvent, StepPlan, StepSlices, StepSpan
 from inferscope.ring.reader import RingReader
 from tests.adapters import toy_vllm
-from tests.adapters.test_vllm import DoneEvents, fold, speculation
+from tests.adapters.test_vllm import DoneEvents, fold
 from tests.adapters.toy_vllm import Options, Request, Scheduler
 from tests.adapters.vllm_records import stated
 from tests.children import child
@@ -219,26 +219,6 @@ def test_after_a_fault_no_output_of_the_engine_is_kept(rings: Path, patches: Pat
     del output, engine
     gc.collect()
     assert is_there() is None
-
-
-@pytest.mark.parametrize("backend", ["mp", "uni"])
-def test_drafts_that_a_worker_takes_out_of_its_copy_are_signed_as_the_core_planned_them(
-    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    setting = toy_vllm.config(Options())
-    setting.speculative_config = speculation("ngram_gpu", padded=True)
-    setting.parallel_config.distributed_executor_backend = backend
-    worker, scheduler = engine_of(setting, Request("r", 3, 9))
-    output = scheduler.schedule()
-    planned = vllm_tag.step_digest(output.num_scheduled_tokens)
-    worker.execute_model(output)
-    output.num_scheduled_tokens["r"] -= 1  # as the runner does within
-    left = vllm_tag.step_digest(output.num_scheduled_tokens)
-    worker.sample_tokens({"r"})
-    worker.shutdown()
-    scheduler.shutdown()
-    (span,) = of(StepSpan, ring(rings, "worker"))
-    assert span.digest == (planned if backend == "mp" else left)
 
 
 class TimedScheduler(Scheduler):
