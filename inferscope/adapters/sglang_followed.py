@@ -36,12 +36,12 @@ class Followed:
         Args:
             index: of the request.
             left: takes the index if the request goes before its end was seen.
-            number: by which all ranks know it; None for the index.
+            number: on all ranks; None for the index.
         """
         self._left = left
         self.index = RequestIndex(index)
         self.number = index if number is None else number
-        """By which all ranks know it."""
+        """On all ranks."""
         self.seen = 0
         """Positions that had ever been computed."""
         self.num_emitted = 0

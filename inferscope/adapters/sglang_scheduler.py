@@ -415,7 +415,7 @@ class SchedulerWatch:
 
     @staticmethod
     def _digest(rows: Rows) -> int:
-        """Return what the other ranks sign a step with, who know requests by their numbers."""
+        """Return what the other ranks sign a step with, which have numbers for indices."""
         return digest64(array("I", rows.numbers).tobytes(), array("I", rows.tokens).tobytes())
 
     # --- the model ----------------------------------------------------------------------------
