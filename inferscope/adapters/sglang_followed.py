@@ -41,7 +41,7 @@ class Followed:
         self._left = left
         self.index = RequestIndex(index)
         self.number = index if number is None else number
-        """On all ranks."""
+        """The number on all ranks."""
         self.seen = 0
         """Positions that had ever been computed."""
         self.num_emitted = 0

@@ -48,7 +48,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     accepted: int = 0
     """Draft tokens found right, of `tokens - 1`; of a verified batch only."""
     number: int = 0
-    """Of the request, on all ranks."""
+    """The number of the request on all ranks."""
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +63,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     proposed: list[int]
     accepted: list[int]
     numbers: list[int]
-    """Of the requests, on all ranks."""
+    """The numbers of the requests on all ranks."""
 
     @property
     def prefill_tokens(self) -> int:
