@@ -308,7 +308,8 @@ class Core:
             progress.has_run = True
             self.probe.admitted(progress.index, cached_tokens=context, at_ns=at_ns)
             return
-        num_prompt = int(self.scheduler.requests[request_id].num_prompt_tokens)
+        request = self.scheduler.requests.get(request_id)  # it may end beside an overdue flush
+        num_prompt = progress.num_prompt if request is None else int(request.num_prompt_tokens)
         is_next_turn = num_prompt != progress.num_prompt  # of a session, by new input
         if progress.is_preempted or not is_next_turn:
             self.probe.resumed(progress.index, cached_tokens=context, at_ns=at_ns)
@@ -320,9 +321,11 @@ class Core:
         """Take in a request that entered the scheduler by a way that is not hooked.
 
         None once the table was full: it may be one that was refused, whose arrival is long past.
+        None as well where it has ended meanwhile, beside a flush of the probe's own thread.
         """
-        if not self._requests.num_dropped:
-            self._enter(self.scheduler.requests[request_id])
+        request = self.scheduler.requests.get(request_id)
+        if request is not None and not self._requests.num_dropped:
+            self._enter(request)
         return self._requests.get(request_id)
 
     def _parts(self, output: Any, context_by_id: dict[str, int]) -> dict[int, Part]:

@@ -269,6 +269,23 @@ def test_a_request_added_under_the_id_of_one_that_just_ended_is_another_one(
     assert events[2].reason == "length"
 
 
+def test_a_request_that_ends_beside_an_overdue_flush_ends_no_observation(
+    rings: Path, patches: Patches
+) -> None:
+    scheduler = engine_of(toy_vllm.config(Options()), Request("r", 3, 9)).scheduler
+    unseen = Request("unseen", 3, 9)
+    scheduler.requests["unseen"] = unseen  # by a way that is not hooked
+    scheduler.waiting.append(unseen)
+    output = scheduler.schedule()
+    assert set(output.num_scheduled_tokens) == {"r", "unseen"}
+    del scheduler.requests["unseen"]
+    scheduler.get_grammar_bitmask(output)
+    assert not patches.is_off
+    (slices,) = of(StepSlices, ring(rings, "core"))
+    assert len(slices.phases) == 1
+    scheduler.shutdown()
+
+
 def test_a_tag_is_a_step_number_that_other_versions_can_read(tmp_path: Path) -> None:
     output = SimpleNamespace(num_scheduled_tokens={"a": 3, "b": 1})
     assert vllm_tag.step_of(output) is None
