@@ -62,19 +62,19 @@ class Saboteur:
 
     def _opening(self, original: Callable[..., None], patches: Any) -> Callable[..., None]:
         @functools.wraps(original)
-        def opening(hooks: Any, engine: Any) -> None:
+        def opening(*args: Any, **kwargs: Any) -> None:
             def again() -> None:
                 patches.restore()
                 patches.probes.clear()
                 patches.is_off = False
-                original(hooks, engine)
+                original(*args, **kwargs)
 
             if self._observe is None:
                 self._observe = again
                 threading.Thread(target=self._wait, daemon=True).start()
             if self._failing == AT_START:
                 raise RuntimeError(f"put into {AT_START}")
-            original(hooks, engine)
+            original(*args, **kwargs)
 
         return opening
 
