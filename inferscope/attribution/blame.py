@@ -325,7 +325,10 @@ class Blame:
         waited = np.rint(waited) if part is None else _changed(waited, part, before)
         shape = (num, len(here))
         shares: Floats = np.zeros(shape)
-        np.add.at(shares.reshape(-1), cell, share)  # several that are not known have one cell
+        if here[0] == NOBODY:  # several that are not known have one cell
+            np.add.at(shares.reshape(-1), cell, share)
+        else:
+            shares.reshape(-1)[cell] = share
         waits = np.zeros(shape)
         waits.reshape(-1)[cell] = waited
         if not is_prefill.any():
