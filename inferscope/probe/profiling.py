@@ -7,6 +7,7 @@ once, not for watching. By how much, `inferscope profile` tells from the engine'
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -29,8 +30,13 @@ from inferscope.ring.profile_request import (
 _MOST_WAIT_S = 30.0
 """A host that begins a profile of its own waits for the end of ours, at most for this long."""
 _LOOK_S = 0.5
+_MOST_BYTES = 1 << 30
+"""A profile ends when the process has grown by this much: torch keeps what it records in memory,
+and needs as much again to make the trace."""
 _recording = threading.Lock()
 """Torch has one profiler per process, and a process may have several rings."""
+_replaced: list[tuple[Any, str, Any]] = []
+"""Functions of torch that stand aside while a profile is recorded: module, name, torch's own."""
 
 
 class Profiling:
@@ -111,20 +117,34 @@ def _session(torch: Any, seconds: float, is_wanted: Callable[[], bool]) -> Any:
     # Without it only the thread that starts the profiler is seen, and that is not the engine's.
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     found = profiler.profile(activities=kinds, experimental_config=config)
-    until_s = time.monotonic() + seconds
+    is_large = False
     with _giving_way(torch.autograd.profiler) as has_another_begun:
+        most_bytes = _resident_bytes() + _MOST_BYTES
         found.start()
+        # Its stop would synchronise this thread's device, which may be none of the model's: that
+        # makes a context there, and breaks a graph that another thread captures.
+        found.profiler.use_device = None
+        until_s = time.monotonic() + seconds  # the first start of a process takes a second
         try:
             while (left_s := until_s - time.monotonic()) > 0 and is_wanted():
-                if has_another_begun.wait(min(left_s, _LOOK_S)):
+                is_large = _resident_bytes() > most_bytes
+                if is_large or has_another_begun.wait(min(left_s, _LOOK_S)):
                     break
         finally:
             found.stop()
     if has_another_begun.is_set():
         raise RuntimeError("the process has begun a profile of its own: this one ended for it")
+    if is_large:
+        after = f"{max(0.0, seconds - left_s):.1f} s of {seconds:g} s"
+        size = f"{_MOST_BYTES >> 20:,} MiB"
+        raise RuntimeError(f"after {after} what was recorded took {size}. Ask for fewer seconds.")
     if left_s > 0:
         raise RuntimeError("the request was withdrawn")
     return found
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
@@ -134,33 +154,61 @@ def _giving_way(autograd_profiler: Any) -> Iterator[threading.Event]:
     Raises:
         RuntimeError: another profile is being recorded or prepared.
     """
-    prepare = autograd_profiler._prepare_profiler
     thread = threading.get_ident()
     has_begun, is_over = threading.Event(), threading.Event()
 
-    def prepare_in_turn(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            has_begun.set()
-            is_over.wait(_MOST_WAIT_S)
-        return prepare(*args, **kwargs)
+    def in_turn(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait_first(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                has_begun.set()
+                is_over.wait(_MOST_WAIT_S)
+            return original(*args, **kwargs)
 
-    autograd_profiler._prepare_profiler = prepare_in_turn
+        return wait_first
+
+    # A schedule calls the first before its warm-up; `emit_itt` and `emit_nvtx` the second alone.
+    for name in ("_prepare_profiler", "_run_on_profiler_start"):
+        original = getattr(autograd_profiler, name)
+        _replaced.append((autograd_profiler, name, original))
+        setattr(autograd_profiler, name, in_turn(original))
     try:
         if autograd_profiler._is_profiler_enabled or _is_one_prepared(autograd_profiler.profile):
             raise RuntimeError("torch's profiler is in use in this process. Ask again later.")
         yield has_begun
     finally:
-        if autograd_profiler._prepare_profiler is prepare_in_turn:
-            autograd_profiler._prepare_profiler = prepare
+        _put_back()
         is_over.set()
+
+
+def _put_back() -> None:
+    while _replaced:
+        module, name, original = _replaced.pop()
+        if getattr(getattr(module, name), "__wrapped__", None) is original:
+            setattr(module, name, original)
 
 
 def _is_one_prepared(kind: Any) -> bool:
     """Return whether a profile of this class is entered and has no results yet.
 
     Torch's flag is not set while a schedule warms up; a session of ours would free that one.
+    An instance refers to its class. `gc.get_objects` would keep all objects of the host alive for
+    a moment, and run finalisers of some on this thread.
     """
-    return any(
-        issubclass(type(each), kind) and each.entered and each.kineto_results is None
-        for each in gc.get_objects()
-    )
+    kinds = [kind]
+    for each in kinds:
+        kinds += each.__subclasses__()
+        for found in gc.get_referrers(each):
+            if type(found) is each and found.entered and found.kineto_results is None:
+                return True
+    return False
+
+
+def _forget_recording() -> None:
+    """Leave a profile that was recorded at a fork to the parent: the thread of it is not here."""
+    global _recording
+    _recording = threading.Lock()
+    _put_back()
+
+
+os.register_at_fork(after_in_child=_forget_recording)

@@ -122,8 +122,9 @@ def test_a_withdrawn_request_s_trace_does_not_answer_the_next_one(
 
 
 BESIDE_THE_HOST_S = """
-import faulthandler, sys, threading, time
+import faulthandler, os, sys, threading, time
 import torch, torch.profiler as torch_profiler
+from inferscope.probe import profiling
 from inferscope.probe.profiling import record
 faulthandler.enable()
 faulthandler.dump_traceback_later(60, exit=True)
@@ -190,18 +191,45 @@ def around_a_warm_up():
     host_by_schedule(lambda: None)
     thread.join()
 
+def around_an_annotation():
+    thread = begun(20)
+    with torch.autograd.profiler.emit_itt():
+        work(0.05)
+    thread.join()
+
 def two_of_ours():
     threads = [begin(0.2), begin(0.2)]
     for thread in threads:
         thread.join()
 
-for order in (within_the_host_s, around_the_host_s, in_a_warm_up, around_a_warm_up, two_of_ours):
+def in_a_child():
+    thread = begun(20)
+    pid = os.fork()
+    if not pid:
+        functions = vars(torch.autograd.profiler)
+        names = "_prepare_profiler", "_run_on_profiler_start"
+        is_back = not any(hasattr(functions[name], "__wrapped__") for name in names)
+        os._exit(0 if is_back and profiling._recording.acquire(False) else 1)
+    said.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    host(0.05)
+    thread.join()
+
+def too_large():
+    profiling._MOST_BYTES = -1 << 20
+    ours(5)
+    profiling._MOST_BYTES = 1 << 40
+
+found = record(0.2).profiler  # the first of a process, whose start takes a second
+assert found.profiling_end_time_ns - found.profiling_start_time_ns > 200_000_000
+for order in (within_the_host_s, around_the_host_s, in_a_warm_up, around_a_warm_up,
+              around_an_annotation, two_of_ours, in_a_child, too_large):
     said.clear()
     order()
     host(0.05)
     ours(0.05)
     print(order.__name__, *said, sep="; ", flush=True)
 """
+LARGE = "after 0.0 s of 5 s what was recorded took -1 MiB. Ask for fewer seconds."
 REFUSED = "torch's profiler is in use in this process. Ask again later."
 ENDED = "the process has begun a profile of its own: this one ended for it"
 
@@ -217,5 +245,8 @@ def test_a_profile_never_meets_one_of_the_host_s(tmp_path: Path) -> None:
         f"around_the_host_s; {ENDED}; a trace",
         f"in_a_warm_up; {REFUSED}; a trace",
         f"around_a_warm_up; {ENDED}; a trace",
+        f"around_an_annotation; {ENDED}; a trace",
         "two_of_ours; a profile of this process is under way. Ask again later.; a trace; a trace",
+        f"in_a_child; 0; {ENDED}; a trace",
+        f"too_large; {LARGE}; a trace",
     ]
