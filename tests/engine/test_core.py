@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ class Spy(Probe):
     """Remembers every call, in order, with the step's or the request's number first."""
 
     on = True
+    hidden = contextlib.nullcontext()  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, dict[str, Any]]] = []

@@ -52,7 +52,17 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "close": lambda probe, index: probe.close(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
-MADE_OTHERWISE = {"open", "disabled", "clock", "fail", "warn", "defer", "look_after", "marks"}
+MADE_OTHERWISE = {
+    "hidden",
+    "open",
+    "disabled",
+    "clock",
+    "fail",
+    "warn",
+    "defer",
+    "look_after",
+    "marks",
+}
 _OF_THE_TIMER_ALONE = {"device_start", "device_end"}
 SURELY_TOUCHES = {
     *(
