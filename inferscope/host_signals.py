@@ -12,11 +12,22 @@ signalfd) or for a critical section. So the probe's threads block them as well, 
 
 from __future__ import annotations
 
+# Part of the interpreter; `signal` around it makes an enumeration of each number, at each call.
+import _signal  # type: ignore[import-not-found]
 import _thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_FAULTS = {
+    _signal.SIGSEGV,
+    _signal.SIGBUS,
+    _signal.SIGFPE,
+    _signal.SIGILL,
+    _signal.SIGTRAP,
+    _signal.SIGABRT,
+    _signal.SIGSYS,
+}
 _VARIABLE_ARGUMENTS = 0x04
 """`inspect.CO_VARARGS`, without that module's 17 ms at import."""
 
@@ -69,24 +80,13 @@ def start_thread(run: Callable[..., object], *arguments: object) -> None:
     Raises:
         RuntimeError: the system gives no more threads.
     """
-    import signal  # not worth its modules at import
-
-    faults = {
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGSYS,
-    }
     # Read apart from the change: a handler may raise within any call, and the mask must come back.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _FAULTS)
         _thread.start_new_thread(run, arguments)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
 
 
 @contextmanager
