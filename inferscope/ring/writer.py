@@ -239,7 +239,14 @@ class RingWriter:
         self._pending = start_ns = start_ns if start_ns > 0 else 0
         if start_ns:
             word = layout.WORD.pack(start_ns)
+            # The log's lock is not held: `close` leaves the descriptor to this use, as to a beat.
+            is_in_use = self._in_use.acquire(blocking=False)
             self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
+            if is_in_use:
+                if self._unclosed >= 0:
+                    self._leave()
+                else:
+                    self._in_use.release()
 
     def inspect(self) -> str:
         """Repair a file that was shortened or overwritten; from a thread beside the writer's.
