@@ -96,7 +96,7 @@ class Batcher:
             is_deferring: a device computes when a launch returns: record behind launches.
         """
         self.recorder = recorder
-        self.deferred = Deferred(recorder.probe)
+        self.deferred = recorder.deferred = Deferred(recorder.probe)
         self._is_deferring = is_deferring
         self._processor_ref = weakref.ref(processor)
         self._tracks: LiveTable[Track] = LiveTable(recorder.probe)

@@ -150,7 +150,7 @@ class MainLoop(Loop):
         self._padded_tokens = 0
         self._num_proposed = 0
         probe = recorder.probe
-        self._deferred = Deferred(probe)
+        self._deferred = recorder.deferred = Deferred(probe)
         if self._is_deferring:
             probe.look_after(self._deferred.flush_overdue)
         given = asked_of(settings.get("generation_config"))

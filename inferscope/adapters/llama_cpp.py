@@ -299,7 +299,7 @@ def _unwatch(session: Session, llama: Any) -> None:
     def remove() -> None:
         global _session
         session.remove(llama)
-        if session.is_idle:
+        if session is _session and session.is_idle:
             session.close()
             _session = None
 

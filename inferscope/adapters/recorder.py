@@ -24,8 +24,10 @@ from typing import Any
 import msgspec
 
 from inferscope.adapters.patching import Patches
+from inferscope.adapters.watch import run_locked
 from inferscope.host_signals import start_thread
 from inferscope.probe import EngineInfo, Probe, StepTimer
+from inferscope.probe.deferred import Deferred
 from inferscope.probe.forked_lock import forked_lock
 from inferscope.probe.identity import engine_id
 
@@ -91,6 +93,7 @@ class Recorder:
 
     Attributes:
         thread: identity of the thread that uses it until `give_back_own`, or 0.
+        deferred: what is noted and not recorded yet, None before anything is.
     """
 
     def __init__(self, probe: Probe, model: _Model, rank: int) -> None:
@@ -98,6 +101,7 @@ class Recorder:
         self.model = model
         self.rank = rank
         self.thread = 0
+        self.deferred: Deferred | None = None
         self._next_step = 0
         self._seen: set[tuple[str, int]] = set()
 
@@ -147,6 +151,7 @@ class Recorders:
         """Keyed by the identity of the model."""
         self._open: list[Recorder] = []
         self._front_ends: list[Engine] = []
+        patches.forgetting.append(self._forget_facts)
         # A program that just ends, as most do, has not lost its engine.
         atexit.register(self.close)
 
@@ -192,17 +197,7 @@ class Recorders:
 
         Requests that an interrupt has left in it end as `client_cancel`.
         """
-        with self._lock:
-            for index in recorder.probe.live_requests:
-                recorder.probe.finished(index, "client_cancel")
-            known = recorder.model
-            if known.is_retired:
-                self._close(recorder)
-                return
-            if recorder not in known.free:
-                known.free.append(recorder)
-                known.free.sort(key=lambda each: -each.rank)
-            recorder.thread = 0
+        run_locked(self._lock, lambda: self._give_back(recorder))
 
     def give_back_own(self) -> None:
         """Return the recorders that this thread still uses after an interrupt."""
@@ -237,10 +232,13 @@ class Recorders:
 
     def release(self, model: Any) -> None:
         """Close the recorders of a model that is no longer observed."""
-        with self._lock:
+
+        def release() -> None:
             known = self._models.get(id(model))
             if known is not None and known.ref() is model:
                 self._retire(known)
+
+        run_locked(self._lock, release)
 
     def path_of(self, model: Any) -> Path | None:
         """Return the ring of a model's first recorder, None where nothing is recorded."""
@@ -250,13 +248,21 @@ class Recorders:
     def close(self) -> None:
         """Close all rings."""
         atexit.unregister(self.close)
-        with self._lock:
-            for known in list(self._models.values()):
-                self._retire(known)
-            for recorder in list(self._open):  # those in use
-                self._close(recorder)
-            for engine in list(self._front_ends):
-                self._close_front_end(engine)
+        run_locked(self._lock, self._close_all)
+
+    def _close_all(self) -> None:
+        for known in list(self._models.values()):
+            self._retire(known)
+        for recorder in list(self._open):  # those in use
+            self._close(recorder)
+        for engine in list(self._front_ends):
+            self._close_front_end(engine)
+
+    def _forget_facts(self) -> None:
+        """Drop what is deferred, which refers to the model; no hook is called any more."""
+        for recorder in list(self._open):
+            if recorder.deferred is not None:
+                recorder.deferred.facts.clear()
 
     def _recorders_of(self, model: Any) -> list[Recorder]:
         known = self._models.get(id(model))
@@ -291,6 +297,18 @@ class Recorders:
         with self._lock:
             for known in [each for each in self._models.values() if each.ref is ref]:
                 self._retire(known)
+
+    def _give_back(self, recorder: Recorder) -> None:
+        for index in recorder.probe.live_requests:
+            recorder.probe.finished(index, "client_cancel")
+        known = recorder.model
+        if known.is_retired:
+            self._close(recorder)
+            return
+        if recorder not in known.free:
+            known.free.append(recorder)
+            known.free.sort(key=lambda each: -each.rank)
+        recorder.thread = 0
 
     def _retire(self, known: _Model) -> None:
         known.is_retired = True

@@ -329,7 +329,7 @@ def _unwatch(session: Session, ref: weakref.ref[Any]) -> None:
         model = ref()
         if model is not None:
             session.remove(model)
-        if session.is_idle:
+        if session is _session and session.is_idle:
             session.close()
             _session = None
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import inferscope
-from inferscope.adapters import recorder, transformers
+from inferscope.adapters import hf_generate, recorder, transformers
 from inferscope.adapters.hf_serve import ServedRequests
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import MAX_RECORDERS, Engines, Recorders
@@ -333,3 +333,40 @@ def test_models_that_take_turns_write_into_their_own_rings(pair: tuple[Any, Any]
     of_first = [each.prompt_tokens for each in of(RequestEvent, seen.path) if each.request_id]
     of_other = [each.prompt_tokens for each in of(RequestEvent, other.path) if each.request_id]
     assert (of_first, of_other) == ([5, 7, 9], [6, 8, 10])
+
+
+def test_an_observation_that_outlives_its_session_ends_no_later_one() -> None:
+    models = [model_of("llama") for _ in range(3)]
+    gone = model_of("llama")
+    late, first = inferscope.observe(gone), inferscope.observe(models[0])
+    del gone
+    gc.collect()
+    first.close()  # nothing is observed any more
+    others = [inferscope.observe(models[1])]
+    late.close()
+    others.append(inferscope.observe(models[2]))
+    for model, watch in zip(models[1:], others, strict=True):
+        one(model)
+        assert watch.path is not None
+        assert of(StepSpan, watch.path)
+        watch.close()
+
+
+def test_after_a_fault_on_a_device_no_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_generate, "is_asynchronous", lambda model: True)
+    model = model_of("llama")
+    watch = inferscope.observe(model)
+    turn = hf_generate.MainLoop.turn
+
+    def fails(loop: hf_generate.MainLoop) -> None:
+        turn(loop)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_generate.MainLoop, "turn", fails)
+        one(model)
+    is_there = weakref.ref(model)
+    del model
+    gc.collect()
+    assert is_there() is None
+    watch.close()

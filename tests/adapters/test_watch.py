@@ -40,6 +40,32 @@ class Service:
         self.watch.close()
 
 
+def test_a_finaliser_that_closes_a_watch_does_not_delay_the_ring_of_a_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr("inferscope.probe.opening.PATIENCE_S", 5)
+
+    def collecting(*args: Any, **kwargs: Any) -> Any:
+        gc.collect()
+        return make_ring(*args, **kwargs)
+
+    gc.disable()
+    try:
+        Service()
+        llama = Llama()
+        with_one = llama_cpp.watch(llama)
+        first = llama.generate([1, 2, 3])
+        next(first)  # its recorder is in use
+        monkeypatch.setattr(probe_module, "make_ring", collecting)
+        next(llama.generate([5, 6, 7]))
+    finally:
+        gc.enable()
+    assert len(list(tmp_path.rglob("*.ring"))) == 3
+    with_one.close()
+
+
 def test_a_finaliser_that_closes_a_watch_does_not_delay_the_ring_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
