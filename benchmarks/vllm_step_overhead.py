@@ -80,7 +80,7 @@ class Device:
         self.after_wake_ns: list[int] = []
         executor = llm.llm_engine.engine_core.engine_core.model_executor
         runner = executor.driver_worker.worker.model_runner
-        self._forward, self._sample = runner._model_forward, runner.sample_tokens
+        self._runner = runner
         self._wait_ns = wait_ns
         self._begun_ns = self._woken_ns = 0
         runner._model_forward, runner.sample_tokens = self._forwards, self._samples
@@ -88,12 +88,13 @@ class Device:
     def _forwards(self, *args: Any, **kwargs: Any) -> Any:
         if self._woken_ns:
             self.after_wake_ns.append(time.thread_time_ns() - self._woken_ns)
-        result = self._forward(*args, **kwargs)
+        # By its class: the hooks there come and go.
+        result = type(self._runner)._model_forward(self._runner, *args, **kwargs)
         self._begun_ns = time.perf_counter_ns()
         return result
 
     def _samples(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._sample(*args, **kwargs)
+        result = type(self._runner).sample_tokens(self._runner, *args, **kwargs)
         left_ns = self._begun_ns + self._wait_ns - time.perf_counter_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
