@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +13,9 @@ from inferscope.metrics_page.fetch import Page, Sample
 
 _SHARES = ("kv_share",)
 """Gauges of which replicas give the mean; all others add up."""
+
+_Where: TypeAlias = Literal["below", "within", "beyond"]
+"""Where a quantile is: in the first bucket, between two bounds, beyond the last bound."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -45,8 +49,10 @@ class Quantiles(msgspec.Struct, frozen=True):
     Attributes:
         num: observations.
         mean_s: exact, from the sum.
-        p50_s: interpolated within its bucket; where it is beyond the last bound, that bound.
+        p50_s: interpolated within its bucket; the bucket's one known bound in the first and the
+            last bucket, which have no second one.
         beyond: quantiles that are beyond the last bound.
+        below: quantiles in the first bucket: all that is known is that they are below its bound.
     """
 
     num: int
@@ -55,6 +61,7 @@ class Quantiles(msgspec.Struct, frozen=True):
     p90_s: float
     p99_s: float
     beyond: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
 
 
 def read(page: Page, dialect: Dialect) -> Reading:
@@ -105,7 +112,11 @@ def between(before: Histogram | None, after: Histogram) -> Histogram:
 
 
 def quantiles(histogram: Histogram) -> Quantiles | None:
-    """Return a histogram's quantiles, as PromQL's `histogram_quantile` does; None of nothing."""
+    """Return a histogram's quantiles, as PromQL's `histogram_quantile` does; None of nothing.
+
+    PromQL interpolates in the first bucket too, from 0: a queue whose waits of 60 µs are all in a
+    first bucket of 300 ms would have a p50 of 150 ms. Here it is that bucket's bound, named so.
+    """
     if histogram.num <= 0:
         return None
     found = {f"p{round(100 * q)}": _quantile(histogram, q) for q in (0.5, 0.9, 0.99)}
@@ -115,23 +126,24 @@ def quantiles(histogram: Histogram) -> Quantiles | None:
         p50_s=found["p50"][0],
         p90_s=found["p90"][0],
         p99_s=found["p99"][0],
-        beyond=tuple(name for name, (_, is_beyond) in found.items() if is_beyond),
+        beyond=tuple(name for name, (_, where) in found.items() if where == "beyond"),
+        below=tuple(name for name, (_, where) in found.items() if where == "below"),
     )
 
 
-def _quantile(histogram: Histogram, q: float) -> tuple[float, bool]:
+def _quantile(histogram: Histogram, q: float) -> tuple[float, _Where]:
     rank = q * histogram.num
-    below_s, below = 0.0, 0.0
+    lower_s, below = None, 0.0
     for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=True):
+        if math.isinf(bound_s):
+            break
         if count >= rank and count > below:
-            if math.isinf(bound_s):
-                return below_s, True
-            into_s = (bound_s - below_s) * (rank - below) / (count - below)
-            return min(below_s + into_s, bound_s), False  # rounding may exceed the bound
-        if not math.isinf(bound_s):
-            below_s = bound_s
-        below = count
-    return below_s, True
+            if lower_s is None:
+                return bound_s, "below"
+            into_s = (bound_s - lower_s) * (rank - below) / (count - below)
+            return min(lower_s + into_s, bound_s), "within"  # rounding may exceed the bound
+        lower_s, below = bound_s, count
+    return lower_s or 0.0, "beyond"
 
 
 def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[float]:

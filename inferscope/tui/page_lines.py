@@ -85,9 +85,16 @@ def _latency(word: str, found: Quantiles | None) -> Line:
     if found is None:
         return ((f"  {word:10}", "dim"), (f"{UNKNOWN:>10}" * 4 + f"{UNKNOWN:>9}", "body"))
     cells = [
-        (">" if name in found.beyond else "") + duration(1e9 * value_s)
+        _sign(name, found) + duration(1e9 * value_s)
         for name, value_s in (("p50", found.p50_s), ("p90", found.p90_s), ("p99", found.p99_s))
     ]
     cells.append(duration(1e9 * found.mean_s))
     text = "".join(f"{cell:>10}" for cell in cells) + f"{count(found.num):>9}"
     return ((f"  {word:10}", "dim"), (text, "body"))
+
+
+def _sign(name: str, found: Quantiles) -> str:
+    """Return the sign of a quantile of which only one bound is known."""
+    if name in found.below:
+        return "<"
+    return ">" if name in found.beyond else ""

@@ -84,7 +84,7 @@ def test_rates_and_quantiles_are_those_of_the_time_between_two_looks() -> None:
         second = source.view(MINUTE_NS)
     assert first.generated_tok_s is None
     assert first.ttft is not None
-    assert first.ttft.p99_s < 0.1
+    assert (first.ttft.p99_s, first.ttft.below) == (0.1, ("p50", "p90", "p99"))
     assert second.generated_tok_s is not None
     assert second.generated_tok_s * second.window_ns == pytest.approx(600e9)
     assert second.ttft is not None
@@ -181,7 +181,29 @@ def test_quantiles_lie_in_the_bucket_of_the_observation_they_stand_for(
         lower = max((bound for bound in bounds if bound < upper), default=0.0)
         assert lower <= value_s <= upper
         assert (name in found.beyond) == math.isinf(upper)
+        assert (name in found.below) == (upper == bounds[0])
+        if name in found.below:
+            assert value_s == bounds[0]
     assert found.mean_s == pytest.approx(sum(observed_s) / len(observed_s))
+
+
+def test_a_quantile_in_the_first_bucket_is_printed_as_below_its_bound() -> None:
+    """Nine queue times with a mean of 66 µs: none of them may be printed as 150 ms."""
+    page = (
+        "vllm:num_requests_running 0\n"
+        'vllm:request_queue_time_seconds_bucket{le="0.3"} 9\n'
+        'vllm:request_queue_time_seconds_bucket{le="+Inf"} 10\n'
+        "vllm:request_queue_time_seconds_sum 0.00066\n"
+    )
+    with serving(page) as server:
+        view = PageSource(page_url(server.url)).view(MINUTE_NS)
+    assert view.queue is not None
+    assert (view.queue.below, view.queue.beyond) == (("p50", "p90"), ("p99",))
+    row = next(line for line in page_text(view).splitlines() if line.startswith("  queue"))
+    assert "<300.0 ms" in row
+    assert ">300.0 ms" in row
+    assert "150" not in row
+    assert "66 µs" in row
 
 
 def test_a_counter_without_its_suffix_is_found_all_the_same() -> None:
