@@ -1,9 +1,10 @@
 """Show a running engine live, opening with the history that its ring holds.
 
-Without a target: the only engine alive; where there are several, or only ended ones, a list. A
-target is a pid (of the engine, of what started it or of what it started), an engine's id, a
-recording (.isr), a ring (.ring) or a folder of rings; rings of dead processes are read like
-recordings. A server's address shows what its /metrics page says: totals, without a ledger.
+Without a target: the only engine alive; where there are several, a terminal asks which one, and
+otherwise they are listed. A target is a pid (of the engine, of what started it or of what it
+started), an engine's id, a model's name, the beginning of either, a recording (.isr), a ring
+(.ring) or a folder of rings; rings of dead processes are read like recordings. A server's address
+shows what its /metrics page says: totals, without a ledger.
 
 --since and --at open the past: [ and ] step through it, End goes to the present. Times are
 durations (-5m: five minutes before the end, or before now), the clock on the wall (14:02:07) or a
@@ -16,14 +17,17 @@ import argparse
 import sys
 
 from inferscope.cli.counters import how_to_sample
+from inferscope.cli.engine_list import ask_which, list_json
 from inferscope.cli.moments import accept_minus, ago, into
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.past import open_past
-from inferscope.cli.targets import engine_of, is_remote, path_of, rings_of
+from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
 from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
+from inferscope.errors import NotFound
 from inferscope.findings import Watch
+from inferscope.ring.discovery import EngineRings
 from inferscope.tui.judged import Judged
 
 Source = Judged | HistorySource
@@ -33,7 +37,7 @@ _PATIENCE_S = 60.0
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     accept_minus(parser)
-    parser.add_argument("target", nargs="?", help="pid, engine id, file, folder or URL")
+    parser.add_argument("target", nargs="?", help="pid, model, engine id, file, folder or URL")
     past = parser.add_argument_group("history")
     past.add_argument(
         "--since", type=ago, metavar="TIME", help="show only what reaches beyond it, and its past"
@@ -48,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope attach                      the only engine that runs here
+  inferscope attach llama                the engine whose model's name begins so
   inferscope attach 41233 --once --json  one snapshot of a process, for a script
   inferscope attach --since -5m          the last five minutes, of a server that was killed too
   inferscope attach demo.isr --at 14:02  a recording, as the screen was then
@@ -64,13 +69,14 @@ def run(options: argparse.Namespace) -> int:
     is_once = options.once or options.json or not sys.stdout.isatty()
     window_ns = None if options.window is None else round(options.window * 1e9)
     source: Source
+    choose = _chooser(options)
     if options.since is not None or options.at is not None:
         source, window_ns = open_past(
-            options.target, since=options.since, at=options.at, window_ns=window_ns
+            options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
         )
     else:
         watch = Watch()
-        source = Judged(source_of(options.target, watch), watch)
+        source = Judged(source_of(options.target, watch, choose), watch)
     window_ns = window_ns or 60_000_000_000
     try:
         if is_once:
@@ -90,8 +96,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def source_of(target: str | None, watch: Watch) -> RingSource | RecordingSource:
+def source_of(
+    target: str | None, watch: Watch, choose: Choose | None = None
+) -> RingSource | RecordingSource:
     """Open what the user named, and have a watch sum it up.
+
+    Args:
+        target: as on the command line.
+        watch: is given what is final, for findings.
+        choose: asks which of several engines is meant; without it they are an error.
 
     Raises:
         NotFound: nothing is there.
@@ -100,11 +113,25 @@ def source_of(target: str | None, watch: Watch) -> RingSource | RecordingSource:
     path = path_of(target)
     if path is not None:
         return open_source(path, sinks=(watch,), listen=watch.listen)
-    engine = engine_of(target)
+    engine = engine_of(target, choose=choose)
     command = how_to_sample(engine)
     if command is not None:
         sys.stderr.write(f"nothing samples the GPU; this does: {command}\n")
     return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)
+
+
+def _chooser(options: argparse.Namespace) -> Choose | None:
+    """Return what is done where several engines run; None lists them beside an error."""
+    if options.json:
+        return _list_as_json
+    is_asking = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
+    return ask_which if is_asking and sys.stderr.isatty() else None
+
+
+def _list_as_json(engines: list[EngineRings]) -> EngineRings:
+    """Print the engines as JSON: a script that asked for one look has to name one of them."""
+    sys.stdout.write(list_json(engines) + "\n")
+    raise NotFound(f"{len(engines)} engines are running. Name one by its model, id or pid.")
 
 
 def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:

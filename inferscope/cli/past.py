@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from inferscope.cli.engine_list import write_list
 from inferscope.cli.moments import Moment
-from inferscope.cli.targets import engine_of, extent_of, list_engines, path_of, rings_of
+from inferscope.cli.targets import Choose, engine_of, extent_of, path_of, rings_of
 from inferscope.collector.history import HistorySource, Open
 from inferscope.collector.source import RingSource, open_source
 from inferscope.errors import BadInput, NotFound
@@ -33,7 +34,12 @@ class _Held(NamedTuple):
 
 
 def open_past(
-    target: str | None, *, since: Moment | None, at: Moment | None, window_ns: int | None
+    target: str | None,
+    *,
+    since: Moment | None,
+    at: Moment | None,
+    window_ns: int | None,
+    choose: Choose | None = None,
 ) -> tuple[HistorySource, int]:
     """Open what the user named, and read it up to its present.
 
@@ -42,6 +48,7 @@ def open_past(
         since: from when on to show it.
         at: the moment to open on.
         window_ns: of distributions and rates; None takes what fits.
+        choose: asks which of several engines is meant; without it they are an error.
 
     Returns:
         The source, and the window.
@@ -51,7 +58,7 @@ def open_past(
         BadInput: the moment lies outside of what is there.
     """
     path = path_of(target)
-    held = _file(path) if path is not None else _engine(target, since or at)
+    held = _file(path) if path is not None else _engine(target, since or at, choose)
     first_ns, last_ns = held.extent
     at_ns = None if at is None else at.real_ns(held.now)
     if at_ns is not None and not first_ns <= at_ns <= last_ns:
@@ -104,10 +111,10 @@ def _file(path: Path) -> _Held:
     )
 
 
-def _engine(target: str | None, moment: Moment | None) -> _Held:
+def _engine(target: str | None, moment: Moment | None, choose: Choose | None) -> _Held:
     if target is None:
-        return _only_one(moment)
-    return _rings(engine_of(target))
+        return _only_one(moment, choose)
+    return _rings(engine_of(target, choose=choose))
 
 
 def _rings(engine: EngineRings) -> _Held:
@@ -125,7 +132,7 @@ def _rings(engine: EngineRings) -> _Held:
     )
 
 
-def _only_one(moment: Moment | None) -> _Held:
+def _only_one(moment: Moment | None, choose: Choose | None) -> _Held:
     """Return the only engine alive; with none alive, the only one that reaches up to a moment.
 
     Raises:
@@ -134,12 +141,12 @@ def _only_one(moment: Moment | None) -> _Held:
     engines = find_engines()
     now_ns = time.monotonic_ns()
     if moment is None or not engines or any(engine.is_alive(now_ns) for engine in engines):
-        return _rings(engine_of(None))
+        return _rings(engine_of(None, choose=choose))
     held = [_rings(engine) for engine in engines if extent_of(engine) is not None]
     reaching = [one for one in held if one.extent.last_real_ns >= moment.real_ns(one.now)]
     if len(reaching) == 1:
         return reaching[0]
-    list_engines(engines)
+    write_list(engines)
     if reaching:
         raise NotFound(f"{len(reaching)} engines of that time have left rings. Name one by its id.")
     raise NotFound(

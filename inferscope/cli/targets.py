@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from inferscope.cli import remote
+from inferscope.cli.engine_list import is_named, write_list
 from inferscope.cli.processes import ancestors, descendants, run_command
 from inferscope.errors import NotFound
 from inferscope.ring.access import closed_under, is_there, why_closed
@@ -22,10 +23,10 @@ from inferscope.ring.discovery import (
     search_directories,
 )
 from inferscope.ring.extent import Extent, extent_of_rings
-from inferscope.tui.plots import duration
 
 _HOW_TO_START = "Start one with `inferscope demo`, or your own with `inferscope run -- CMD`."
-_MOST_LISTED = 10
+Choose: TypeAlias = Callable[[list[EngineRings]], EngineRings]
+
 _HOST_AND_PORT = re.compile(r"(?=.*[A-Za-z.\[])[\w.\-]+:\d+|\[[0-9A-Fa-f:.]+\]:\d+")
 
 
@@ -37,33 +38,67 @@ def is_remote(target: str | None) -> bool:
 
 
 def path_of(target: str | None) -> Path | None:
-    """Return the file or folder that is meant; None where it is a pid, an engine or nothing."""
+    """Return the file or folder that is meant; None where it is a pid, an engine or nothing.
+
+    Models have slashes and dots in their names: what is not there may be one.
+    """
     if target is None or target.isdigit():
         return None
     path = Path(target)
-    return path if is_there(path) or path.suffix or "/" in target else None
+    if is_there(path):
+        return path
+    if not path.suffix and "/" not in target:
+        return None
+    is_model = any(is_named(target, engine) for engine in find_engines())
+    return None if is_model else path
 
 
-def engine_of(target: str | None) -> EngineRings:
-    """Return the engine that is meant: the only one alive, or the one of a pid or id.
+def engine_of(target: str | None, *, choose: Choose | None = None) -> EngineRings:
+    """Return the engine that is meant: the only one alive, or the one of a name.
+
+    A name is a pid, an engine's id, a model's name, or the beginning of an id or a model's name.
+
+    Args:
+        target: as on the command line.
+        choose: asks the user for one of several engines that run; without it they are an error.
 
     Raises:
         NotFound: there is none, or more than one, with what to do.
     """
     engines = find_engines()
     if target is None:
-        return _only_one(engines)
+        return _only_one(engines, choose)
     if target.isdigit():
         return _engine_of_pid(int(target), engines)
     by_id = [engine for engine in engines if engine.engine_id == target]
     if not by_id:
-        list_engines(engines)
-        refuse_if_closed(target)
-        raise NotFound(f"{target} is neither a file, a folder, a pid nor an engine's id.")
+        return _named(target, engines, choose)
     if len({engine.rings[0].owner for engine in by_id}) > 1:
-        list_engines(by_id)
+        write_list(by_id)
         raise NotFound(f"{len(by_id)} users have an engine {target}. Name one by its pid.")
     return by_id[0]
+
+
+def _named(target: str, engines: list[EngineRings], choose: Choose | None) -> EngineRings:
+    """Return the engine of a model or of the beginning of a name: of those alive, if one is."""
+    found = [engine for engine in engines if is_named(target, engine)]
+    now_ns = time.monotonic_ns()
+    alive = [engine for engine in found if engine.is_alive(now_ns)]
+    if len(alive or found) == 1:
+        return (alive or found)[0]
+    if alive and choose is not None:
+        return choose(alive)
+    write_list(found or engines)
+    if found:
+        state = "are running" if alive else "have ended"
+        raise NotFound(
+            f"{len(alive or found)} engines named {target} {state}. "
+            "Name one by its pid or its whole id."
+        )
+    refuse_if_closed(target)
+    raise NotFound(
+        f"{target} is neither a file, a folder, a pid, an engine's id nor a model served here."
+    )
 
 
 def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
@@ -92,26 +127,22 @@ def extent_of(engine: EngineRings) -> Extent | None:
     return extent_of_rings(ring.path for ring in engine.rings)
 
 
-def list_engines(engines: Iterable[EngineRings]) -> None:
-    """Tell the user, beside an error, which engines there are: newest first."""
-    for engine in list(engines)[:_MOST_LISTED]:
-        sys.stderr.write(f"  {_line(engine)}\n")
-
-
-def _only_one(engines: list[EngineRings]) -> EngineRings:
+def _only_one(engines: list[EngineRings], choose: Choose | None) -> EngineRings:
     now_ns = time.monotonic_ns()
     alive = [engine for engine in engines if engine.is_alive(now_ns)]
     if len(alive) == 1:
         return alive[0]
+    if alive and choose is not None:
+        return choose(alive)
     if alive:
-        list_engines(alive)
-        raise NotFound(f"{len(alive)} engines are running. Name one by its pid.")
+        write_list(alive)
+        raise NotFound(f"{len(alive)} engines are running. Name one by its model, id or pid.")
     if not engines:
         refuse_if_closed(None)
         raise NotFound(
             f"no engine is running under {names_of(search_directories())}. {_HOW_TO_START}"
         )
-    list_engines(engines)
+    write_list(engines)
     ended = "One that has ended" if len(engines) == 1 else f"{len(engines)} that have ended"
     raise NotFound(
         f"no engine is running under {names_of(search_directories())}. {ended} can still be read: "
@@ -144,7 +175,7 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
     alive = [engine for engine in engines if engine.is_alive(now_ns)]
     models = [engine for engine in own if engine in alive]
     if len(models) > 1:
-        list_engines(models)
+        write_list(models)
         raise NotFound(f"process {pid} runs {len(models)} models. Name one by its engine id.")
     if own:
         return (models or own)[0]
@@ -154,7 +185,7 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
     if len(related) == 1:
         return related[0]
     if related:
-        list_engines(related)
+        write_list(related)
         raise NotFound(f"{len(related)} engines run under process {pid}. Name one by its own pid.")
     execute = remote.executor() if run_command(pid) is not None else None
     if execute is not None:
@@ -175,21 +206,6 @@ def _observed_from_now(pid: int, execute: remote.Execute) -> EngineRings:
         f"process {pid} has been told to observe itself and has no ring yet: it makes one when "
         f"its engine works. Attach again then, or start it observed: {run_command(pid)}"
     )
-
-
-def _line(engine: EngineRings) -> str:
-    pids = ", ".join(map(str, engine.pids))
-    roles = " ".join(sorted({ring.identity.role for ring in engine.rings}))
-    return f"{engine.engine_id}  pid {pids}  {roles}  {_state(engine)}"
-
-
-def _state(engine: EngineRings) -> str:
-    if engine.is_alive(time.monotonic_ns()):
-        return "running"
-    extent = extent_of(engine)
-    if extent is None:
-        return "ended"
-    return f"ended {duration(max(0, time.time_ns() - extent.last_real_ns))} ago"
 
 
 def _unknown_pid(pid: int) -> str:

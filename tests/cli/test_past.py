@@ -179,9 +179,10 @@ def test_a_time_outside_of_the_records_is_named(killed: Killed) -> None:
 def test_attach_lists_engines_that_have_ended_and_says_how_to_open_them(killed: Killed) -> None:
     done = inferscope("attach", rings=killed.rings)
     assert done.returncode == 1
-    listed, said = done.stderr.splitlines()
-    assert f"pid {killed.pid}" in listed
+    _, listed, said = done.stderr.splitlines()
+    assert str(killed.pid) in listed
     assert "ended" in listed
+    assert "builtin" in listed
     assert "attach --since -5m" in said
     opened = inferscope("attach", str(killed.pid), "--once", rings=killed.rings)
     assert opened.returncode == 0, opened.stderr

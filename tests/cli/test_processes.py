@@ -71,7 +71,7 @@ def test_a_pid_of_several_models_is_no_answer_and_they_are_listed(
         with pytest.raises(NotFound, match=r"runs 2 models\. Name one by its engine id"):
             engine_of(str(os.getpid()))
         assert {line.split()[0] for line in capsys.readouterr().err.splitlines()} == {
-            "here", "here-2",
+            "ENGINE", "here", "here-2",
         }  # fmt: skip
         assert engine_of("here-2").engine_id == "here-2"
     finally:
@@ -100,7 +100,7 @@ def test_a_process_above_two_engines_finds_neither(
     with running_tree(tmp_path):
         with pytest.raises(NotFound, match=f"2 engines run under process {os.getpid()}"):
             engine_of(str(os.getpid()))
-        assert len(capsys.readouterr().err.splitlines()) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 3
 
 
 def test_an_unobserved_process_is_told_how_to_start_it(

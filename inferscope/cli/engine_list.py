@@ -1,0 +1,179 @@
+"""The list of this host's engines: a table, JSON, and the choice of one on a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from inferscope.cli.listening import listening_addresses
+from inferscope.errors import NotFound
+from inferscope.records import EngineInfo
+from inferscope.ring.description import description_of_rings
+from inferscope.ring.discovery import EngineRings, RingFile
+from inferscope.ring.extent import extent_of_rings
+from inferscope.tui.plots import UNKNOWN, duration, fit_name, plain
+
+SOURCE = "engine list"
+MOST_LISTED = 10
+_ROLES = ("frontend", "core", "worker")
+"""Which process's pid stands for an engine: that of the server that its user started, first."""
+_HEADINGS = ("ENGINE", "PID", "STATE", "ADDRESS", "MODEL")
+_LEAST_MODEL = 12
+
+
+class ListedEngine(msgspec.Struct, frozen=True):
+    """One engine of the list.
+
+    Attributes:
+        engine_id: its name for every command.
+        model: the served name, else the model's; None if its rings do not hold it.
+        engine: vLLM, SGLang, …, with its version.
+        pid: of its server's process.
+        pids: of all its observed processes.
+        addresses: host and port on which its server listens; empty if that cannot be known.
+        is_alive: whether its heartbeat is fresh.
+        age_s: since its first process started.
+        ended_s_ago: since its last record; None of an engine that is alive.
+    """
+
+    engine_id: str
+    model: str | None
+    engine: str | None
+    pid: int
+    pids: tuple[int, ...]
+    addresses: tuple[str, ...]
+    is_alive: bool
+    age_s: float
+    ended_s_ago: float | None
+
+
+def listed(engine: EngineRings) -> ListedEngine:
+    """Describe an engine by its rings and its processes."""
+    now_ns, real_ns = time.monotonic_ns(), time.time_ns()
+    is_alive = engine.is_alive(now_ns)
+    rings = _by_role(engine, now_ns)
+    info = description_of_rings(ring.path for ring in reversed(engine.rings))
+    extent = None if is_alive else extent_of_rings(ring.path for ring in engine.rings)
+    last_ns = real_ns if extent is None else extent.last_real_ns
+    servers = [ring for ring in rings if ring.identity.role == rings[0].identity.role]
+    found = [each for ring in servers if is_alive for each in listening_addresses(ring)]
+    return ListedEngine(
+        engine.engine_id,
+        model=_model(info),
+        engine=None if info is None else f"{info.engine} {info.version}".strip(),
+        pid=rings[0].identity.pid,
+        pids=engine.pids,
+        addresses=tuple(dict.fromkeys(found)),
+        is_alive=is_alive,
+        age_s=max(0, real_ns - engine.rings[0].identity.start_real_ns) / 1e9,
+        ended_s_ago=None if is_alive else max(0, real_ns - last_ns) / 1e9,
+    )
+
+
+def is_named(target: str, engine: EngineRings) -> bool:
+    """Return whether an engine's id or its model's name begins with the target, in any case."""
+    wanted = target.casefold()
+    info = description_of_rings(ring.path for ring in reversed(engine.rings))
+    names = [engine.engine_id]
+    for name in () if info is None else (info.served_name, info.model):
+        names += [name, Path(name).name]  # of meta-llama/Llama-3 its last part, too
+    return bool(wanted) and any(name.casefold().startswith(wanted) for name in names)
+
+
+def engine_table(engines: Sequence[ListedEngine], *, width: int | None = None) -> list[str]:
+    """Write engines as lines under headings; a model's name is cut to `width`, nothing else is."""
+    rows = [
+        _HEADINGS,
+        *(
+            (
+                plain(each.engine_id),
+                str(each.pid),
+                _state(each),
+                ", ".join(each.addresses) or UNKNOWN,
+                plain(each.model or "") or UNKNOWN,
+            )
+            for each in engines
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    before = sum(widths[:-1]) + 2 * len(widths[:-1])
+    room = widths[-1] if width is None else max(width - before, _LEAST_MODEL)
+    lines = []
+    for row in rows:
+        cells = [f"{cell:<{cells}}" for cell, cells in zip(row[:-1], widths, strict=False)]
+        model = row[-1] if len(row[-1]) <= room else fit_name(row[-1], room)
+        lines.append("  ".join((*cells, model)).rstrip())
+    return lines
+
+
+def write_list(engines: Sequence[EngineRings]) -> None:
+    """Write the newest engines to standard error, beside an error that asks for one of them."""
+    shown = [listed(engine) for engine in engines[:MOST_LISTED]]
+    lines = engine_table(shown, width=_terminal_width() - 2)
+    sys.stderr.write("".join(f"  {line}\n" for line in lines))
+    if len(engines) > MOST_LISTED:
+        sys.stderr.write(f"  … {len(engines) - MOST_LISTED} more, older\n")
+
+
+def list_json(engines: Sequence[EngineRings]) -> str:
+    """Write all engines as one JSON object."""
+    return msgspec.json.encode(
+        {"source": SOURCE, "engines": [listed(each) for each in engines]}
+    ).decode()
+
+
+def ask_which(engines: list[EngineRings]) -> EngineRings:
+    """Ask on the terminal which engine is meant.
+
+    Raises:
+        NotFound: none was chosen.
+    """
+    lines = engine_table([listed(engine) for engine in engines], width=_terminal_width() - 5)
+    sys.stderr.write(f"     {lines[0]}\n")
+    sys.stderr.write("".join(f"{i:>3}  {line}\n" for i, line in enumerate(lines[1:], 1)))
+    while True:
+        sys.stderr.write(f"Which one? 1-{len(engines)}, or q to leave [1]: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if answer.strip() in ("q", "quit") or not answer:
+            raise NotFound(f"none of the {len(engines)} running engines was chosen.")
+        number = answer.strip() or "1"
+        if number.isdecimal() and 1 <= int(number) <= len(engines):
+            return engines[int(number) - 1]
+
+
+def _by_role(engine: EngineRings, now_ns: int) -> list[RingFile]:
+    """Return an engine's rings, the server's first, of which those of processes that run."""
+
+    def order(ring: RingFile) -> tuple[bool, int, int, int]:
+        me = ring.identity
+        role = _ROLES.index(me.role) if me.role in _ROLES else len(_ROLES)
+        return not ring.is_alive(now_ns), role, me.rank, -me.start_ns
+
+    return sorted(engine.rings, key=order)
+
+
+def _model(info: EngineInfo | None) -> str | None:
+    return None if info is None else info.served_name or info.model or None
+
+
+def _state(engine: ListedEngine) -> str:
+    if engine.ended_s_ago is None:
+        return f"up {duration(1e9 * engine.age_s)}"
+    return f"ended {duration(1e9 * engine.ended_s_ago)} ago"
+
+
+def _terminal_width() -> int:
+    """Return the width of the terminal that standard error is; unbounded where it is none."""
+    if not sys.stderr.isatty():
+        return 1000
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return shutil.get_terminal_size().columns
