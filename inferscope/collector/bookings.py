@@ -99,6 +99,11 @@ class Bookings:
                 counters.step(step.run, splits[at], step.prefill_ns, moved[at])
         self._add(columns, counted, begun, columns.ends[-1])
         lives.fit_id = splits[-1].fit_id
+        lives.residuals.extend(
+            split.residual
+            for step, split in zip(steps, splits, strict=True)
+            if not step.run.span.cold
+        )
         slots = columns.member_slots
         lives.table.in_prefill[slots] = table.is_prefill  # of several steps, the last counts
         lives.table.is_shared[slots[np.repeat(table.sizes > 1, table.sizes)]] = True
@@ -211,6 +216,8 @@ class Bookings:
         amounts["unattributed_ns"] += sum(split.unattributed_ns)
         amounts["steps"] += 1
         bucket.durations["step"].add(run.longest_ns, 1)
+        if not run.span.cold:
+            lives.residuals.append(split.residual)
         if counters.is_on:
             counters.step(run, split, prefill_ns, NOTHING_MOVED)
         return prefill_ns

@@ -63,6 +63,7 @@ from inferscope.collector.work import (
 )
 from inferscope.cost.book import CostBook
 from inferscope.cost.counts import Rates
+from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 
 Ints = NDArray[np.int64]
@@ -104,6 +105,7 @@ class Lives:
         num_dropped: times that a request went out of sight with its last ring.
         counters: what samples of its devices say of its steps.
         is_compute_observed: its processes report when they execute steps.
+        residuals: of the last steps that were not cold, see `cost.verdict`.
         several_cores_until_ns: when two processes last reported as the same core.
     """
 
@@ -125,6 +127,7 @@ class Lives:
         self.windows = Windows(keep)
         self.emissions = Emissions(self.table, self.windows)
         self.finished: deque[FinalRequest] = deque(maxlen=keep.finished)
+        self.residuals: deque[float] = deque(maxlen=RESIDUAL_STEPS)
         self.num_finished = 0
         self.num_preemptions = 0
         self.num_admissions = 0

@@ -287,7 +287,7 @@ class EngineView:
     binding: str
     """The scheduler's constraint in the last step."""
     model_residual: float | None
-    """Median of measured over modelled step time, less one; of the mode with the most steps."""
+    """Residual of its last 256 steps that were not cold; see `cost.verdict`."""
     model_source: str
     series: Series
     requests: tuple[RequestRow, ...]

@@ -48,6 +48,7 @@ from inferscope.collector.snapshot import (
 from inferscope.collector.windows import SECOND_NS, Bucket
 from inferscope.collector.work import COMPUTE_NS
 from inferscope.cost.book import CostBook
+from inferscope.cost.verdict import residual_of
 from inferscope.records import EngineInfo
 
 Ints = NDArray[np.int64]
@@ -173,7 +174,7 @@ def _engine(
         cached_share=_share(amounts["cached_tokens"], amounts["prompt_tokens"]),
         mixed_share=_share(amounts["mixed_steps"], amounts["steps"]),
         binding=plan.binding if plan else "none",
-        model_residual=cost_models[0].residual if cost_models else None,
+        model_residual=residual_of(engine.lives.residuals),
         model_source=cost_models[0].source if cost_models else "",
         series=_series(buckets),
         requests=_requests(engine, alive, max_requests, focus),

@@ -114,7 +114,7 @@ class Facts:
     clock: str
     fit_ids: tuple[str, ...]
     residual: float | None
-    """Median of measured over modelled time of its steps, less one."""
+    """Residual of its own steps that were not cold; see `cost.verdict`."""
     num_lost: int
     """Records of its engine that were lost."""
     waiting: Waiting | None = None
@@ -137,6 +137,8 @@ class Facts:
     """That were asked about; which were met, and why not, is judged at its end."""
     met: tuple[Metric, ...] = ()
     breaches: tuple[Breach, ...] = ()
+    num_modelled: int = 0
+    """Steps that `residual` is of."""
     saved_ns: int | None = None
     """What its cached prompt tokens would have taken, by the cost model; None where unknown."""
     is_synthetic: bool = False

@@ -8,7 +8,7 @@ import msgspec
 
 from inferscope.report.facts import Facts
 from inferscope.report.why import NS_PER_TENTH_MS, Report, Row
-from inferscope.tui.lines import Role
+from inferscope.tui.lines import TRIANGLE, Role
 from inferscope.tui.plots import bar, plain, to_ascii
 from inferscope.tui.words import cause_role
 
@@ -34,6 +34,8 @@ def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bo
         *_verdicts(report, width),
         "",
     ]
+    if report.split:
+        lines.append(f"  {TRIANGLE} {report.split}")
     largest = max((row.ns for row in report.rows), default=1)
     for row in report.rows:
         lines += _row(row, width, largest, colour=colour)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from inferscope.attribution.parts import PromptPart
 from inferscope.cost.shape import TIME_ONLY
+from inferscope.cost.verdict import split_verdict
 from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
@@ -46,6 +47,8 @@ class Report:
     summary: str
     verdicts: tuple[str, ...]
     """On each objective that was asked about."""
+    split: str
+    """Why the rows are not to be relied on, as far as they are modelled; empty where they are."""
     rows: tuple[Row, ...]
     """Largest first. What the records do not explain is a row as well, the last one."""
     conclusions: tuple[str, ...]
@@ -72,6 +75,7 @@ def why(facts: Facts) -> Report:
         title=_title(facts),
         summary=_summary(facts),
         verdicts=verdicts(facts),
+        split="" if row.ledger_missing else split_verdict(facts.residual),
         rows=tuple(
             Row(cause, ns, tenth, mill, sentence(cause, ns, facts))
             for (cause, ns), tenth, mill in zip(ranked, tenths, mills, strict=True)
@@ -236,9 +240,10 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
     said.append(f"Measured: when it came, ran and was delivered ({edge}; steps by {clock}).")
     if facts.fit_ids and facts.residual is not None:
         fits = ", ".join(fit for fit in facts.fit_ids[-2:] if fit)
+        steps = many(facts.num_modelled, "step")
         said.append(
             "Modelled: how a step's time divides into own, co-batched, interference and slowdown"
-            f" (cost model {fits or 'none'}; in the median its steps took"
+            f" (cost model {fits or 'none'}; in the median its {steps} took"
             f" {more_or_less(facts.residual)} than modelled)."
         )
     if any(one.request_id is not None for one in facts.blame):

@@ -20,6 +20,7 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import Collector
 from inferscope.collector.snapshot import RequestRow
 from inferscope.collector.view import alive_row, finished_row
+from inferscope.cost.verdict import residual_of
 from inferscope.records import (
     EngineInfo,
     Missed,
@@ -198,7 +199,8 @@ class Witness:
             delivered_at=delivered_at,
             clock=final.clock if final is not None else engine.lives.clock,
             fit_ids=tuple(self._by_fit),
-            residual=float(np.median(ratios)) - 1 if ratios else None,
+            residual=residual_of(ratio - 1 for ratio in ratios),
+            num_modelled=len(ratios),
             num_lost=self._num_lost,
             waiting=self._waiting(row),
             prefill=self._together.computing(self._names, is_prefill=True),

@@ -8,7 +8,7 @@ from textwrap import wrap
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.tui.columns import columns_for, heading_line, order_rows, row_line
 from inferscope.tui.header import confessions, probe_words
-from inferscope.tui.lines import Line, text_of
+from inferscope.tui.lines import TRIANGLE, Line, text_of
 from inferscope.tui.panels import largest_problem
 from inferscope.tui.panels.causes import cause_rows
 from inferscope.tui.panels.kv import kv_share
@@ -28,7 +28,7 @@ from inferscope.tui.plots import (
     to_ascii,
 )
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import has_gpu, window_words
+from inferscope.tui.words import has_gpu, view_verdict, window_words
 
 _NUM_CAUSES = 8
 _NUM_REQUESTS = 20
@@ -121,10 +121,14 @@ def _causes(view: EngineView, width: int) -> list[str]:
         return [f"  - ({missing}: requests have no ledger)" if missing else "  none yet"]
     largest = max(tenths for _, _, tenths in rows)
     num = max(view.e2e.num, 1)
+    verdict = view_verdict(view)
     return [
-        f"  {cause:21}{share(tenths / 1000):>7}{milliseconds(cause_ns / num):>10} ms mean  "
-        + bar(tenths / largest, width - 49)
-        for cause, cause_ns, tenths in rows
+        *([f"  {TRIANGLE} {verdict}"] if verdict else ()),
+        *(
+            f"  {cause:21}{share(tenths / 1000):>7}{milliseconds(cause_ns / num):>10} ms mean  "
+            + bar(tenths / largest, width - 49)
+            for cause, cause_ns, tenths in rows
+        ),
     ]
 
 

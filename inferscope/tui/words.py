@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
+from inferscope.cost.verdict import split_verdict
 from inferscope.tui.lines import DIAMOND, DOT, TRIANGLE, Role
 
 SYNTHETIC = "Synthetic: its records say of themselves that they were made up, not measured."
@@ -70,6 +71,13 @@ def cause_role(cause: str) -> Role:
 def more_or_less(difference: float) -> str:
     """Say how far something is above or below what it is held against: `9% less`."""
     return f"{100 * abs(difference):.0f}% {'less' if difference < 0 else 'more'}"
+
+
+def view_verdict(view: EngineView) -> str:
+    """Return why the split of an engine's last steps is not to be relied on; empty if it is."""
+    model = view.cost_models[0] if view.cost_models else None
+    is_provisional = model is not None and model.is_provisional
+    return split_verdict(view.model_residual, is_provisional=is_provisional)
 
 
 def has_gpu(view: EngineView) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from inferscope.attribution.culprits import Culprit
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 from inferscope.collector.source import RecordingSource
+from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.records import CAUSES, Record
 from inferscope.report.facts import Facts, Waiting
 from inferscope.report.find import lives_in_recording
@@ -23,6 +25,7 @@ from inferscope.report.why import NS_PER_TENTH_MS, why
 from inferscope.report.witness import Witness
 from inferscope.tui.plots import share
 from inferscope.tui.words import CAUSE_MEANINGS
+from tests.collector.scripts import Finals
 
 ROUNDING_NS = 1_000
 """Whole nanoseconds of a step are dealt out: a few go to causes that had no part in it."""
@@ -281,7 +284,42 @@ def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:
         made({"decode_own": 10}, 0, is_over=True, joined_late=False), fit_ids=("eager-64",)
     )
     for residual, words in ((-0.09, "9% less than modelled"), (0.5, "50% more than modelled")):
-        assert words in " ".join(why(replace(facts, residual=residual)).caveats)
+        report = why(replace(facts, residual=residual, num_modelled=61))
+        assert f"its 61 steps took {words}" in " ".join(report.caveats)
+
+
+def test_a_line_above_the_ledger_says_when_its_split_is_not_reliable() -> None:
+    facts = made({"decode_own": 10}, 0, is_over=True, joined_late=False)
+    for residual, words in (
+        (None, ""),
+        (0.1, ""),
+        (-0.1, ""),
+        (0.347, "model 1.3× off: split is rough"),
+        (4.0, "model 5× off: split not reliable"),
+        (-0.8, "model 5× off: split not reliable"),
+    ):
+        report = why(replace(facts, residual=residual))
+        assert report.split == words
+        above, _, _ = to_text(report).partition("decode_own")
+        assert above.rstrip().endswith(f"▲ {words}" if words else "0 µs.")
+
+
+def test_the_screen_and_why_mean_the_same_by_a_residual(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    """Each is the median of the residuals published with its steps."""
+    finals = Finals()
+    source = RecordingSource(SAMPLE, sinks=(finals,))
+    source.advance()
+    (view,) = source.snapshot(60_000_000_000).engines
+    source.close()
+    warm = [step for step in finals.steps if not step.is_cold]
+    last = [step.model_residual for step in warm[-RESIDUAL_STEPS:]]
+    assert view.model_residual == pytest.approx(statistics.median(last))
+    for facts, _ in everyone[:10]:
+        mine = [step.model_residual for step in warm if facts.row.request_id in step.request_ids]
+        assert facts.num_modelled == len(mine)
+        assert facts.residual == (pytest.approx(statistics.median(mine)) if mine else None)
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -12,10 +12,12 @@ from inferscope.collector.snapshot import (
     RunFinding,
     Series,
 )
+from inferscope.cost.verdict import split_verdict
 from inferscope.records import CAUSES, DEVICE_SECONDS
 from inferscope.tui import panels
 from inferscope.tui.header import confessions, header, probe_words
 from inferscope.tui.lines import text_of, width_of
+from inferscope.tui.once import once_text
 from inferscope.tui.panels.causes import cause_rows
 from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
 from inferscope.tui.panels.phases import phase_rows
@@ -160,7 +162,10 @@ SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs",
         ({"ledger_ns": {"queue": 50 * MS, "decode_own": 50 * MS}}, "50.0% of latency is queue"),
         ({"ledger_ns": {"cpu_gap": 50 * MS, "decode_own": 50 * MS}}, "is cpu_gap: scheduler"),
         ({"device_ns": {"decode": 70 * MS, "idle_host_gap": 30 * MS}}, "idles 30.0% of the time"),
-        ({"model_residual": 0.5}, "+50% against the cost model"),
+        (
+            {"model_residual": 0.5},
+            "The last steps took 50% more than modelled (fit): model 1.5× off: split is rough.",
+        ),
         (
             {"ledger_ns": {"slowdown": 50 * MS, "decode_own": 50 * MS}, "findings": (SLOW,)},
             "50.0% of latency is slowdown: Steps are slow: others use its CPUs.",
@@ -178,6 +183,24 @@ def test_the_why_line_names_the_largest_problem_or_is_silent(
     sentence = panels.largest_problem(replace(healthy, **changes))  # type: ignore[arg-type]
     assert said in sentence
     assert bool(said) == bool(sentence)
+
+
+@pytest.mark.parametrize("residual", [0.347, 4.0, -0.8])
+def test_a_ledger_of_an_unreliable_split_says_so_above_it(residual: float) -> None:
+    view = replace(engine_view(), model_residual=residual)
+    verdict = split_verdict(residual)
+    assert "× off" in verdict
+    _, first, *_ = map(text_of, panels.causes(view, 58, 9))
+    assert f"▲ {verdict}" in first
+    first, title, *_ = map(text_of, request_detail(view.requests[0], view, 80, 20))
+    assert f"▲ {verdict}, over the engine's last 256 steps" in first
+    assert "To the first token" in title
+    text = once_text(with_view(moving_snapshot(), model_residual=residual)).splitlines()
+    assert text[text.index(next(x for x in text if "Where latency went" in x)) + 1] == (
+        f"  ▲ {verdict}"
+    )
+    sound = replace(view, model_residual=0.1)
+    assert not any("× off" in text_of(line) for line in panels.causes(sound, 58, 9))
 
 
 def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
-from inferscope.tui.lines import Line, Role, frame
+from inferscope.tui.lines import TRIANGLE, Line, Role, frame
 from inferscope.tui.panels.phases import Unit
 from inferscope.tui.plots import bar, closed, fit, milliseconds, share
-from inferscope.tui.words import cause_role, window_words
+from inferscope.tui.words import cause_role, view_verdict, window_words
 
 _REST = "other causes"
 
@@ -32,14 +32,15 @@ def causes(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> li
     """Draw the largest causes of latency; in ms they are per finished request."""
     inner = width - 4
     num_finished = view.e2e.num
-    rows = cause_rows(view.ledger_ns, height - 2)
+    verdict = view_verdict(view)
+    rows = cause_rows(view.ledger_ns, height - 2 - bool(verdict))
     title = "Where latency went"
     if not rows:
         why = "no request finished in this window"
         empty: Line = ((f"- ({view.ledger_missing})" if view.ledger_missing else why, "dim"),)
         return frame(title, [empty], width, height)
     in_ms = unit == "ms" and num_finished > 0
-    lines: list[Line] = []
+    lines: list[Line] = [((f"{TRIANGLE} {verdict}", "alarm"),)] if verdict else []
     largest = max(tenths for _, _, tenths in rows)
     for cause, cause_ns, tenths in rows:
         role: Role = "dim" if cause == _REST else cause_role(cause)

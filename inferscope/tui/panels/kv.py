@@ -7,7 +7,7 @@ from inferscope.cost.shape import TIME_ONLY
 from inferscope.tui.lines import Line, Role, frame
 from inferscope.tui.panels.peaks import OF_WHAT, peak_words
 from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
-from inferscope.tui.words import BINDINGS
+from inferscope.tui.words import BINDINGS, more_or_less
 
 _HEAD = 36
 _KV_FULL = 0.95
@@ -94,4 +94,4 @@ def _residual(view: EngineView) -> str:
     if view.model_residual is None:
         return f"{UNKNOWN}" + (f" ({view.model_source}{counts})" if view.model_source else "")
     source = f", from {view.model_source}" if view.model_source else ""
-    return f"steps {100 * view.model_residual:+.1f}% against the cost model{source}{counts}"
+    return f"last steps took {more_or_less(view.model_residual)} than modelled{source}{counts}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from inferscope.collector.snapshot import EngineView, RequestRow
-from inferscope.tui.lines import Line, Role, beside, fit_line, frame, rule, width_of
+from inferscope.cost.verdict import RESIDUAL_STEPS
+from inferscope.tui.lines import TRIANGLE, Line, Role, beside, fit_line, frame, rule, width_of
 from inferscope.tui.panels.gaps import LEAST_ROWS, gap_lines, gaps_note
 from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
 from inferscope.tui.plots import (
@@ -20,7 +21,7 @@ from inferscope.tui.plots import (
     plain,
     share,
 )
-from inferscope.tui.words import BAD_FINISHES, STATE_MARKS
+from inferscope.tui.words import BAD_FINISHES, STATE_MARKS, view_verdict
 
 _FRAMED = 100
 _FOOT_HEIGHT = 7
@@ -77,6 +78,19 @@ def request_detail(
         chart: whether to draw the gaps: even in the place of the first ledger, if there is no
             other room; never; or, with None, if the ledgers are hardly shortened by it.
     """
+    verdict = "" if row.ledger_missing else view_verdict(view)
+    if verdict:
+        said: Line = (
+            (f" {TRIANGLE} ", "alarm"),
+            (f"{verdict}, over the engine's last {RESIDUAL_STEPS} steps", "body"),
+        )
+        return [fit_line(said, width), *_detail(row, view, width, height - 1, chart=chart)]
+    return _detail(row, view, width, height, chart=chart)
+
+
+def _detail(
+    row: RequestRow, view: EngineView, width: int, height: int, *, chart: bool | None
+) -> list[Line]:
     is_framed = width >= _FRAMED
     foot = _FOOT_HEIGHT if is_framed else 2
     chrome = 4 if is_framed else 3

@@ -5,11 +5,10 @@ from __future__ import annotations
 from inferscope.collector.snapshot import EngineView
 from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.plots import count, duration, share
-from inferscope.tui.words import CAUSE_MEANINGS
+from inferscope.tui.words import CAUSE_MEANINGS, more_or_less, view_verdict
 
 _LARGE_SHARE = 0.10
 """Of latency or of device time: below it nothing is worth a sentence."""
-_LARGE_RESIDUAL = 0.25
 
 
 def largest_problem(view: EngineView) -> str:
@@ -113,9 +112,8 @@ def _found(view: EngineView) -> str:
 
 
 def _model(view: EngineView) -> str:
-    if view.model_residual is None or abs(view.model_residual) < _LARGE_RESIDUAL:
+    verdict = view_verdict(view)
+    if not verdict or view.model_residual is None:
         return ""
-    return (
-        f"Steps take {100 * view.model_residual:+.0f}% against the cost model"
-        f" ({view.model_source}): shares of mixed steps are rough."
-    )
+    took = more_or_less(view.model_residual)
+    return f"The last steps took {took} than modelled ({view.model_source}): {verdict}."
