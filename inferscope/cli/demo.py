@@ -1,9 +1,9 @@
 """Run a real engine under load on this machine and watch where each request's time goes.
 
 The built-in model answers short chats, long retrieval prompts and growing agent conversations that
-arrive at random. Nothing is downloaded and no GPU is needed. With --headless the same runs without
-a terminal and leaves demo.isr (replay it), trace.json (open it in ui.perfetto.dev), demo.jsonl,
-client.jsonl and a summary.
+arrive at random, at a rate that gives way to whatever else the machine does. Nothing is downloaded
+and no GPU is needed. With --headless the same runs without a terminal and leaves demo.isr (replay
+it), trace.json (open it in ui.perfetto.dev), demo.jsonl, client.jsonl and a summary.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
 _GRACE_S = 15.0
 _INTERRUPTED = 130
-_KV_TOKENS = 2304
-"""Tokens that the KV pool holds: few, which makes requests wait and be preempted."""
+_KV_TOKENS = 2560
+"""Tokens that the KV pool holds: few, so that a burst makes requests wait and be preempted."""
+_TOKEN_BUDGET = 64
+"""Tokens of a step: a chunk of a prompt makes it several times as long as decodes alone do."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
     load.add_argument(
-        "--load", type=above_zero, default=0.7, help="share of the engine's capacity (%(default)s)"
+        "--load",
+        type=above_zero,
+        default=0.7,
+        help="share of the engine's capacity; below 1 it slows down while requests queue"
+        " (%(default)s)",
     )
     load.add_argument("--rate", type=above_zero, help="requests per second, instead of --load")
     load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
@@ -101,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         watch = None if is_headless else Watch()
         source = RingSource(
             lambda: folder.glob("*.ring"),
-            name=f"demo, {host.ready.rate_s:.1f} requests/s",
+            name=f"demo, about {host.ready.rate_s:.1f} requests/s",
             sinks=() if watch is None else (watch,),
             listen=None if watch is None else watch.listen,
             recording=recording,
@@ -126,7 +132,7 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
         BadInput: a switch of the KV cache is out of range.
     """
     sized = EngineOptions(
-        token_budget=40,
+        token_budget=_TOKEN_BUDGET,
         max_running=16,
         block_tokens=options.block_tokens,
         prefix_cache=not options.no_prefix_cache,

@@ -27,6 +27,7 @@ from inferscope.engine.server.parent import Failed, listen_to_parent, say
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
+from inferscope.load.pacing import INTERVAL_S, Pacing, from_now_on
 from inferscope.load.workload import Ask, Workload
 from inferscope.private import private_file
 from inferscope.probe import Probe
@@ -69,7 +70,7 @@ def _run(settings: Settings) -> None:
     listen_to_parent(lambda word: None)
     engine = load_engine(settings.model, settings.options)
     tokenizer = load_tokenizer(settings.model)
-    rate_s = settings.rate_s or settings.load * _capacity(engine, tokenizer, settings.seed)
+    rate_s, pacing = _rate(settings, engine, tokenizer)
     engine.probe = Probe.open(
         describe(engine, name=settings.model), timer=step_timer(engine.model.device)
     )
@@ -77,10 +78,11 @@ def _run(settings: Settings) -> None:
     if not (engine.probe.on and front_end_probe.on):
         raise RingUnavailable("nothing would be seen without a ring; the reason stands above.")
     front_end = FrontEnd(engine, tokenizer, probe=front_end_probe)
-    workload = Workload(settings.seed, rate_s=rate_s)
+    workload = Workload(settings.seed, rate_s=rate_s, pace=lambda: pacing.pace)
     ended: list[ClientTimes] = []
-    load = OpenLoop(_InProcessClient(front_end), workload.asks(), ended.append)
-    asyncio.run(_serve(front_end, load, settings, rate_s))
+    asks = from_now_on(workload.asks()) if _is_paced(settings) else workload.asks()
+    load = OpenLoop(_InProcessClient(front_end), asks, ended.append)
+    asyncio.run(_serve(front_end, engine, load, settings, pacing, rate_s))
     engine.probe.close()
     front_end_probe.close()
     if settings.client_times:
@@ -90,32 +92,65 @@ def _run(settings: Settings) -> None:
         raise InferScopeError(f"no request was served: {ended[0].error}: {ended[0].detail}")
 
 
-async def _serve(front_end: FrontEnd, load: OpenLoop, settings: Settings, rate_s: float) -> None:
+async def _serve(
+    front_end: FrontEnd,
+    engine: Engine,
+    load: OpenLoop,
+    settings: Settings,
+    pacing: Pacing,
+    rate_s: float,
+) -> None:
     front_end.start()
-    say(Ready(rate_s))
+    say(Ready(rate_s * pacing.pace))
+    following = asyncio.create_task(_follow(engine, pacing)) if _is_paced(settings) else None
     with contextlib.suppress(asyncio.CancelledError):
         await load.run(settings.duration_s)
+    if following is not None:
+        following.cancel()
     await asyncio.sleep(_SETTLE_S)
     front_end.close()
 
 
-def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> float:
+def _rate(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[float, Pacing]:
+    """Return the requests per second that are asked for, and the pace to begin with."""
+    if settings.rate_s is not None:
+        return settings.rate_s, Pacing()
+    capacity_s, share = _capacity(engine, tokenizer, settings.seed)
+    return settings.load * capacity_s, Pacing(share if _is_paced(settings) else 1.0)
+
+
+def _is_paced(settings: Settings) -> bool:
+    """Return whether the load gives way to the machine: a stated rate and overload do not."""
+    return settings.rate_s is None and settings.load < 1
+
+
+def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> tuple[float, float]:
     """Measure how many requests a second the model can do here, unobserved, all at once.
 
-    On an engine of its own, so that the one observed has its first steps yet to come, and by this
-    thread's processor time, so that whatever else the machine does now is not taken for the model.
+    On an engine of its own, so that the one observed has its first steps yet to come.
+
+    Returns:
+        requests per second of processor time, and the share of it that other processes left.
     """
     asks = Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks()
     practising = Engine(engine.model, engine.options)
     limit = practising.max_model_tokens
     practice = [next(asks) for _ in range(_PRACTICE_ASKS)]
-    began = time.thread_time()
+    began_s, began = time.monotonic(), time.thread_time()
     for ask in practice:
         prompt = tokenizer.encode(ask.prompt)[: limit - ask.max_tokens]
         practising.submit(prompt, _sampling(ask))
     while practising.has_work:
         practising.step()
-    return len(practice) / (time.thread_time() - began)
+    elapsed_s, busy_s = time.monotonic() - began_s, time.thread_time() - began
+    return len(practice) / busy_s, min(1.0, busy_s / elapsed_s)
+
+
+async def _follow(engine: Engine, pacing: Pacing) -> None:
+    """Keep the pace to what the engine can do beside everything else that runs here."""
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        pacing.observe(engine.stats().waiting)
 
 
 def _sampling(ask: Ask) -> Sampling:

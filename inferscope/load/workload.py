@@ -12,7 +12,7 @@ the same things everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -105,21 +105,33 @@ def draw_kind(draw: Random) -> str:
 class Workload:
     """A seeded stream of asks with Poisson arrivals."""
 
-    def __init__(self, seed: int, *, rate_s: float, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        rate_s: float,
+        scale: float = 1.0,
+        pace: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         """Prepare the stream.
 
         Args:
             seed: the same seed gives the same stream.
             rate_s: mean arrivals per second.
             scale: multiplies all prompt lengths.
+            pace: factor of the rate from the present request to the next one.
         """
         self._random = Random(seed)
         self._rate_s = rate_s
+        self._pace = pace
         self._prompts = KindPrompts(self._random, scale=scale)
 
     def asks(self) -> Iterator[Ask]:
         """Yield asks for ever, in the order of their time."""
-        for number, (at_s, kind, is_burst) in enumerate(self._arrivals()):
+        at_s = before_s = 0.0
+        for number, (planned_s, kind, is_burst) in enumerate(self._arrivals()):
+            at_s += (planned_s - before_s) / self._pace()
+            before_s = planned_s
             prompt, max_tokens, sections = self._prompts.compose(kind)
             if is_burst:
                 max_tokens = self._random.randint(110, 180)
