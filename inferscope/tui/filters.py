@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 
 from inferscope.collector.snapshot import RequestRow
 from inferscope.errors import BadInput
+from inferscope.tui.words import STATE_MARKS
 
 Predicate = Callable[[RequestRow], bool]
 
@@ -130,6 +131,9 @@ def _match(term: str, field: str, op: str, value: str) -> Predicate:
     if op not in (":", "=", "!="):
         raise BadInput(f"filter term {term!r} compares a word; write it like {field}:{value}")
     patterns = [pattern for pattern in value.lower().split(",") if pattern]
+    for pattern in patterns if field == "state" else ():
+        if not any(fnmatchcase(state, pattern) for state in STATE_MARKS):
+            raise BadInput(f"no state is called {pattern!r}; states are {' '.join(STATE_MARKS)}")
     read = WORDS[field]
 
     def meets(row: RequestRow) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferscope.collector.snapshot import EngineView, Health
 from inferscope.cost.model import ENOUGH_STEPS
 from inferscope.tui.lines import DOT, TRIANGLE, Line, Role, Span, fit_line, spread, width_of
-from inferscope.tui.plots import UNKNOWN, clock, count, duration, plain, share
+from inferscope.tui.plots import UNKNOWN, clock, count, duration, moment, plain, share
 from inferscope.tui.scene import Scene
 from inferscope.tui.words import window_words
 
@@ -107,7 +107,9 @@ def _right(scene: Scene, *, is_narrow: bool) -> Line:
     probe = probe_words(view.health) if view else UNKNOWN
     real_ns = scene.snapshot.real_ns if scene.snapshot else 0
     spans.append((f"{scene.refresh_hz:g} Hz  win {window}  probe {probe}  ", "dim"))
-    spans.append((f"{clock(real_ns)} ", "body"))
+    is_past = scene.snapshot is not None and scene.snapshot.mode in ("ended", "replay")
+    at = moment(real_ns) if is_past else clock(real_ns)
+    spans.append((f"{at} ", "body"))
     return tuple(spans)
 
 

@@ -22,6 +22,7 @@ from inferscope.tui.plots import (
     count,
     fit,
     milliseconds,
+    moment,
     per_second,
     plain,
     share,
@@ -90,7 +91,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         f"pid {pids}",
         plain(view.device) or UNKNOWN,
         mode,
-        clock(real_ns),
+        moment(real_ns) if mode in ("ended", "replay") else clock(real_ns),
     ]
     if view.is_synthetic:
         who.append("synthetic")

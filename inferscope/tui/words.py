@@ -50,7 +50,7 @@ STATE_MARKS: dict[str, tuple[str, Role]] = {
 BAD_FINISHES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost"})
 
 BINDINGS: dict[str, str] = {
-    "none": "nothing holds it back",
+    "none": "nothing in the last step",
     "slots": "all sequence slots taken",
     "blocks": "no free KV blocks",
     "budget": "token budget of a step used up",

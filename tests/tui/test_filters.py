@@ -63,3 +63,10 @@ def test_a_bad_filter_says_which_term_and_what_would_do(text: str, said: str) ->
 def test_any_text_is_a_filter_or_bad_input(text: str) -> None:
     with contextlib.suppress(BadInput):
         assert parse_filter(text).matches(requests()[0]) in (True, False)
+
+
+@pytest.mark.parametrize("text", ["state:foo", "state:decode,foo", "!state:foo", "state!=foo"])
+def test_a_state_that_does_not_exist_is_refused_with_those_that_do(text: str) -> None:
+    with pytest.raises(BadInput, match="no state is called 'foo'; states are arriving waiting"):
+        parse_filter(text)
+    assert parse_filter("state:de*,held").predicates

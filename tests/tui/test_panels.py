@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -249,3 +250,13 @@ def test_what_the_probe_does_behind_the_device_is_shown_apart() -> None:
     hidden = Health("on", 0.012, 9, 0, 0, 0, 0, "", probe_hidden_share=0.009)
     assert probe_words(hidden) == "0.3% + 0.9% hidden"
     assert probe_words(Health("on", None, 0, 0, 0, 0, 0, "")) == "-"
+
+
+def test_what_has_ended_on_another_day_shows_the_date() -> None:
+    long_ago = replace(moving_snapshot(), real_ns=1_700_000_000_000_000_000)
+    ended = replace(long_ago, mode="ended")
+    assert "2023-11-1" in text_of(header(Scene(snapshot=ended), 140))
+    assert "2023-11-1" in once_text(ended).splitlines()[0]
+    assert "2023" not in text_of(header(Scene(snapshot=long_ago), 140))
+    now = replace(ended, real_ns=time.time_ns())
+    assert "-" not in text_of(header(Scene(snapshot=now), 140)).split("probe")[1]

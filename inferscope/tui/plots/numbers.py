@@ -77,6 +77,15 @@ def clock(real_ns: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(real_ns // _NS_PER_S))
 
 
+def moment(real_ns: int) -> str:
+    """Write a wall time as `clock` does, with its date where that is not today's."""
+    if real_ns <= 0:
+        return UNKNOWN
+    day = time.localtime(real_ns // _NS_PER_S)
+    is_today = day[:3] == time.localtime()[:3]
+    return clock(real_ns) if is_today else time.strftime("%Y-%m-%d %H:%M:%S", day)
+
+
 def closed(values: Sequence[float], total: int) -> list[int]:
     """Round values in proportion to integers that sum to `total` (largest remainder).
 
