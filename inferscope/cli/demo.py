@@ -41,6 +41,7 @@ from inferscope.tui.judged import Judged
 
 DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
+_PROGRESS_S = 5.0
 _GRACE_S = 15.0
 _INTERRUPTED = 130
 _KV_TOKENS = 2560
@@ -99,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
         client_times=str(options.out / "client.jsonl") if is_headless else None,
     )
     folder = ring_directory() / engine_id
+    _say("starting the engine, and measuring what it can do here: some seconds")
     with (
         tempfile.TemporaryFile() as words,
         _Host(settings, engine_id, words=None if is_headless else words) as host,
@@ -236,10 +238,15 @@ def _watch(source: RingSource, host: _Host) -> bool:
     Raises:
         EngineFailed: the engine's process died, or could not serve.
     """
+    began_s = said_s = time.monotonic()
     with stoppable() as stop:
         while not source.has_ended:
             if stop.is_asked:
                 return False
+            now_s = time.monotonic()
+            if now_s - said_s >= _PROGRESS_S:
+                said_s = now_s
+                _say(_progress(source, now_s - began_s))
             if not source.advance() and not host.is_running and not source.collector.engines:
                 break
             time.sleep(_POLL_S)
@@ -247,6 +254,20 @@ def _watch(source: RingSource, host: _Host) -> bool:
     if code:
         raise EngineFailed(f"the demo's engine died under load (exit code {code}).", 1)
     return True
+
+
+def _say(line: str) -> None:
+    """Write a line on how far it is to standard error; standard output is for the result."""
+    sys.stderr.write(f"demo: {line}\n")
+    sys.stderr.flush()
+
+
+def _progress(source: RingSource, elapsed_s: float) -> str:
+    """Return how far the run is, in a line."""
+    lives = [engine.lives for engine in source.collector.engines.values()]
+    num_finished = sum(each.num_finished for each in lives)
+    num_alive = sum(len(each.table.alive()) for each in lives)
+    return f"{elapsed_s:.0f} s: {num_finished} requests finished, {num_alive} under way"
 
 
 def _leave_files(source: RingSource, options: argparse.Namespace) -> int:

@@ -290,4 +290,14 @@ def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 1
+        assert stderr.startswith(b"demo: starting the engine")
         assert b"died under load" in stderr
+
+
+def test_a_headless_demo_says_how_far_it_is(tmp_path: Path) -> None:
+    with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, b"")
+        found = next(line for line in lines if b"requests finished" in line)
+    assert found.startswith(b"demo: ")
+    assert b"under way" in found
