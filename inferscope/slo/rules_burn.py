@@ -43,6 +43,10 @@ _LONG_S = (2 * HOUR_S, DAY_S, 3 * DAY_S)
 """Windows that are summed up less often."""
 _TRICKLE_S = 6 * HOUR_S
 """With fewer requests in this than a rule needs bad ones, the short windows say nothing."""
+_TRICKLE_FOR_S = HOUR_S
+"""The end of an outage leaves the window above within minutes, and is bad and few meanwhile."""
+_LEAST_BAD = 0.5
+"""Rates over five minutes extrapolate: one bad request is summed up to somewhat more or less."""
 EXPLAINED_S = 10.0
 """After a deadline, at the latest, a bad request has a cause (`inferscope.slo.judge`)."""
 _SCRAPES = 3
@@ -235,10 +239,11 @@ def _alert(name: str, of: list[Burn], expression: str, words: Words, *, runbook:
     labels = {"severity": first.severity, "slo": first.objective.name}
     if first.objective.model is not None:
         labels["model"] = first.objective.model
+    patience = Scaled(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s)
     return {
         "alert": name,
         "expr": expression,
-        "for": Scaled(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s),
+        "for": words.time.span(_TRICKLE_FOR_S) if name == TRICKLE else patience,
         "keep_firing_for": words.time.span(FIVE_MINUTES_S),
         "labels": labels,
         "annotations": _annotations(name, of, words, runbook),
@@ -274,6 +279,8 @@ def _trickling(burn: Burn, time: Scaled) -> str:
             f"{_share_name('model_slo', long)}{of} > {burn.bad_share:.6g}",
             f"sum by (model, slo) ({_num_name('model_slo', long)}{bad}) >= {burn.floor}",
             f"sum by (model, slo) ({_num_name('model_slo', few)}{of}) < {burn.floor}",
+            # Without it the rest of an outage that is over fires for days, once traffic stops.
+            f"sum by (model, slo) ({_num_name('model_slo', few)}{bad}) >= {_LEAST_BAD}",
         )
     )
 

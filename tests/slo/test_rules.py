@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.slo.rules import STALL_INTERVAL_S, RuleOptions
+from inferscope.slo.rules import FAST_INTERVAL_S, STALL_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
 pytestmark = pytest.mark.process
@@ -141,13 +141,33 @@ def test_few_requests_most_of_them_bad_are_a_ticket(tmp_path: Path) -> None:
 
 def test_a_trickle_of_bad_requests_is_a_ticket_also_between_them(tmp_path: Path) -> None:
     run = Run()
-    run.up(gauge((410, 1)), model_name="daily")
-    run.add("inferscope_requests_running", gauge((410, 0)), model_name="daily")
+    run.up(gauge((470, 1)), model_name="daily")
+    run.add("inferscope_requests_running", gauge((470, 0)), model_name="daily")
     # Six bad ones at once, every four hours: never ten in six hours but around the second time.
-    run.requests("ttft", good=gauge((410, 0)), bad="0x119 6x959 12x559", model_name="daily")
+    run.requests("ttft", good=gauge((470, 0)), bad="0x119 6x959 12x799", model_name="daily")
     run.ask(265, "count_over_time(ALERTS{alertstate='firing'}[265m])")
-    run.fires(405, f"{TRICKLE}/daily/ttft")
+    run.fires(465, f"{TRICKLE}/daily/ttft")
     run.holds(tmp_path)
+
+
+def test_silence_after_an_outage_and_a_healthy_hour_is_no_ticket(tmp_path: Path) -> None:
+    outage, healthy, silence = 60, 60, 24 * 60
+    whole = outage + healthy + silence
+    run = Run()
+    run.up(gauge((whole, 1)))
+    run.add("inferscope_requests_running", gauge((whole, 0)))
+    run.requests(
+        "ttft",
+        good=counter((outage, 0.0), (healthy, 0.5), (silence, 0.0)),
+        bad=counter((outage, 0.5), (healthy, 0.0), (silence, 0.0)),
+    )
+    run.ask(outage, f"count(ALERTS{{alertname='{FAST}', alertstate='firing'}})", ({}, 1))
+    for hours in (12, 24):
+        run.fires(outage + healthy + 60 * hours - 1)
+    ticket = f"ALERTS{{alertname='{TRICKLE}', alertstate='firing'}}"
+    run.ask(whole - 1, f"count_over_time({ticket}[{whole}m])")
+    # Evaluated eight times less often than the sums assume: they count an eighth of the requests.
+    run.holds(tmp_path, every_s=8 * FAST_INTERVAL_S)
 
 
 def test_a_rolling_deploy_is_nothing(tmp_path: Path) -> None:
