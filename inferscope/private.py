@@ -1,14 +1,20 @@
-"""Files that only their owner can read: recordings, exports, pictures of the screen."""
+"""Files that only their owner can read: recordings, exports, pictures of the screen.
+
+A file that a user names may be a link or a device. A file of a collector's own never is: it is
+opened through no link, waits for no other process, and is a plain file of this user.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from inferscope.errors import BadInput
+from inferscope.errors import BadInput, InferScopeError
 
 
 def open_private(path: Path, *, alone: bool = False) -> int:
@@ -52,6 +58,65 @@ def write_private(path: Path, content: bytes) -> None:
     """
     with os.fdopen(open_private(path), "wb") as file:
         file.write(content)
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder that only this user may write to, or check that it is one.
+
+    An existing folder of this user is closed to writing by others. One of root is left as it is,
+    unless all users may write to it.
+
+    Raises:
+        InferScopeError: it cannot be made, is a link or no folder, or another user can change it.
+    """
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700, parents=True)
+        status, around = folder.lstat(), folder.parent.stat()
+    except OSError as error:
+        raise InferScopeError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise InferScopeError(f"{folder} is no folder.")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise InferScopeError(
+            f"{folder} belongs to uid {status.st_uid}, not to uid {os.geteuid()}."
+        )
+    is_open = around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX
+    if is_open and not os.path.ismount(folder.parent):
+        raise InferScopeError(f"all users may replace {folder}: {folder.parent} is open to them.")
+    if status.st_uid != os.geteuid():
+        if status.st_mode & stat.S_IWOTH:
+            raise InferScopeError(f"{folder} is open to all users.")
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a plain file of this user's; one that is made is closed to others.
+
+    Raises:
+        OSError: it cannot be opened, is a link or no plain file, or belongs to another user.
+    """
+    wanted = flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # else a pipe waits for a writer
+    handle = os.open(path, wanted, 0o600)
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return handle
+    os.close(handle)
+    raise OSError(errno.EPERM, f"it is no plain file of uid {os.geteuid()}", str(path))
+
+
+def replace_own(path: Path, content: bytes) -> None:
+    """Write a file of this user's in one step: a reader sees the old content or the new.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)  # of a process that was killed: pids are used again
+    with os.fdopen(open_own(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(content)
+    part.replace(path)
 
 
 def private_file(path: Path) -> IO[bytes]:

@@ -22,13 +22,19 @@ from inferscope.cli.counters import add_counters_option, sample_beside, usual
 from inferscope.cli.saying import say
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
-from inferscope.collecting.lock import only_collector
+from inferscope.collecting.lock import LOCK_NAME, only_collector
 from inferscope.collecting.memory import give_back_what_is_free
 from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.probe.clock import SystemClock
-from inferscope.ring.discovery import find_engines, names_of, reading_from
+from inferscope.ring.discovery import (
+    find_engines,
+    make_private,
+    names_of,
+    owner_of,
+    reading_from,
+)
 from inferscope.slo.meaning import objective_lines
 
 SWITCH_S = 0.001
@@ -75,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
     give_back_what_is_free()
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
-    with only_collector(config.rings, config.shard), stoppable() as stop:
+    if owner_of(config.rings) in (-1, os.geteuid()):
+        make_private(config.rings)
+    with only_collector(config.folder, config.shard), stoppable() as stop:
         wishes = _Wishes(stop)
         signal.signal(signal.SIGUSR1, wishes.pin)
         signal.signal(signal.SIGHUP, wishes.reload)
@@ -127,6 +135,7 @@ def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[st
     now_ns = time.monotonic_ns()
     alive = [each for each in find_engines(*reading_from(config.rings)) if each.is_alive(now_ns)]
     rows = [("rings", f"{names_of(reading_from(config.rings))}, engines there now: {len(alive)}")]
+    rows.append(("folder", f"{config.folder}, its own: {LOCK_NAME}, budgets, pins"))
     if not config.shard.is_all:
         num = sum(config.shard.has(each.engine_id) for each in alive)
         rows.append(("shard", f"{config.shard}, of these: {num}"))

@@ -1,6 +1,7 @@
 """What a collector is told: one YAML file, overridden by the environment.
 
     rings: /run/inferscope
+    folder: /var/lib/inferscope
     exporters:
       prometheus: {host: 127.0.0.1, port: 9464}
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
@@ -22,6 +23,7 @@ exporter's port; each scalar has such a name.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from inferscope.document import Section, Setting, near, read_document, read_scal
 from inferscope.errors import BadInput
 from inferscope.exporting import path_settings
 from inferscope.probe.headers import HASH, WORDS
-from inferscope.ring.access import PINS
+from inferscope.ring.access import COLLECTOR
 from inferscope.ring.discovery import ring_directory
 from inferscope.slo.objectives import Objectives, read_objectives
 
@@ -43,10 +45,13 @@ INCIDENTS = ("breach", "engine_lost", "stall", "signal")
 """What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
 goodbye or one that has requests and makes no step, SIGUSR1."""
 STATE = "slo-state.json"
-"""The file of the budgets, in the rings' folder unless another is named."""
+"""The file of the budgets, in the collector's folder unless another is named."""
+PINS = "pins"
+"""The folder of the pins, likewise."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),
+    "FOLDER": ("folder",),
     "SHARD": ("shard",),
     "OUTLIVE_S": ("outlive_s",),
     "PINS_FOLDER": ("pins", "folder"),
@@ -78,7 +83,7 @@ class SloSettings:
     tbt_ms: float | None = None
     objectives: Objectives | None = None
     state: Path | None = None
-    """Where budgets are kept; None for the rings' folder."""
+    """Where budgets are kept; None for the collector's folder."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ class Config:
     """All that a collector is told."""
 
     rings: Path
+    folder: Path
+    """The collector's own: lock, budgets and pins; no other user may write to it."""
     exporters: Mapping[str, Mapping[str, object]]
     pins: PinSettings | None
     slo: SloSettings
@@ -148,7 +155,7 @@ class Config:
     @property
     def state(self) -> Path:
         """Where budgets are kept: a file of this shard's own."""
-        return self.shard.file(self.slo.state or self.rings / STATE)
+        return self.shard.file(self.slo.state or self.folder / STATE)
 
     @property
     def own_pins(self) -> PinSettings | None:
@@ -191,16 +198,19 @@ def read_config(
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
     document.only(
-        ("rings", "outlive_s", "shard", "exporters", "pins", "slo", "counters", "headers")
+        ("rings", "folder", "outlive_s", "shard", "exporters", "pins", "slo", "counters", "headers")
     )
     beside = Path() if path is None else path.parent
     given, word = document.text("rings"), shard or document.text("shard")
     rings = beside / given if given else ring_directory()
+    named = document.text("folder")
+    folder = beside / named if named else rings / f"{COLLECTOR}-{os.geteuid()}"
     part = ALL if word is None else read_shard(word)
     return Config(
         rings,
+        folder,
         _exporters(document.section("exporters"), beside),
-        None if document.is_off("pins") else _pins(document.section("pins"), rings / PINS, beside),
+        None if document.is_off("pins") else _pins(document.section("pins"), folder / PINS, beside),
         _slo(_section(document, "slo"), beside, slo),
         _counters(document),
         _headers(document),

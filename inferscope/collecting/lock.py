@@ -1,4 +1,4 @@
-"""One collector per ring folder, or one per shard of it: two would count everything twice.
+"""One collector per folder of its own, or one per shard of it: two would count everything twice.
 
     collect.lock              held alone by a collector of all engines, together by shards
     collect-K-of-N.lock       held alone by shard K of N
@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from inferscope.collecting.shard import ALL, Shard
-from inferscope.errors import InferScopeError, RingUnavailable
-from inferscope.ring.discovery import make_private
+from inferscope.errors import InferScopeError
+from inferscope.private import open_own, own_folder
 
 LOCK_NAME = "collect.lock"
 _OF_SHARD = re.compile(r"collect-(\d+)-of-(\d+)\.lock")
@@ -27,21 +27,21 @@ _OF_SHARD = re.compile(r"collect-(\d+)-of-(\d+)\.lock")
 
 @contextmanager
 def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
-    """Be the collector of a ring folder, or of a shard of it, for as long as the context lasts.
+    """Hold a collector's folder, or that of a shard, for as long as the context lasts.
 
-    The folder is made where it is missing.
+    Args:
+        folder: of the collector; it is made where it is missing.
+        shard: of the engines.
 
     Raises:
         InferScopeError: another one runs, with its pid; or the folder cannot be used.
     """
     try:
-        make_private(folder)
-    except RingUnavailable as error:
-        if not folder.is_dir():
-            raise
+        own_folder(folder)
+    except InferScopeError as error:
         raise InferScopeError(
-            f"{folder} belongs to uid {folder.stat().st_uid}, and a collector keeps its lock there."
-            " Collect as that user, or have root make the folder for all users, with mode 1777."
+            f"{error} A collector keeps its lock, budgets and pins in a folder that no other user "
+            "can write to. Name one: folder: in its configuration, or INFERSCOPE_COLLECT_FOLDER."
         ) from error
     with ExitStack() as held:
         whole = _opened(folder / LOCK_NAME, held)
@@ -54,7 +54,7 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
                 )
             raise InferScopeError(
                 f"a collector runs already on {folder}, as process {_pid(whole)}. "
-                "Stop that one, or give this one other rings."
+                "Stop that one, or give this one other rings and a folder of its own."
             )
         # Whoever sends a signal to the process in this file means the collector of all engines.
         os.truncate(whole, 0)
@@ -79,10 +79,10 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
 
 def _opened(path: Path, held: ExitStack) -> int:
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise InferScopeError(
-            f"cannot open {path}: {error.strerror}. Collect as the user who owns the rings."
+            f"cannot open {path}: {error.strerror}. Remove it if no collector runs."
         ) from error
     held.callback(os.close, handle)
     return handle
@@ -95,8 +95,8 @@ def _has_locked(handle: int, how: int) -> bool:
         return False
     except OSError as error:
         raise InferScopeError(
-            f"the file system of the ring folder has no locks: {error.strerror}. "
-            "Set INFERSCOPE_DIR to a folder on a local one, for the engines as well."
+            f"the file system of the collector's folder has no locks: {error.strerror}. "
+            "Set INFERSCOPE_COLLECT_FOLDER to a folder on a local one."
         ) from error
     return True
 
@@ -105,7 +105,7 @@ def _shards_at(folder: Path, *, but: int = 0) -> list[tuple[Shard, str]]:
     """Return the shards that somebody holds, and who.
 
     Args:
-        folder: of the rings.
+        folder: of the collector.
         but: shards of so many are left alone: to look at one is to keep it from beginning.
     """
     found = []

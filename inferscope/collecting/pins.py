@@ -9,6 +9,7 @@ that costs a line and the pin.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from inferscope.collector.follow import RingFollower
 from inferscope.collector.merge import Item
 from inferscope.collector.source import recorded
 from inferscope.errors import InferScopeError
+from inferscope.private import open_own, own_folder
 from inferscope.probe.clock import Clock
 from inferscope.ring.recording import RecordingWriter
 
@@ -142,10 +144,10 @@ class Pins:
 
     def _new_file(self, why: str) -> Path:
         folder = self._settings.folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder(folder)
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._clock.real_ns() // 10**9))
         path, number = folder / f"pin-{at}-{why}.isr", 2
-        while path.exists():
+        while os.path.lexists(path):
             path, number = folder / f"pin-{at}-{why}-{number}.isr", number + 1
         return path
 
@@ -194,7 +196,7 @@ class _Pin:
         self._follower = RingFollower(
             rings, clock, since_ns=since_ns, stays=True, most_bytes=_PIECE_BYTES
         )
-        self._writer = RecordingWriter(path)
+        self._writer = RecordingWriter(path, make=_new_file)
         self._held: deque[Item] = deque()
         """Read, but later than the window's end, which may yet move on."""
 
@@ -230,3 +232,7 @@ class _Pin:
         with suppress(OSError):
             if self.num_bytes() <= _EMPTY_BYTES:
                 self.path.unlink()
+
+
+def _new_file(path: Path) -> int:
+    return open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.collector.snapshot import BudgetView, Promised
-from inferscope.private import write_private
+from inferscope.private import open_own, replace_own
 from inferscope.probe.clock import Clock
 from inferscope.ring.discovery import boot_id
 from inferscope.slo.budget import Budget
@@ -160,11 +160,9 @@ class Promises:
         ]
         now_ns, real_ns = self._clock.monotonic_ns(), self._clock.real_ns()
         state = _State(_VERSION, boot_id(), now_ns, real_ns, engines, budgets)
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_private(part, msgspec.json.encode(state))
-            part.replace(self._path)
+            replace_own(self._path, msgspec.json.encode(state))
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
@@ -187,7 +185,7 @@ class Promises:
     def _read(self) -> _State | None:
         """Take over the budgets; return what was left of engines, if it can be gone on from."""
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_own(self._path, os.O_RDONLY), "rb") as file:
                 state = msgspec.json.decode(file.read(_MOST_BYTES), type=_State)
         except (FileNotFoundError, NotADirectoryError):
             return None

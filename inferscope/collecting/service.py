@@ -191,6 +191,11 @@ class Service:
                     f"rings is {config.rings}, and {self._config.rings} is followed. "
                     "Start a collector for those."
                 )
+            if config.folder != self._config.folder:
+                raise BadInput(
+                    f"folder is {config.folder}, and {self._config.folder} is in use. "
+                    "Restart the collector to use another one."
+                )
             if config.shard != self._config.shard:
                 raise BadInput(
                     f"shard is {config.shard}, and {self._config.shard} is collected. "

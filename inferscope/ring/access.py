@@ -14,8 +14,9 @@ from pathlib import Path
 
 from inferscope.errors import UnreadableFile
 
-PINS = "pins"
-"""The folder of a collector's pins, beside the engines', unless another is named."""
+COLLECTOR = ".collector"
+"""Beginning of the name of a collector's own folder, beside the engines', unless another is named.
+No engine's folder begins with a dot."""
 
 
 def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
@@ -34,7 +35,7 @@ def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
         return
     for entry in found:
         if entry.is_dir(follow_symlinks=False):
-            if entry.name != PINS and levels > 1:
+            if not entry.name.startswith(COLLECTOR) and levels > 1:
                 yield from closed_under(Path(entry.path), levels=levels - 1)
         elif entry.name.endswith(".ring") and not os.access(entry.path, os.R_OK):
             yield Path(entry.path)

@@ -15,7 +15,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -70,15 +70,19 @@ class BlockIndex(NamedTuple):
 class RecordingWriter:
     """Writes a recording. A crash loses at most the block being filled."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, make: Callable[[Path], int] | None = None) -> None:
         """Create the file, for its owner alone, and lock it until it is closed.
+
+        Args:
+            path: the file.
+            make: creates it instead and returns its handle; then it is not locked.
 
         Raises:
             InferScopeError: it cannot be created, or another writer has it, with the reason.
         """
         self.path = path
         try:
-            handle = open_private(path, alone=True)
+            handle = open_private(path, alone=True) if make is None else make(path)
         except BlockingIOError as error:
             raise InferScopeError(
                 f"cannot write {path}: another recorder is writing it. Choose another file."

@@ -53,7 +53,8 @@ sys.exit(3)
 
 UNTIL_COLLECTED = f"""
 import os, pathlib, time
-lock = pathlib.Path(os.environ["INFERSCOPE_DIR"]) / "{LOCK_NAME}"
+folder = pathlib.Path(os.environ["INFERSCOPE_DIR"]) / f".collector-{{os.geteuid()}}"
+lock = folder / "{LOCK_NAME}"
 until = time.monotonic() + 60
 while not (lock.exists() and lock.read_text()):
     assert time.monotonic() < until, "no collector has come"

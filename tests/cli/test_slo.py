@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,10 @@ def test_a_collector_says_what_it_would_count_by(slo: Path, tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert "breach      any objective\n" in done.stdout
     assert "slo         ttft, all models but builtin: first token within 400 ms" in done.stdout
-    assert f"budgets     kept in {tmp_path}/rings/slo-state.json\n" in done.stdout
+    assert (
+        f"budgets     kept in {tmp_path}/rings/.collector-{os.geteuid()}/slo-state.json\n"
+        in done.stdout
+    )
     assert not (tmp_path / "rings").exists()
 
 

@@ -149,7 +149,7 @@ def test_paths_are_settings_that_there_are(name: str) -> None:
 def test_prometheus_is_served_without_a_word(tmp_path: Path, text: str) -> None:
     config = read_config(configured(tmp_path, text), {})
     assert config.exporters == {"prometheus": {}}
-    assert config.pins == PinSettings(config.rings / "pins", on=INCIDENTS)
+    assert config.pins == PinSettings(config.folder / "pins", on=INCIDENTS)
     assert read_config(None, {}).exporters == {"prometheus": {}}
 
 

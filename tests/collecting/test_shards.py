@@ -212,7 +212,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
         eventually(lambda: finished(collectors[0].scrape()) == num)
         eventually(lambda: finished(*(each.scrape() for each in collectors[1:])) == num)
-        states = sorted(path.name for path in rings.glob("slo-state*"))
+        states = sorted(path.name for path in rings.glob(".collector-*/slo-state*"))
         assert states == ["slo-state-1-of-2.json", "slo-state-2-of-2.json"]
         whole, *shards = [each.scrape() for each in collectors]
         yield Seen(whole, shards)

@@ -146,8 +146,8 @@ def test_a_collector_in_a_folder_of_another_user_says_what_would_do(folder: Path
         done = command(MEMBER, "collect", rings=rings)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert f"{rings} belongs to uid {ENGINE_UID}, and a collector keeps its lock there." in line
-    assert "with mode 1777" in line
+    assert f"cannot make the folder {rings}/.collector-{READER_UID}: Permission denied." in line
+    assert "Name one: folder: in its configuration, or INFERSCOPE_COLLECT_FOLDER." in line
 
 
 _PROBE = """

@@ -16,6 +16,7 @@ from inferscope_otlp.resource import resource
 
 from inferscope.cli.main import _parser
 from inferscope.collecting.config import Config, read_config
+from inferscope.collecting.lock import LOCK_NAME
 from inferscope.collecting.outlets import FLUSH_S, make_exporters
 from inferscope.probe.identity import engine_id
 from inferscope.slo.objectives import read_objectives
@@ -211,9 +212,7 @@ def test_the_collector_writes_only_where_it_may(way: Way) -> None:
     assert way.config.rings == Path("/run/inferscope")
     assert written == {"/run/inferscope", "/var/lib/inferscope"}
     kept = [way.config.pins.folder] if way.config.pins is not None else []
-    # A sidecar's budgets end with its pod, wherever they are.
-    kept += [way.config.state] if way.name == "daemonset" else []
-    assert way.config.state.parent in {Path(folder) for folder in written}
+    kept += [way.config.state, way.config.folder / LOCK_NAME]
     parquet = way.config.exporters.get("parquet", {}).get("folder")
     kept += [Path(parquet)] if isinstance(parquet, str) else []
     assert all(Path("/var/lib/inferscope") in folder.parents for folder in kept)
