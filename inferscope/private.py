@@ -76,7 +76,7 @@ def own_folder(folder: Path) -> None:
     except OSError as error:
         raise InferScopeError(f"cannot make the folder {folder}: {error.strerror}.") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise InferScopeError(f"{folder} is no folder.")
+        raise InferScopeError(f"{folder} is not a folder.")
     if status.st_uid not in (os.geteuid(), 0):
         raise InferScopeError(
             f"{folder} belongs to uid {status.st_uid}, not to uid {os.geteuid()}."
@@ -103,7 +103,7 @@ def open_own(path: Path, flags: int) -> int:
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return handle
     os.close(handle)
-    raise OSError(errno.EPERM, f"it is no plain file of uid {os.geteuid()}", str(path))
+    raise OSError(errno.EPERM, f"not a plain file of uid {os.geteuid()}", str(path))
 
 
 def replace_own(path: Path, content: bytes) -> None:

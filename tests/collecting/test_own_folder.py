@@ -68,7 +68,7 @@ def test_a_pipe_in_place_of_the_budgets_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(path)
     promises = Promises(OBJECTIVES, path, clock=Time(), say=said.append)
     assert said == [
-        f"budgets begin anew: {path} cannot be read: it is no plain file of uid {os.geteuid()}"
+        f"budgets begin anew: {path} cannot be read: not a plain file of uid {os.geteuid()}"
     ]
     promises.save({})
     assert path.is_file(), "it takes the place of the pipe"
@@ -97,7 +97,7 @@ def test_budgets_of_another_user_are_not_taken_over(tmp_path: Path) -> None:
     os.chown(path, OTHER_UID, OTHER_UID)
     Promises(OBJECTIVES, path, clock=Time(), say=said.append)
     assert len(said) == 1
-    assert "it is no plain file of uid 0" in said[0]
+    assert "not a plain file of uid 0" in said[0]
 
 
 def test_a_pin_is_written_through_no_link(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_folder_that_another_user_can_change_is_refused_in_one_line(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     config.folder.symlink_to(elsewhere)
-    cases = [(config.folder, "is no folder")]
+    cases = [(config.folder, "is not a folder")]
     if os.geteuid() == 0:
         theirs = shared / "theirs"
         theirs.mkdir()
