@@ -114,6 +114,8 @@ def engine_table(engines: Sequence[ListedEngine], *, width: int | None = None) -
 
 def write_list(engines: Sequence[EngineRings]) -> None:
     """Write the newest engines to standard error, beside an error that asks for one of them."""
+    if not engines:
+        return
     shown = [listed(engine) for engine in engines[:MOST_LISTED]]
     lines = engine_table(shown, width=_terminal_width() - 2)
     sys.stderr.write("".join(f"  {line}\n" for line in lines))

@@ -102,10 +102,10 @@ def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
     parser = argparse.ArgumentParser()
     demo_command.configure(parser)
     usual = demo_command.engine_options(parser.parse_args([]))
-    assert (usual.block_tokens, usual.num_blocks, usual.prefix_cache) == (16, 144, True)
+    assert (usual.block_tokens, usual.num_blocks, usual.prefix_cache) == (16, 160, True)
     given = parser.parse_args(["--block-tokens", "8", "--no-prefix-cache"])
     asked = demo_command.engine_options(given)
-    assert (asked.block_tokens, asked.num_blocks, asked.prefix_cache) == (8, 288, False)
+    assert (asked.block_tokens, asked.num_blocks, asked.prefix_cache) == (8, 320, False)
 
 
 def test_a_load_beyond_twice_the_capacity_is_refused(tmp_path: Path) -> None:
