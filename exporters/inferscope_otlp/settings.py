@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from inferscope.errors import BadInput
+from inferscope.foreign import without_secrets
 from inferscope_otlp.environment import file_of_environment, headers_of_environment
 
 _SECTION = "exporter otlp"
@@ -54,7 +55,7 @@ class Settings:
     @property
     def shown_endpoint(self) -> str:
         """Return the endpoint without a user's name and password, and without its query."""
-        return _without_secrets(self.endpoint)
+        return without_secrets(self.endpoint)
 
     @property
     def metrics_url(self) -> str:
@@ -101,14 +102,6 @@ class Settings:
             named = ", ".join(filter(None, (of_ca, of_cert, of_key)))
             raise BadInput(f"{_SECTION}: cannot use {named}: {error.strerror or error}.") from error
         return context
-
-
-def _without_secrets(url: str) -> str:
-    """Return a URL, or what was given for one, without user, password, query and fragment."""
-    shown = re.split(r"[?#]", url)[0]
-    scheme, slashes, rest = shown.partition("//") if "//" in shown else ("", "", shown)
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 _NAMES = [each.name for each in fields(Settings)]
@@ -171,7 +164,7 @@ def _endpoint(name: str, value: object) -> str:
     except ValueError:  # a port that is no number
         is_url = False
     if not is_url or not value.isprintable():
-        raise _bad(name, _without_secrets(value), example)
+        raise _bad(name, without_secrets(value), example)
     return value
 
 

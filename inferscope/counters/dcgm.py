@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from inferscope.counters.source import Claimer, Unavailable, facts, sample, silence
 from inferscope.errors import InferScopeError
+from inferscope.foreign import without_secrets
 from inferscope.records import CounterSample
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class DcgmSource:
         self.period_ns = max(period_ns, _SLOWEST_NS)
         self._claims = claims
         self._url = url
+        self._shown = without_secrets(url)
         self._wanted = [word for word in wanted if not word.isdecimal()]
         self._ours: set[str] = set()
         self._before: dict[str, tuple[int, dict[str, float]]] = {}
@@ -89,7 +91,7 @@ class DcgmSource:
                 continue
             self._ours.add(uuid)
             self._before[uuid] = (now_ns, numbers)
-            news = {"name": name, "url": self._url}
+            news = {"name": name, "url": self._shown}
             if not any(word.startswith("DCGM_FI_PROF_") for word in numbers):
                 news["missing"] = (
                     "no DCGM_FI_PROF_ metrics on the page: enable them in dcgm-exporter's "
@@ -98,7 +100,8 @@ class DcgmSource:
             told.append(facts(self.name, uuid, now_ns, news))
         if not self._ours:
             raise Unavailable(
-                " ".join(dict.fromkeys(refused)) or f"{self._url} tells of no device that is ours."
+                " ".join(dict.fromkeys(refused))
+                or f"{self._shown} tells of no device that is ours."
             )
         return told
 
@@ -141,7 +144,7 @@ class DcgmSource:
             return read_page(fetch(self._url, timeout_s=_TIMEOUT_S))
         except InferScopeError:
             raise Unavailable(
-                f"no dcgm-exporter answers at {self._url}. Start one, or name it with --dcgm-url."
+                f"no dcgm-exporter answers at {self._shown}. Start one, or name it with --dcgm-url."
             ) from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inferscope.errors import NotFound
+from inferscope.foreign import printable
 from inferscope.metrics_page.fetch import Page
 
 
@@ -207,4 +208,4 @@ def dialect_of(page: Page) -> Dialect:
 def _some_names(names: Iterable[str], num: int = 3) -> str:
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - num} more" if len(distinct) > num else ""
-    return ", ".join(distinct[:num]) + more
+    return ", ".join(map(printable, distinct[:num])) + more

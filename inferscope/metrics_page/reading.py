@@ -8,11 +8,15 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inferscope.foreign import printable
 from inferscope.metrics_page.dialects import Dialect, Name
 from inferscope.metrics_page.fetch import Page, Sample
 
 _SHARES = ("kv_share",)
 """Gauges of which replicas give the mean; all others add up."""
+_LARGEST = 1e15
+"""Larger numbers are no counts, and no seconds: a million tokens a second for thirty years."""
+_MOST_MODELS = 8
 
 _Where: TypeAlias = Literal["below", "within", "beyond"]
 """Where a quantile is: in the first bucket, between two bounds, beyond the last bound."""
@@ -70,8 +74,10 @@ def read(page: Page, dialect: Dialect) -> Reading:
     for sample in page.samples:
         by_name.setdefault(sample.name, []).append(sample)
     label = dialect.model_label
-    models = dict.fromkeys(
-        sample.labels[label] for sample in page.samples if sample.labels.get(label)
+    models = list(
+        dict.fromkeys(
+            printable(sample.labels[label]) for sample in page.samples if sample.labels.get(label)
+        )
     )
     gauges: dict[str, float] = {}
     for word, names in dialect.gauges.items():
@@ -90,7 +96,13 @@ def read(page: Page, dialect: Dialect) -> Reading:
         if (histogram := _histogram(by_name, names)) is not None
     }
     return Reading(
-        dialect.server, tuple(models), page.read_ns, page.real_ns, gauges, counters, histograms
+        dialect.server,
+        tuple(models[:_MOST_MODELS]),
+        page.read_ns,
+        page.real_ns,
+        gauges,
+        counters,
+        histograms,
     )
 
 
@@ -154,24 +166,41 @@ def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[flo
             sample.number
             for sample in by_name.get(name.name, ())
             if all(sample.labels.get(key) == value for key, value in wanted)
-            and not math.isnan(sample.number)
+            and _is_usable(sample.number)
         ]
         if numbers:
             return numbers
     return []
 
 
+def _is_usable(number: float) -> bool:
+    """Tell whether a number can be a count, a share or a sum of seconds."""
+    return 0.0 <= number <= _LARGEST  # which NaN is not
+
+
+def _bound_s(text: str) -> float:
+    """Return a bucket's bound, NaN for what is none."""
+    try:
+        bound_s = float(text)
+    except ValueError:
+        return math.nan
+    return bound_s if bound_s == math.inf or _is_usable(bound_s) else math.nan
+
+
 def _histogram(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> Histogram | None:
-    """Add up the series of the first histogram that the page has."""
+    """Add up the series of the first histogram that the page has, if all its numbers are usable."""
     for name in names:
         by_bound: dict[float, float] = {}
-        for sample in by_name.get(f"{name.name}_bucket", ()):
-            bound_s = float(sample.labels.get("le", "nan"))
-            by_bound[bound_s] = by_bound.get(bound_s, 0.0) + sample.number
-        by_bound = {bound: count for bound, count in by_bound.items() if not math.isnan(bound)}
+        buckets = by_name.get(f"{name.name}_bucket", ())
+        for sample in buckets:
+            bound_s = _bound_s(sample.labels.get("le", ""))
+            if not math.isnan(bound_s):
+                by_bound[bound_s] = by_bound.get(bound_s, 0.0) + sample.number
         if by_bound:
             bounds = tuple(sorted(by_bound))
             sums = by_name.get(f"{name.name}_sum", ())
+            if not all(_is_usable(sample.number) for sample in (*buckets, *sums)):
+                return None
             return Histogram(
                 bounds,
                 tuple(by_bound[bound] for bound in bounds),

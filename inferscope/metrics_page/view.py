@@ -79,7 +79,7 @@ class PageSource:
         if self._readings and has_restarted(self._readings[-1], now):
             self._readings.clear()
         self._readings.append(now)
-        return look(self.url, self._dialect, self._readings, window_ns)
+        return look(page.url, self._dialect, self._readings, window_ns)
 
     def close(self) -> None:
         """Forget what was read."""
@@ -113,7 +113,7 @@ def look(url: str, dialect: Dialect, readings: deque[Reading], window_ns: int) -
         elapsed_ns if elapsed_ns > 0 else None,
         gauges.get("running"),
         gauges.get("waiting"),
-        gauges.get("kv_share"),
+        None if (kv_share := gauges.get("kv_share")) is None else min(1.0, kv_share),
         _cached_share(cached, dialect),
         rates.get("finished"),
         rates.get("prompt_tokens"),

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from inferscope.errors import InferScopeError
+from inferscope.foreign import without_secrets
 from inferscope.metrics_page.view import PageSource
 from inferscope.tui.scene import WINDOWS_NS
 from inferscope.tui.screens.page import PageScreen
@@ -40,7 +41,7 @@ class PageApp(App[None]):
         self._source = source
         self._window_ns = window_ns
         self._pace_s = pace_s
-        self._page = PageScreen(source.url, is_ascii=ascii)
+        self._page = PageScreen(without_secrets(source.url), is_ascii=ascii)
 
     def get_default_screen(self) -> Screen[None]:
         """Start with the only screen."""

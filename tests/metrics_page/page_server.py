@@ -15,17 +15,20 @@ class PageServer:
         content: the page.
         status: of the answer.
         asked: paths, in their order.
+        authorizations: what came with them as credentials.
     """
 
     def __init__(self, content: str) -> None:
         self.content = content
         self.status = 200
         self.asked: list[str] = []
+        self.authorizations: list[str | None] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked.append(self.path)
+                outer.authorizations.append(self.headers["Authorization"])
                 body = outer.content.encode()
                 self.send_response(outer.status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
