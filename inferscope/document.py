@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from inferscope.errors import BadInput
+from inferscope.foreign import without_secrets
 
 if TYPE_CHECKING:
     import yaml
 
 _MOST_BYTES = 1 << 20
+_MOST_VALUES = 10_000
+"""In a document, each alias counted as what it stands for."""
+_LONGEST_SCALAR = 4096
+"""In characters: YAML 1.1's numbers to the base 60 take time by the square of theirs."""
 _DEEPEST = 8
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(us|µs|ms|s|min|m|h|d|w)")
 _UNITS_NS = {
@@ -227,7 +232,7 @@ def read_document(path: Path) -> Section:
         loader = yaml.SafeLoader(raw)
         try:
             node = loader.get_single_node()
-            value = None if node is None else _value(loader, node, str(path), depth=0)
+            value = None if node is None else _Values(loader, str(path)).of(node)
         finally:
             loader.dispose()
     except RecursionError as error:
@@ -255,26 +260,46 @@ def read_scalar(text: str) -> object:
     return value if isinstance(value, bool | int | float) else text
 
 
-def _value(loader: yaml.SafeLoader, node: yaml.Node, file: str, *, depth: int) -> object:
-    import yaml
+class _Values:
+    """The values of a document, with aliases replaced by what they stand for."""
 
-    where = f"{file}:{node.start_mark.line + 1}"
-    if depth > _DEEPEST:  # an alias of itself, say
-        raise BadInput(f"{where}: nested deeper than any setting.")
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(loader, item, file, depth=depth + 1) for item in node.value]
-    if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
-    settings: dict[str, Setting] = {}
-    for key_node, value_node in node.value:
-        where = f"{file}:{key_node.start_mark.line + 1}"
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise BadInput(f"{where}: a key is a list or a section. Give a name.")
-        key = str(key_node.value)
-        if key in settings:
-            raise BadInput(f"{where}: {key} is set twice.")
-        settings[key] = Setting(_value(loader, value_node, file, depth=depth + 1), where)
-    return settings
+    def __init__(self, loader: yaml.SafeLoader, file: str) -> None:
+        self._loader = loader
+        self._file = file
+        self._num_left = _MOST_VALUES
+
+    def of(self, node: yaml.Node, depth: int = 0) -> object:
+        """Return a node's value.
+
+        Raises:
+            BadInput: it, or the document up to it, is larger or deeper than any configuration.
+        """
+        import yaml
+
+        where = f"{self._file}:{node.start_mark.line + 1}"
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise BadInput(
+                f"{where}: more than {_MOST_VALUES} values, aliases written out. Use fewer aliases."
+            )
+        if depth > _DEEPEST:  # an alias of itself, say
+            raise BadInput(f"{where}: nested deeper than any setting.")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item, depth + 1) for item in node.value]
+        if not isinstance(node, yaml.MappingNode):
+            if len(node.value) > _LONGEST_SCALAR:
+                raise BadInput(f"{where}: a value of more than {_LONGEST_SCALAR} characters.")
+            return self._loader.construct_object(node)
+        settings: dict[str, Setting] = {}
+        for key_node, value_node in node.value:
+            where = f"{self._file}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise BadInput(f"{where}: a key is a list or a section. Give a name.")
+            key = str(key_node.value)
+            if key in settings:
+                raise BadInput(f"{where}: {key} is set twice.")
+            settings[key] = Setting(self.of(value_node, depth + 1), where)
+        return settings
 
 
 def _plain(value: object) -> object:
@@ -286,4 +311,4 @@ def _plain(value: object) -> object:
 def _shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "a section" if isinstance(value, dict) else "a list"
-    return repr(value)
+    return repr(without_secrets(value) if isinstance(value, str) and "://" in value else value)

@@ -27,6 +27,7 @@ from inferscope.collecting.memory import give_back_what_is_free
 from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
+from inferscope.foreign import without_secrets
 from inferscope.probe.clock import SystemClock
 from inferscope.ring.discovery import (
     find_engines,
@@ -91,7 +92,9 @@ def run(options: argparse.Namespace) -> int:
         outlets.open()
         gc.freeze()  # what is loaded by now stays
         where = ("--dir", str(config.rings))
-        sample_beside(_sources(options, config), (*where, *config.counters.options))
+        counters = config.counters
+        sampled = (*where, *counters.options)
+        sample_beside(_sources(options, config), sampled, counters.environment)
         part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
         say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
         service = Service(config, outlets, clock=SystemClock(), say=say, read=read)
@@ -140,7 +143,9 @@ def _check(config: Config, exporters: dict[str, LiveExporter], sources: tuple[st
         num = sum(config.shard.has(each.engine_id) for each in alive)
         rows.append(("shard", f"{config.shard}, of these: {num}"))
     rows += [(name, exporter.describe()) for name, exporter in exporters.items()]
-    sampled = " ".join((", ".join(sources), *config.counters.options))
+    url = config.counters.dcgm_url
+    page = () if url is None else ("from", without_secrets(url))
+    sampled = " ".join((", ".join(sources), *config.counters.options, *page))
     rows.append(("counters", sampled if sources else "none are sampled by this collector"))
     rows.append(("headers", _headers(config.headers)))
     pins, slo = config.own_pins, config.slo

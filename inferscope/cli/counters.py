@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from inferscope.counters.source import AUTO, SOURCES, has_nvidia
 from inferscope.records import SAMPLER_ROLE
@@ -72,11 +72,20 @@ def usual(sources: tuple[str, ...] | None) -> tuple[str, ...]:
     return (AUTO if has_nvidia() else ()) if sources is None else sources
 
 
-def sample_beside(sources: tuple[str, ...] | None, options: Iterable[str] = ()) -> None:
+def sample_beside(
+    sources: tuple[str, ...] | None,
+    options: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Start a sampler that ends with this process, whatever that becomes; None: as usual here.
 
     It is nobody's child: a command that this process becomes does not expect one, and some count
     theirs, or wait for any of them.
+
+    Args:
+        sources: to sample.
+        options: of its command line.
+        environment: what its environment has beside this process's own.
     """
     sources = usual(sources)
     if not sources:
@@ -91,7 +100,11 @@ def sample_beside(sources: tuple[str, ...] | None, options: Iterable[str] = ()) 
         return
     try:
         subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
     finally:
         os._exit(0)

@@ -25,7 +25,7 @@ from inferscope.counters.dcgm import DEFAULT_URL
 from inferscope.counters.privilege import become, owner_of
 from inferscope.counters.processes import observed
 from inferscope.counters.sampler import Look, Settings, look_once, preload, sample
-from inferscope.counters.source import SOURCES
+from inferscope.counters.source import DCGM_URL, SOURCES
 from inferscope.errors import NotFound
 from inferscope.probe.clock import SystemClock
 from inferscope.records import CounterSample
@@ -50,7 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a program that holds no counters now, though pm is refused because it could "
         f"({', '.join(PROFILERS)}); once per program",
     )  # fmt: skip
-    what.add_argument("--dcgm-url", default=DEFAULT_URL, metavar="URL", help="(%(default)s)")
+    what.add_argument(
+        "--dcgm-url", metavar="URL",
+        help=f"page of dcgm-exporter (default: {DCGM_URL} of the environment, which no list of "
+        f"processes shows, else {DEFAULT_URL})",
+    )  # fmt: skip
     when = parser.add_argument_group("when")
     when.add_argument(
         "--interval", type=interval_ns, default="100ms", metavar="TIME",
@@ -85,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         sources=options.counters,
         interval_ns=options.interval,
         pm_interval_ns=options.pm_interval,
-        dcgm_url=options.dcgm_url,
+        dcgm_url=options.dcgm_url or os.environ.get(DCGM_URL) or DEFAULT_URL,
         devices=tuple(options.device),
         pm_despite=tuple(options.pm_despite),
     )

@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.collecting.shard import ALL, Shard, read_shard
-from inferscope.counters.source import SOURCES
+from inferscope.counters.source import DCGM_URL, SOURCES
 from inferscope.document import Section, Setting, near, read_document, read_scalar
 from inferscope.errors import BadInput
 from inferscope.exporting import path_settings
@@ -102,9 +102,13 @@ class CounterSettings:
         given = {
             "--interval": _microseconds(self.interval_ns),
             "--pm-interval": _microseconds(self.pm_interval_ns),
-            "--dcgm-url": self.dcgm_url,
         }
         return tuple(word for name, value in given.items() if value for word in (name, value))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what the sampler gets by its environment, because it may hold a password."""
+        return {} if self.dcgm_url is None else {DCGM_URL: self.dcgm_url}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from inferscope.records import CounterSample
 SOURCES = ("nvml", "gpm", "pm", "dcgm", "host")
 AUTO = ("nvml", "gpm", "host")
 """What costs nobody anything. dcgm joins where it is named, pm only where it is asked for."""
+DCGM_URL = "INFERSCOPE_DCGM_URL"
+"""The environment's variable for the page of dcgm-exporter."""
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 ASK_AGAIN_NS = 10_000_000_000

@@ -224,6 +224,45 @@ def test_what_is_nested_without_end_is_one_line(tmp_path: Path, text: str) -> No
     assert str(caught.value) == f"{file}: nested deeper than any setting."
 
 
+def test_aliases_that_expand_without_bound_are_refused(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, 5)]
+    file = configured(tmp_path, "\n".join(levels))
+    with pytest.raises(BadInput, match="more than 10000 values, aliases written out"):
+        read_config(file, {})
+
+
+def test_a_few_aliases_are_what_they_stand_for(tmp_path: Path) -> None:
+    text = "exporters: {x: &same {of: [1, 2]}, y: *same}"
+    config = read_config(configured(tmp_path, text), {})
+    assert config.exporters == {"x": {"of": [1, 2]}, "y": {"of": [1, 2]}}
+
+
+def test_a_number_that_takes_long_to_read_is_refused(tmp_path: Path) -> None:
+    file = configured(tmp_path, f"outlive_s: 1{':1' * 5_000}")
+    with pytest.raises(BadInput, match="a value of more than 4096 characters"):
+        read_config(file, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://reader:pass-key@node:9400/metrics",
+        "http://reader:pass/key@node:9400/metrics",
+        "https://node:9400/metrics?token=pass-key",
+    ],
+)
+def test_credentials_are_on_no_command_line_and_in_no_error(tmp_path: Path, url: str) -> None:
+    counters = read_config(configured(tmp_path, f"counters: {{dcgm_url: '{url}'}}"), {}).counters
+    assert counters.options == ()
+    assert counters.environment == {"INFERSCOPE_DCGM_URL": url}
+    with pytest.raises(BadInput) as caught:
+        read_config(configured(tmp_path, f"counters: {{interval: '{url}'}}"), {})
+    assert "-key" not in str(caught.value)
+    assert "/key" not in str(caught.value)
+    assert "node:9400/metrics" in str(caught.value)
+
+
 def test_no_incident_is_not_all_of_them(tmp_path: Path) -> None:
     pins = read_config(configured(tmp_path, "pins: {on: []}"), {}).pins
     assert pins is not None
