@@ -39,6 +39,9 @@ _WAS_SET_NS = 50_000_000
 """A wall clock that is so far off has been set. Following it to the microsecond would give the same
 exemplar another time in each scrape, and Prometheus would take it for another one."""
 
+_SILENT_NS = 60_000_000_000
+"""After so long without a look at the engines, which is due each second, /health is 503."""
+
 
 class PrometheusExporter:
     """Serves /metrics."""
@@ -137,7 +140,12 @@ class PrometheusExporter:
 
         self._look_of = Look
         try:
-            self._server = Server(self._settings, self._published.render, beside=beside)
+            self._server = Server(
+                self._settings,
+                self._published.render,
+                is_alive=self._published.is_alive,
+                beside=beside,
+            )
         except OSError as error:
             raise self._cannot_serve(error) from error
         self._settings = replace(self._settings, port=self._server.port)
@@ -174,7 +182,7 @@ class PrometheusExporter:
         self._published.now = former._published.now
         if self._gate is not None and former._server is not None:
             self._server, former._server = former._server, None
-            self._server.change(self._gate, self._published.render)
+            self._server.change(self._gate, self._published.render, self._published.is_alive)
         if settings.engine_metrics == former._settings.engine_metrics:
             mine, self._coverage, former._coverage = self._coverage, former._coverage, None
             if mine is not None:
@@ -289,7 +297,11 @@ class Published:
     """What a scrape sees: replaced as a whole, never changed."""
 
     def __init__(self) -> None:
-        self.now = Page()
+        self.now = Page(published_ns=time.monotonic_ns())
+
+    def is_alive(self) -> bool:
+        """Return whether the engines' records are being folded; any thread may call it."""
+        return time.monotonic_ns() - self.now.published_ns < _SILENT_NS
 
     def render(self, is_open: bool) -> bytes:
         """Return the page, as OpenMetrics or not; any thread may call it."""

@@ -2,22 +2,30 @@
 
 The client library's own server asks for no token, and shakes hands on the thread that accepts: one
 client that connects and says nothing would keep all others out.
+
+Handshake and request together have one deadline, however their bytes come. Where all places are
+taken, a new connection gets the place of the one that has not sent its request for the longest: a
+scraper sends its own at once, so connections that are only held keep none out.
 """
 
 from __future__ import annotations
 
 import hmac
+import io
 import logging
 import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from inferscope.deadline import DeadlineReader
 from inferscope.errors import BadInput
 from inferscope_prometheus.page import (
     OPEN_METRICS,
@@ -31,9 +39,28 @@ from inferscope_prometheus.settings import Settings, read_token
 _logger = logging.getLogger(__name__)
 
 _PATHS = ("/metrics", "/")
-_MOST_CONNECTIONS = 32
-_SILENT_S = 30.0
-"""A connection on which nothing comes, or nothing is taken, for so long is closed."""
+_HEALTH = "/health"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may take of the server.
+
+    Attributes:
+        connections: maximum number at a time.
+        per_peer: of these, of one address.
+        head_bytes: maximum size of a request.
+        request_s: maximum time for the handshake and the first request.
+        idle_s: maximum time for each further request on the same connection.
+        answer_s: maximum time to take an answer; later, another may have the place.
+    """
+
+    connections: int = 32
+    per_peer: int = 8
+    head_bytes: int = 16 << 10
+    request_s: float = 10.0
+    idle_s: float = 65.0
+    answer_s: float = 10.0
 
 
 class Server:
@@ -48,34 +75,41 @@ class Server:
         settings: Settings,
         render: Callable[[bool], bytes],
         *,
+        is_alive: Callable[[], bool] = lambda: True,
         beside: Server | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Bind and serve.
 
         Args:
             settings: where, and to whom.
             render: returns the page, as OpenMetrics or not; any thread may call it.
+            is_alive: returns whether the page is still being renewed; any thread may call it.
             beside: one that ends soon; its address may be part of this one's.
+            limits: of clients; None for the usual ones.
 
         Raises:
             BadInput: token or certificates cannot be used.
             OSError: the address cannot be had.
         """
         gate = Gate(settings)
+        pages, limits = _Pages(gate, render, is_alive), limits or Limits()
         if beside is None:
-            self._http = _Http(settings, gate, render)
+            self._http = _Http(settings, pages, limits)
         else:
             with beside._http.sharing():
-                self._http = _Http(settings, gate, render, shares=True)
+                self._http = _Http(settings, pages, limits, shares=True)
         self.port = int(self._http.server_address[1])
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
         )
         self._thread.start()
 
-    def change(self, gate: Gate, render: Callable[[bool], bytes]) -> None:
+    def change(
+        self, gate: Gate, render: Callable[[bool], bytes], is_alive: Callable[[], bool]
+    ) -> None:
         """Serve another page to others, on the same address."""
-        self._http.gate, self._http.render = gate, render
+        self._http.pages = _Pages(gate, render, is_alive)
 
     def close(self) -> None:
         """Stop serving."""
@@ -109,11 +143,13 @@ class Gate:
         return scheme.lower() == "bearer" and is_same
 
     def wrap(self, connection: socket.socket) -> socket.socket:
-        """Shake hands, where TLS is wanted."""
+        """Return the connection, where TLS is wanted with a handshake that is yet to be done."""
         self._renew()
         if self._context is None:
             return connection
-        return self._context.wrap_socket(connection, server_side=True)
+        return self._context.wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        )
 
     def _renew(self) -> None:
         now = self._now()
@@ -161,26 +197,110 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
+@dataclass(frozen=True)
+class _Pages:
+    """What is served, and to whom."""
+
+    gate: Gate
+    render: Callable[[bool], bytes]
+    is_alive: Callable[[], bool]
+
+
+@dataclass(eq=False)
+class _Place:
+    """One connection's.
+
+    Attributes:
+        connection: its socket; with TLS, from the handshake on, the wrapped one.
+        peer: its address.
+        since_s: when its request began to be waited for, or to be answered.
+        is_answered: its request has come and is allowed.
+    """
+
+    connection: socket.socket
+    peer: str
+    since_s: float
+    is_answered: bool = False
+
+
+class _Places:
+    """The connections that are open."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._by_socket: dict[socket.socket, _Place] = {}
+
+    def take(self, connection: socket.socket, peer: str) -> bool:
+        """Find a place for a connection, if need be that of a connection that only waits."""
+        limits, now_s = self._limits, time.monotonic()
+        with self._lock:
+            there = list(self._by_socket.values())
+            own = [place for place in there if place.peer == peer]
+            if len(own) >= limits.per_peer or len(there) >= limits.connections:
+                crowd = own if len(own) >= limits.per_peer else there
+                waiting = [place for place in crowd if self._may_go(place, now_s)]
+                if not waiting:
+                    return False
+                self._end(min(waiting, key=lambda place: place.since_s))
+            self._by_socket[connection] = _Place(connection, peer, now_s)
+            return True
+
+    def hand_on(self, connection: socket.socket, by: socket.socket) -> None:
+        """Note that another socket has taken over a connection.
+
+        Raises:
+            OSError: its place is another connection's by now.
+        """
+        with self._lock:
+            place = self._by_socket.pop(connection, None)
+            if place is None:
+                raise OSError("the place is taken")
+            place.connection = by
+            self._by_socket[by] = place
+
+    def of(self, connection: socket.socket) -> _Place:
+        """Return a connection's place.
+
+        Raises:
+            OSError: it is another connection's by now.
+        """
+        with self._lock:
+            place = self._by_socket.get(connection)
+        if place is None:
+            raise OSError("the place is taken")
+        return place
+
+    def leave(self, connection: socket.socket) -> None:
+        """Give a place back."""
+        with self._lock:
+            self._by_socket.pop(connection, None)
+
+    def _may_go(self, place: _Place, now_s: float) -> bool:
+        return not place.is_answered or now_s - place.since_s > self._limits.answer_s
+
+    def _end(self, place: _Place) -> None:
+        del self._by_socket[place.connection]
+        with suppress(OSError):  # of a TLS socket as well, without a word to its peer
+            socket.socket.shutdown(place.connection, socket.SHUT_RDWR)
+
+
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
-        self,
-        settings: Settings,
-        gate: Gate,
-        render: Callable[[bool], bytes],
-        *,
-        shares: bool = False,
+        self, settings: Settings, pages: _Pages, limits: Limits, *, shares: bool = False
     ) -> None:
         self._shares = shares
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM
         )[0]
         self.address_family = family
-        self.gate = gate
-        self.render = render
+        self.pages = pages
+        self.limits = limits
+        self.places = _Places(limits)
         self._settings = settings
-        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         super().__init__((str(address[0]), settings.port), _Handler)
 
     def server_bind(self) -> None:
@@ -207,21 +327,26 @@ class _Http(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self.places.take(request, str(client_address[0])):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        connection = request
         try:
-            request.settimeout(_SILENT_S)
-            wrapped = self.gate.wrap(request)
+            request.settimeout(self.limits.request_s)
+            connection = self.pages.gate.wrap(request)
+            self.places.hand_on(request, connection)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()  # within its timeout as a whole
         except OSError:  # no TLS, a wrong certificate, gone
-            self.shutdown_request(request)
+            self.shutdown_request(connection)
         else:
-            super().process_request_thread(wrapped, client_address)
+            super().process_request_thread(connection, client_address)
         finally:
-            self._room.release()
+            self.places.leave(request)
+            self.places.leave(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that go away in the midst of it."""
@@ -232,17 +357,42 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "inferscope"
     sys_version = ""
-    timeout = _SILENT_S
     server: _Http
+
+    def setup(self) -> None:
+        """Read by deadlines."""
+        super().setup()
+        self.rfile.close()
+        limits = self.server.limits
+        self._place = self.server.places.of(self.connection)
+        self._reader = DeadlineReader(self.connection, self._place.since_s + limits.request_s)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """Wait for a request and answer it."""
+        self._reader.bytes_left = self.server.limits.head_bytes
+        super().handle_one_request()
+        limits, now_s = self.server.limits, time.monotonic()
+        self._place.since_s, self._place.is_answered = now_s, False
+        self._reader.deadline_s = now_s + limits.idle_s
 
     def do_GET(self) -> None:
         """Answer with the page."""
-        if not self.server.gate.is_open_to(self.headers.get("Authorization", "")):
+        pages, path = self.server.pages, self.path.partition("?")[0]
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # what stands in its body is not read
+        if path == _HEALTH:  # which says nothing of engines: those who probe have no token
+            if pages.is_alive():
+                return self._answer(200, b"ok\n")
+            return self._answer(503, b"the engines' records are not being folded\n")
+        if not pages.gate.is_open_to(self.headers.get("Authorization", "")):
+            self.close_connection = True
             return self._answer(401, b"a bearer token is needed\n")
-        if self.path.partition("?")[0] not in _PATHS:
+        if path not in _PATHS:
             return self._answer(404, b"there is /metrics\n")
+        self._place.since_s, self._place.is_answered = time.monotonic(), True
         is_open = wants_open(self.headers.get("Accept", ""))
-        body = self.server.render(is_open)
+        body = pages.render(is_open)
         kind = OPEN_METRICS if is_open else TEXT
         if takes_gzip(self.headers.get("Accept-Encoding", "")):
             return self._answer(200, compressed(body), kind, encoding="gzip")
@@ -256,9 +406,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(
         self, status: int, body: bytes, kind: str = "text/plain", *, encoding: str = ""
     ) -> None:
+        self.connection.settimeout(self.server.limits.answer_s)
         self.send_response(status)
         if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")
+        if self.close_connection:
+            self.send_header("Connection", "close")
         if encoding:
             self.send_header("Content-Encoding", encoding)
         self.send_header("Content-Type", kind)

@@ -8,13 +8,14 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from inferscope_prometheus import PrometheusExporter
-from inferscope_prometheus.server import Server
+from inferscope_prometheus.server import Limits, Server
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.errors import BadInput
@@ -24,9 +25,17 @@ TOKEN = "a-token-of-some-length"
 
 
 @contextmanager
-def serving(**section: object) -> Iterator[int]:
+def serving(
+    *,
+    limits: Limits | None = None,
+    is_alive: Callable[[], bool] = lambda: True,
+    **section: object,
+) -> Iterator[int]:
     server = Server(
-        read_settings({"port": 0, **section}), lambda is_open: b"open" if is_open else b"text"
+        read_settings({"port": 0, **section}),
+        lambda is_open: b"open" if is_open else b"text",
+        is_alive=is_alive,
+        limits=limits,
     )
     try:
         yield server.port
@@ -125,21 +134,84 @@ def test_who_says_nothing_keeps_nobody_out() -> None:
                 each.close()
 
 
-def test_connections_are_bounded_and_those_that_end_make_room() -> None:
-    def is_answered() -> bool:
-        try:
-            return get(port)[0] == 200
-        except (http.client.HTTPException, OSError):
-            return False
+def is_open(connection: socket.socket) -> bool:
+    """Return whether the server has not ended a connection, on which it has sent nothing."""
+    try:
+        return connection.recv(1, socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
+
+@pytest.mark.parametrize(("num_peers", "num_kept"), [(1, 7), (40, 31)])
+def test_connections_that_are_only_held_make_room_for_a_scrape(
+    num_peers: int, num_kept: int
+) -> None:
+    """The scrape is of the one peer itself, or of another one than those forty."""
     with serving() as port:
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(32)]
+        silent = [
+            socket.create_connection(
+                ("127.0.0.1", port), source_address=(f"127.0.0.{2 + number % num_peers}", 0)
+            )
+            for number in range(40)
+        ]
         try:
-            eventually(lambda: not is_answered())
+            for each in silent[::2]:
+                each.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+            source = ("127.0.0.2" if num_peers == 1 else "127.0.0.1", 0)
+            scrape = http.client.HTTPConnection(
+                "127.0.0.1", port, timeout=30, source_address=source
+            )
+            scrape.request("GET", "/metrics")
+            assert scrape.getresponse().read() == b"text"
+            eventually(lambda: sum(map(is_open, silent)) == num_kept)
+            scrape.close()
         finally:
             for each in silent:
                 each.close()
-        eventually(is_answered)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /metrics HTTP/1.1\r\nX: "], ids=["none", "head"])
+def test_a_request_that_comes_byte_by_byte_has_a_deadline(begun: bytes) -> None:
+    with (
+        serving(limits=Limits(request_s=0.2)) as port,
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        slow.sendall(begun)
+        for _ in range(200):
+            if not is_open(slow):
+                return
+            with suppress(OSError):
+                slow.sendall(b"G")
+            time.sleep(0.02)
+        raise AssertionError("it is still open")
+
+
+def test_a_request_that_does_not_end_is_bounded() -> None:
+    with serving() as port, socket.create_connection(("127.0.0.1", port)) as endless:
+        endless.settimeout(30)
+        with suppress(OSError):
+            endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X: " + b"a" * 1000 + b"\r\n") * 40)
+        eventually(lambda: not is_open(endless))
+
+
+def test_who_has_no_token_keeps_no_connection(tmp_path: Path) -> None:
+    with serving(token_file=str(token_file(tmp_path, TOKEN))) as port:
+        status, _, headers = get(port)
+        assert (status, headers["connection"]) == (401, "close")
+
+
+def test_health_is_of_the_fold_and_needs_no_token(tmp_path: Path) -> None:
+    states = iter([True, False, True])
+    with serving(
+        token_file=str(token_file(tmp_path, TOKEN)), is_alive=lambda: next(states)
+    ) as port:
+        assert get(port, "/health")[:2] == (200, b"ok\n")
+        status, body, _ = get(port, "/health")
+        assert (status, b"not being folded" in body) == (503, True)
+        assert get(port, "/health")[0] == 200
+        assert get(port)[0] == 401
 
 
 @pytest.fixture(scope="module")
