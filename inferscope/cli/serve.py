@@ -46,7 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     web.add_argument(
         "--client-timeout", type=above_zero, default=30.0, metavar="SECONDS",
-        help="that a client may leave its stream unread (%(default)s)",
+        help="that a client may leave its stream unread, or take for a head or a MiB of a body "
+        "(%(default)s)",
+    )  # fmt: skip
+    web.add_argument(
+        "--max-connections", type=int, default=2048, metavar="N",
+        help="of clients, for each API server (%(default)s)",
     )  # fmt: skip
     engine = parser.add_argument_group("engine")
     for name, default, text in (
@@ -94,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
         num_api_servers=options.api_servers,
         drain_s=options.drain,
         client_timeout_s=options.client_timeout,
+        max_connections=options.max_connections,
         in_worker=options.worker,
         options=EngineOptions(
             token_budget=options.token_budget,
@@ -131,5 +137,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port is {options.port}. Give 0 to 65535.")
+    if options.max_connections < 1:
+        raise BadInput(f"--max-connections is {options.max_connections}. Give 1 or more.")
     if not 1 <= options.api_servers <= _MOST_API_SERVERS:
         raise BadInput(f"--api-servers is {options.api_servers}. Give 1 to {_MOST_API_SERVERS}.")

@@ -46,6 +46,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
         handle: the listening socket.
         drain_s: how long requests may go on after the word to stop.
         client_timeout_s: how long a client may leave its answer unread, or its request unsaid.
+        max_connections: of clients, at a time.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     served_name: str
     drain_s: float
     client_timeout_s: float
+    max_connections: int
 
 
 class _Server(uvicorn.Server):
@@ -105,7 +107,7 @@ class _Process:
         self._server = _Server(
             uvicorn.Config(
                 build_app(service),
-                http=limited(settings.client_timeout_s),
+                http=limited(settings.client_timeout_s, settings.max_connections),
                 loop="asyncio",
                 ws="none",
                 lifespan="off",

@@ -22,10 +22,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from inferscope import __version__
 from inferscope.engine.server import protocol
 from inferscope.engine.server.answers import Answer, Kind
+from inferscope.engine.server.bodies import Bodies
 from inferscope.engine.server.chat import Template
 from inferscope.engine.server.connection import Connection
 from inferscope.engine.server.errors import ApiError, Left, bad_field
-from inferscope.engine.server.exchange import LONG_PROMPT_CHARS, Exchange, Front, Origin
+from inferscope.engine.server.exchange import (
+    LONG_PROMPT_CHARS,
+    Exchange,
+    Front,
+    Origin,
+    check_length,
+)
 from inferscope.engine.server.metrics import CONTENT_TYPE, page
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import Ask
@@ -34,8 +41,6 @@ from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels
 from inferscope.probe.place import server_place
 
-MOST_BODY_BYTES = 8 << 20
-_MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
 _NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
 """What may stand in a header of the answer."""
 _Read = TypeVar("_Read")
@@ -56,14 +61,17 @@ class Service:
     template: Template
     served_name: str
     created: int
+    bodies: Bodies = field(default_factory=Bodies)
     _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
-    async def read(self, read: Callable[[bytes], _Read], body: bytes) -> _Read:
-        """Read a body, a large one in a thread; two at a time, for each takes memory."""
-        if len(body) < LONG_PROMPT_CHARS:
-            return read(body)
-        async with self._reading:
-            return await asyncio.to_thread(read, body)
+    async def read(self, read: Callable[[bytes], _Read], receive: Receive) -> _Read:
+        """Read a request's body, a large one in a thread; two at a time, for each takes memory."""
+        with self.bodies.hold() as held:
+            body = await held.read(receive)
+            if len(body) < LONG_PROMPT_CHARS:
+                return read(body)
+            async with self._reading:
+                return await asyncio.to_thread(read, body)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model; one that names none gets this one."""
@@ -138,7 +146,7 @@ class _Generation:
         )
         ask, error = None, None
         try:
-            ask = await service.read(self._read, await read_body(scope, receive))
+            ask = await service.read(self._read, receive)
         except ApiError as refused:
             error = refused
         except Left:
@@ -220,7 +228,7 @@ class _Plain:
         return Response(content, headers={"content-type": CONTENT_TYPE})
 
     async def read(self, read: Callable[[bytes], Response], request: Request) -> Response:
-        return await self._service.read(read, await read_body(request.scope, request.receive))
+        return await self._service.read(read, request.receive)
 
     def tokenize(self, body: bytes) -> Response:
         service = self._service
@@ -232,50 +240,23 @@ class _Plain:
             text = asked.prompt
         else:
             raise bad_field("prompt", "there is neither prompt nor messages. Give one of them.")
-        tokens, longest = service.front.tokenizer.encode(text), service.front.max_model_tokens
+        longest = service.front.max_model_tokens
+        check_length(text, max_model_tokens=longest)
+        tokens = service.front.tokenizer.encode(text)
         return _json({"count": len(tokens), "max_model_len": longest, "tokens": tokens})
 
     def detokenize(self, body: bytes) -> Response:
         service = self._service
         asked = protocol.parse(body, protocol.DetokenizeRequest)
         service.check_model(asked.model)
+        if len(asked.tokens) > protocol.MOST_DETOKENIZED:
+            raise bad_field(
+                "tokens",
+                f"tokens holds {len(asked.tokens)} ids. Give at most {protocol.MOST_DETOKENIZED}.",
+            )
         if min(asked.tokens, default=0) < 0:
             raise bad_field("tokens", "tokens holds a negative id. Give ids from 0 on.")
         return _json({"prompt": service.front.tokenizer.decode(asked.tokens)})
-
-
-async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """Read a request's body.
-
-    One that is too large is read to its end and thrown away: a client that is still sending would
-    lose our answer with the connection. To a point.
-
-    Raises:
-        ApiError: it is too large.
-        Left: the client has gone.
-    """
-    parts: list[bytes] = []
-    num_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Left
-        part = message.get("body", b"")
-        num_bytes += len(part)
-        if num_bytes <= MOST_BODY_BYTES:
-            parts.append(part)
-        else:
-            parts.clear()
-        is_whole = not message.get("more_body", False)
-        if num_bytes > MOST_BODY_BYTES and (is_whole or num_bytes > _MOST_DISCARDED_BYTES):
-            raise ApiError(
-                413,
-                f"the body has {num_bytes} bytes or more. Send at most {MOST_BODY_BYTES}.",
-                code="body_too_large",
-                headers={"connection": "close"},
-            )
-        if is_whole:
-            return b"".join(parts)
 
 
 async def _watch(receive: Receive, exchange: Exchange, line: Connection) -> None:

@@ -18,6 +18,8 @@ from inferscope.engine.request import Finish
 from inferscope.engine.server.errors import ApiError, Left
 
 _MOST_HEAD_BYTES = 64 << 10
+_BODY_BYTES = 1 << 20
+"""Each so much of a body that has come gives the rest as much time again."""
 _LOOKS = 4
 """How often a silent client is looked at until its time is over."""
 _PEER_LOOK_S = 0.1
@@ -30,11 +32,14 @@ class Connection(HttpToolsProtocol):
     """One client.
 
     Attributes:
-        timeout_s: how long it may be silent while it sends a request, or leaves an answer unread.
+        timeout_s: how long its head may take, then each MiB of its body, and how long it may leave
+            an answer unread.
+        most: connections that an API server has at a time.
         parting: how its requests end when it is lost.
     """
 
     timeout_s = 30.0
+    most = 2048
     parting: Finish = "client_cancel"
 
     # --- what the application needs -----------------------------------------------------------
@@ -76,7 +81,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self._has_begun_head = False
         self._num_head_bytes = 0
-        self._heard_s = self.loop.time()
+        self._num_body_bytes = 0
+        self._waits_since_s = self.loop.time()
         self._moved_s = 0.0
         self._paused_ns = 0
         self._unsent_bytes = 0
@@ -84,6 +90,33 @@ class Connection(HttpToolsProtocol):
         self._write_watch: asyncio.TimerHandle | None = None
         self._read_watch: asyncio.TimerHandle | None = None
         self._watch_reading()
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the connection that has been without a whole request for the longest, or this one."""
+        waiting = [
+            each
+            for each in self.connections
+            if isinstance(each, Connection) and each is not self and each._is_waiting
+        ]
+        if waiting:
+            min(waiting, key=lambda each: each._waits_since_s).transport.abort()
+        else:
+            self._refuse(
+                ApiError(
+                    503,
+                    f"the server has {self.most} connections, all with a request. Try again.",
+                    code="too_many_connections",
+                )
+            )
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Tell whether a request, or the rest of one, is still to come."""
+        cycle = self.cycle
+        is_idle = cycle is None or cycle.response_complete or cycle.more_body
+        return is_idle and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note whether the client has all that was sent."""
@@ -117,7 +150,6 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and bound a head that does not end."""
-        self._heard_s = self.loop.time()
         self._has_begun_head = False
         super().data_received(data)
         # Of a chunk in which a head begins, it is not known how much of it is head.
@@ -133,6 +165,7 @@ class Connection(HttpToolsProtocol):
         self._has_begun_head = True
         self._num_head_bytes = 0
         self._num_field_bytes = 0
+        self._waits_since_s = self.loop.time()
         self._watch_reading()
 
     def on_url(self, url: bytes) -> None:
@@ -146,9 +179,16 @@ class Connection(HttpToolsProtocol):
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Start the request, and give its body its time."""
         self._is_in_head = False
+        self._num_body_bytes = 0
+        self._watch_reading()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._num_body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that the client has said all."""
@@ -168,9 +208,10 @@ class Connection(HttpToolsProtocol):
         self._read_watch = self.loop.call_later(self.timeout_s, self._look_at_reading)
 
     def _look_at_reading(self) -> None:
-        """End the wait for a request: a head has its time, a body as long as more of it comes."""
-        is_silent = self.loop.time() - self._heard_s >= self.timeout_s
-        if self._is_in_head or (is_silent and not self.flow.read_paused):
+        """End the wait for a head or a body, unless much of it came or we do not read on."""
+        is_coming = self._num_body_bytes >= _BODY_BYTES
+        self._num_body_bytes -= _BODY_BYTES if is_coming else 0
+        if self._is_in_head or not (is_coming or self.flow.read_paused):
             self._refuse(
                 ApiError(
                     408,
@@ -237,9 +278,9 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
 
-def limited(timeout_s: float) -> type[Connection]:
-    """Return the kind of connection whose clients have so much time."""
-    return type("Connection", (Connection,), {"timeout_s": timeout_s})
+def limited(timeout_s: float, most: int) -> type[Connection]:
+    """Return the kind of connection whose clients have so much time, and of which there are few."""
+    return type("Connection", (Connection,), {"timeout_s": timeout_s, "most": most})
 
 
 def _head_too_large() -> ApiError:

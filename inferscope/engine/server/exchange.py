@@ -293,15 +293,9 @@ class Exchange:
         prompts = ask.prompts
         # What the client says of one prompt cannot be true of several.
         parts = self._origin.parts if len(prompts) == 1 else ()
-        most_chars = self._front.max_model_tokens * _MOST_TOKEN_CHARS
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
-            if len(text) > most_chars:
-                raise _bad_prompt(
-                    f"the prompt has {len(text)} characters, which is more than the "
-                    f"{self._front.max_model_tokens} tokens that prompt and output together may "
-                    "have. Shorten it."
-                )
+            check_length(text, max_model_tokens=self._front.max_model_tokens)
         if not texts:
             return [prompt for prompt in prompts if isinstance(prompt, list)], parts
         tokenizer = self._front.tokenizer
@@ -313,6 +307,19 @@ class Exchange:
         if is_long:
             return await asyncio.to_thread(tokenizer.encode_all, texts), parts
         return tokenizer.encode_all(texts), parts
+
+
+def check_length(text: str, *, max_model_tokens: int) -> None:
+    """Refuse a text that cannot be a prompt, before it is tokenised.
+
+    Raises:
+        ApiError: it is too long for any tokenizer.
+    """
+    if len(text) > max_model_tokens * _MOST_TOKEN_CHARS:
+        raise _bad_prompt(
+            f"the prompt has {len(text)} characters, which is more than the {max_model_tokens} "
+            "tokens that prompt and output together may have. Shorten it."
+        )
 
 
 def _bad_prompt(message: str) -> ApiError:

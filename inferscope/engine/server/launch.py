@@ -53,6 +53,7 @@ class ServeSettings:
     num_api_servers: int
     drain_s: float
     client_timeout_s: float
+    max_connections: int = 2048
     options: EngineOptions = field(default_factory=EngineOptions)
     in_worker: bool = False
 
@@ -270,6 +271,7 @@ class Supervisor:
             "served_name": settings.served_name,
             "drain_s": settings.drain_s,
             "client_timeout_s": settings.client_timeout_s,
+            "max_connections": settings.max_connections,
         }
         child = await self._start(name, "inferscope.engine.server.api", told=told)
         child.rank = rank

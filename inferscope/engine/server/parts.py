@@ -21,7 +21,7 @@ from inferscope.engine.server.chat import text_of
 from inferscope.engine.server.errors import ApiError
 from inferscope.engine.server.protocol import Message
 from inferscope.engine.tokenizer import Sections
-from inferscope.probe.parts import is_name
+from inferscope.probe.parts import bounded, is_name
 from inferscope.records import OTHER_PART
 
 Write: TypeAlias = Callable[[list[Message]], str]
@@ -36,6 +36,8 @@ _PER_MESSAGE = 1000
 
 def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
     """Return names and characters of the stretches of a prompt; they cover all of it.
+
+    They are as many as a record may hold, however many messages there are.
 
     Args:
         messages: the chat.
@@ -56,7 +58,7 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
         elif not told or at in changes:
             told += _within(messages[at], of_message, prompt, begin)
     ends = [begin for _, begin in told[1:]] + [len(prompt)]
-    return tuple((name, end - begin) for (name, begin), end in zip(told, ends, strict=True))
+    return bounded((name, end - begin) for (name, begin), end in zip(told, ends, strict=True))
 
 
 def _names(messages: list[Message]) -> list[list[str]]:

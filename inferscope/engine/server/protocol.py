@@ -24,6 +24,10 @@ MOST_CONTAINERS = 100_000
 """Maximum of lists and objects in a body: 0.13 s of decoding without any other thread."""
 MOST_MEMBERS = 250_000
 """Maximum of members of objects in a body: with distinct names they take as long."""
+MOST_MESSAGES = 10_000
+"""In a chat: its template runs over all of them."""
+MOST_DETOKENIZED = 250_000
+"""Ids that one request may have decoded, for which the tokenizer lets no other thread run."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
@@ -115,10 +119,13 @@ class Message(msgspec.Struct):
     """As a text part's, for all of it."""
 
 
+_Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(_Generation, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: _Messages
     max_completion_tokens: _Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -131,7 +138,7 @@ class TokenizeRequest(msgspec.Struct):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+    messages: _Messages | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.server.running import Server
+from tests.engine.server.running import Server, serving
 from tests.engine.server.test_records import lives
 
 
@@ -114,3 +116,28 @@ def test_a_client_that_has_said_all_gets_its_answer(server: Server) -> None:
 def test_a_slash_too_many_is_no_redirect(server: Server) -> None:
     assert server.ask("GET", "/v1/models/")[0] == 404
     assert server.post("/v1/completions/", {"prompt": "x"})[0] == 404
+
+
+def test_a_body_that_comes_byte_by_byte_has_a_deadline(server: Server) -> None:
+    with dial(server) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n"
+        )
+        for _ in range(500):
+            connection.sendall(b" ")
+            if select.select([connection], [], [], 0.02)[0]:
+                break
+        assert is_refused(connection, 408, "request_timeout")
+
+
+def test_connections_that_only_wait_make_room(tmp_path: Path) -> None:
+    with serving(tmp_path, "builtin", "--max-connections", "4") as server:
+        server.wait()
+        held = [dial(server) for _ in range(12)]
+        for connection in held[::2]:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        assert server.ask("GET", "/version")[0] == 200
+        assert sum(bool(select.select([each], [], [], 0)[0]) for each in held) >= 8
+        for connection in held:
+            connection.close()
+        assert server.stop() == 0

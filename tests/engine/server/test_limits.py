@@ -85,9 +85,20 @@ def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) ->
     assert max(waits_s) < sum(waits_s) / 2
 
 
+def test_messages_and_ids_are_bounded(server: Server) -> None:
+    alternating = [{"role": role} for role in ("user", "system")] * 5001
+    for path in ("/v1/chat/completions", "/tokenize"):
+        status, answer, _ = server.post(path, {"messages": alternating})
+        assert (status, answer["error"]["param"]) == (400, "messages")
+    status, answer, _ = server.post("/detokenize", {"tokens": [1] * 250_001})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+    status, answer, _ = server.post("/tokenize", {"prompt": "a b c " * 1_000_000})
+    assert "6000000 characters" in answer["error"]["message"]
+
+
 def test_a_chat_of_very_many_messages_delays_no_other_request(server: Server) -> None:
     parts = [{"type": "text", "text": name, "part": name} for name in "ab"]
-    body = {"messages": [{"role": "user", "content": parts}] * 15_000}
+    body = {"messages": [{"role": "user", "content": parts}] * 10_000}
     status, waits_s = waits_beside(server, "/v1/chat/completions", body)
     assert status == 400  # it is too long
     assert max(waits_s) < sum(waits_s) / 2
