@@ -448,7 +448,7 @@ def _health(looks: list[Look], dropped: Mapping[str, Mapping[str, int]]) -> Iter
     for look in looks:
         health = look.view.health
         late = sum(counts.num_joined_late for counts in look.by_replica.values())
-        drops = (health.num_lost, health.num_unknown, health.num_unjoined, late)
+        drops = (health.num_lost, health.num_unknown, health.num_unjoined, late, health.num_refused)
         rows += [
             ((*look.whole, *which), float(num))
             for which, num in zip(names.DROPS, drops, strict=True)

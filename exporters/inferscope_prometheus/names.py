@@ -66,9 +66,11 @@ DROPS = (
     ("ring", "unknown"),
     ("fold", "unjoined"),
     ("fold", "joined_late"),
+    ("fold", "in_flight"),
 )
 """Frames overwritten or damaged before they were read; of a kind this version does not know;
-steps whose records do not fit together; requests not counted because part of them was not seen."""
+steps whose records do not fit together; requests not counted because part of them was not seen,
+or because too many were in flight."""
 XIDS = tuple(_XIDS.values())
 """Errors that are there at 0 from the start; others are `xid_N`, and there from their first."""
 FITTED = {"sm_active_ns": "gpu_sm_active_seconds", "energy_uj": "energy_joules"}

@@ -61,7 +61,13 @@ _DISCOVER_NS = 500_000_000
 _CLOSED_NS = 10_000_000_000
 """Between two looks for rings that this user may not read."""
 _WINDOW_NS = 10_000_000_000
-_KEPT = Keep(seconds=2 * _WINDOW_NS // SECOND_NS, durations=("step",), finished=0, digest=False)
+_KEPT = Keep(
+    seconds=2 * _WINDOW_NS // SECOND_NS,
+    durations=("step",),
+    finished=0,
+    in_flight=16_384,
+    digest=False,
+)
 """Exporters take what is final, and make distributions of their own."""
 _JUST_NOW_NS = 30_000_000_000
 """What becomes of an engine's requests is decided by then after its end."""

@@ -29,7 +29,9 @@ CATCH_UP_NS = 300_000_000_000
 _NEW_NS = 5_000_000_000
 """An engine that was not in sight had begun as late as this before the end, if it had."""
 _VERSION = 1
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 256 << 20
+_MOST_ENGINES_BYTES = 64 << 20
+"""Of the part about engines; beyond, budgets alone are gone on from."""
 
 
 class _EngineState(msgspec.Struct):
@@ -43,6 +45,17 @@ class _BudgetState(msgspec.Struct):
     metric: str
     threshold_s: float | None
     pieces: list[tuple[int, int, int]]
+
+
+class _Kept(msgspec.Struct):
+    """The file, with its engines as they were written."""
+
+    version: int
+    boot_id: str
+    mono_ns: int
+    real_ns: int
+    engines: msgspec.Raw = msgspec.Raw(b"{}")
+    budgets: list[_BudgetState] = []
 
 
 class _State(msgspec.Struct):
@@ -186,7 +199,7 @@ class Promises:
         """Take over the budgets; return what was left of engines, if it can be gone on from."""
         try:
             with os.fdopen(open_own(self._path, os.O_RDONLY), "rb") as file:
-                state = msgspec.json.decode(file.read(_MOST_BYTES), type=_State)
+                state = msgspec.json.decode(file.read(_MOST_BYTES), type=_Kept)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.MsgspecError, UnicodeError) as error:
@@ -200,9 +213,22 @@ class Promises:
             self._restore(kept.model, (kept.name, kept.metric, kept.threshold_s), kept.pieces)
         away_ns = self._clock.monotonic_ns() - state.mono_ns
         if state.boot_id == boot_id() and 0 <= away_ns <= CATCH_UP_NS:
-            return state
+            engines = self._engines(state.engines)
+            if engines is not None:
+                return _State(_VERSION, state.boot_id, state.mono_ns, state.real_ns, engines)
         self._uncounted_ns = max(0, self._clock.real_ns() - state.real_ns)
         self._say(f"objectives: {self._uncounted_ns / 1e9:.0f} s were watched by nobody")
+        return None
+
+    def _engines(self, kept: msgspec.Raw) -> dict[str, _EngineState] | None:
+        """Return what was left of engines, None if it is of no use."""
+        why = f"{len(kept) >> 20} MiB"
+        if len(kept) <= _MOST_ENGINES_BYTES:
+            try:
+                return msgspec.json.decode(kept, type=dict[str, _EngineState])
+            except msgspec.MsgspecError:
+                why = "it is damaged"
+        self._say(f"objectives: what {self._path} has of engines cannot be read: {why}")
         return None
 
 

@@ -25,6 +25,7 @@ def since(before: EngineView, view: EngineView) -> EngineView:
             num_late=health.num_late - old.num_late,
             num_unjoined=health.num_unjoined - old.num_unjoined,
             num_unknown=health.num_unknown - old.num_unknown,
+            num_refused=health.num_refused - old.num_refused,
         ),
     )
 

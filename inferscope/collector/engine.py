@@ -513,6 +513,8 @@ class EngineFold:
                 continue
             is_over = request is not None and request.over_ns is not None
             if request is None or is_over or request.is_told_by(ring.slots.teller):
+                if table.refuses(ring.slots, index):
+                    continue
                 state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live_state, 2)]
                 request = table.add(
                     request_id, arrived_ns, is_front_end=ring.is_front_end, state=state
@@ -626,6 +628,8 @@ class EngineFold:
         elif request is not None and request.over_ns is not None:
             request = None
         if request is None:
+            if table.refuses(ring.slots, event.index):
+                return None
             request = table.add(
                 event.request_id, event.at_ns, is_front_end=ring.is_front_end, state=ARRIVING
             )

@@ -20,6 +20,8 @@ class Keep(NamedTuple):
     """Whose distributions windows have; the others' quantiles are unknown."""
     finished: int = 200
     """Requests that became final lately, at most."""
+    in_flight: int = 65_536
+    """Maximum of requests that are not final, of some 3 KB each; further ones are not followed."""
     digest: bool = True
     """Of all that is final, by which two folds of the same records are compared."""
 

@@ -123,7 +123,7 @@ class Lives:
         self._mix = mix
         self._book = book
         self._rings = rings
-        self.table = RequestTable()
+        self.table = RequestTable(most=keep.in_flight)
         self.windows = Windows(keep)
         self.emissions = Emissions(self.table, self.windows)
         self.finished: deque[FinalRequest] = deque(maxlen=keep.finished)

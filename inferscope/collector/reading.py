@@ -64,7 +64,8 @@ def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: Re
     for at in np.flatnonzero(slots == 0).tolist():
         index = int(indices[at])
         slot = ring.slots.get(index)
-        if not slot and ring.slots.highest < index <= MOST_INDEX:
+        is_new = not slot and ring.slots.highest < index <= MOST_INDEX
+        if is_new and not table.refuses(ring.slots, index):
             name = f"{ring.opened.role}-{ring.opened.rank}#{index}"
             request = table.add(name, t_ns, is_front_end=False, state=RUNNING)
             request.joined_late = request.is_first_unknown = True

@@ -122,9 +122,13 @@ class RequestTable:
         in_prefill: [slots], its last step computed prompt tokens.
         is_shared: [slots], it shared a step with another request.
         num_labelled: requests whose prompts have parts.
+        num_refused: requests that found no room, counted once for each ring that reports them.
     """
 
-    def __init__(self, num_slots: int = 256) -> None:
+    def __init__(self, num_slots: int = 256, *, most: int = 65_536) -> None:
+        self.num_refused = 0
+        self._most = most
+        self._num_held = 0
         self.blocked = BlockedTime()
         self.ledger = Ledger(num_slots, self.blocked)
         self.tokens = Tokens(num_slots)
@@ -157,11 +161,26 @@ class RequestTable:
         """Return, by slot, the emission events at the requests' edges."""
         return self.tokens.times_ns
 
+    def refuses(self, slots: SlotMap, index: int) -> bool:
+        """Return whether there is no room for another request, and count the one refused.
+
+        Args:
+            slots: of the ring that reports it.
+            index: its index there.
+        """
+        if self._num_held < self._most:
+            return False
+        if index > slots.highest:
+            slots.highest = index
+            self.num_refused += 1
+        return True
+
     def add(self, request_id: str, arrived_ns: int, *, is_front_end: bool, state: int) -> Request:
         """Give a new request a slot and start its ledger."""
         if not self._free:
             self._grow()
         slot = self._free.popleft()
+        self._num_held += 1
         request = Request(request_id, slot, arrived_ns, "http" if is_front_end else "engine")
         self.by_id[request_id] = request
         self.by_slot[slot] = request
@@ -182,6 +201,7 @@ class RequestTable:
         for slots, index in request.bindings:
             slots.drop(index)
         slot = request.slot
+        self._num_held -= 1
         self.num_labelled -= bool(request.told_parts)
         self.tokens.end(slot)
         self.blocked.forget(slot)

@@ -220,6 +220,8 @@ class Health:
     """Processes in time namespaces of their own, with what their times were corrected by."""
     probe_hidden_share: float | None = None
     """Its part that no step waited for: the device computed meanwhile."""
+    num_refused: int = 0
+    """Requests beyond the number in flight that a fold follows; once for each process's ring."""
 
 
 @dataclass(frozen=True)

@@ -333,6 +333,7 @@ def _health(
         num_late=collector.num_late,
         num_unjoined=engine.num_unjoined,
         num_unknown=collector.num_unknown,
+        num_refused=engine.lives.table.num_refused,
         message=next((report.message for report in reports if report.message), ""),
         unsupported=unsupported_by(rings),
         skewed_clocks=engine.skewed_clocks,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from inferscope.collecting import promises as promises_module
 from inferscope.collecting.promises import CATCH_UP_NS, Promises
 from inferscope.records import CAUSES
 from inferscope.slo import Objective, Objectives
@@ -188,6 +189,25 @@ def test_a_damaged_file_is_one_line_and_a_new_beginning(tmp_path: Path, content:
     assert len(said) == 1
     assert said[0].startswith("budgets begin anew: ")
     assert promises.look([]).budgets == ()
+
+
+def test_budgets_outlive_what_is_unreadable_or_too_much_about_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+    first, _ = kept(tmp_path, time, _OBJECTIVE)
+    spend(first, time)
+    first.save({"e": time.now_ns})
+    path = tmp_path / "state.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**whole, "engines": {"e": "none"}}), encoding="utf-8")
+    for most_bytes in (promises_module._MOST_ENGINES_BYTES, 1):
+        monkeypatch.setattr(promises_module, "_MOST_ENGINES_BYTES", most_bytes)
+        then, said = kept(tmp_path, time, _OBJECTIVE)
+        (budget,) = then.look(["m"]).budgets
+        assert budget.num_bad == 1
+        assert not then.resumes("e")
+        assert "has of engines cannot be read" in said[0]
 
 
 def test_a_disk_that_takes_nothing_costs_one_line(tmp_path: Path) -> None:
