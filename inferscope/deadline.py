@@ -53,7 +53,7 @@ class DeadlineReader(io.RawIOBase):
         return num_bytes
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Release the socket."""
         if not self.closed:
             self._raw.close()
         super().close()

@@ -40,7 +40,7 @@ _WAS_SET_NS = 50_000_000
 exemplar another time in each scrape, and Prometheus would take it for another one."""
 
 _SILENT_NS = 60_000_000_000
-"""After so long without a look at the engines, which is due each second, /health is 503."""
+"""Age of the published page, renewed each second, from which /health is 503."""
 
 
 class PrometheusExporter:

@@ -199,7 +199,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 @dataclass(frozen=True)
 class _Pages:
-    """What is served, and to whom."""
+    """The page, its access control and its liveness."""
 
     gate: Gate
     render: Callable[[bool], bytes]
@@ -272,7 +272,7 @@ class _Places:
         return place
 
     def leave(self, connection: socket.socket) -> None:
-        """Give a place back."""
+        """Release the place of a connection."""
         with self._lock:
             self._by_socket.pop(connection, None)
 

@@ -31,7 +31,7 @@ _NEW_NS = 5_000_000_000
 _VERSION = 1
 _MOST_BYTES = 256 << 20
 _MOST_ENGINES_BYTES = 64 << 20
-"""Of the part about engines; beyond, budgets alone are gone on from."""
+"""Maximum size of the part about engines; of a larger one only the budgets are restored."""
 
 
 class _EngineState(msgspec.Struct):

@@ -108,7 +108,7 @@ def _connected(parts: SplitResult, deadline_s: float) -> http.client.HTTPConnect
     No proxy from the environment: what is asked for is nearly always on this host.
 
     Raises:
-        OSError: nobody is there.
+        OSError: no server accepts the connection.
     """
     connection: http.client.HTTPConnection
     host, timeout_s = parts.hostname or "", max(0.001, deadline_s - time.monotonic())
@@ -151,7 +151,7 @@ def _get(url: str, shown: str, timeout_s: float) -> bytes:
 
 
 def _refusal(status: int) -> str:
-    """Say what a status means; the server's own phrase may hold anything."""
+    """Return what a status means; the phrase in the answer may hold anything."""
     try:
         phrase = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:

@@ -174,7 +174,7 @@ def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[flo
 
 
 def _is_usable(number: float) -> bool:
-    """Tell whether a number can be a count, a share or a sum of seconds."""
+    """Return whether a number can be a count, a share or a sum of seconds."""
     return 0.0 <= number <= _LARGEST  # which NaN is not
 
 

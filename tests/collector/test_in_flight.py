@@ -33,7 +33,7 @@ def test_requests_beyond_the_bound_are_counted_and_make_way_as_others_end() -> N
     for number in range(10):
         front.received(f"request-{number}")  # those that are followed are known by two rings
     finish(core, queued[0], 0, 10)
-    finish(core, queued[9], 1, 20)  # refused: its step, its tokens and its end are nobody's
+    finish(core, queued[9], 1, 20)  # refused: its step, tokens and end are not counted
     script.at(30)
     core.queued("later")
     front.received("too many")

@@ -14,7 +14,7 @@ MOST_BODY_BYTES = 8 << 20
 MOST_BODIES_BYTES = 64 << 20
 """Maximum of all bodies that an API server holds at a time."""
 SMALL_BODY_BYTES = 64 << 10
-"""Of each body so much is not counted."""
+"""Bytes of each body that are not counted."""
 _MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
 
 

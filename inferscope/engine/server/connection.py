@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_waiting(self) -> bool:
-        """Tell whether a request, or the rest of one, is still to come."""
+        """Return whether a request, or the rest of one, is still to come."""
         cycle = self.cycle
         is_idle = cycle is None or cycle.response_complete or cycle.more_body
         return is_idle and not self.transport.is_closing()
@@ -279,7 +279,7 @@ class Connection(HttpToolsProtocol):
 
 
 def limited(timeout_s: float, most: int) -> type[Connection]:
-    """Return the kind of connection whose clients have so much time, and of which there are few."""
+    """Return the connection class with this timeout and this maximum number."""
     return type("Connection", (Connection,), {"timeout_s": timeout_s, "most": most})
 
 

@@ -39,7 +39,7 @@ def read(bodies: Bodies, pieces: list[bytes]) -> int:
         return len(asyncio.run(held.read(receive)))
 
 
-def test_large_bodies_have_bounded_memory_together_and_small_ones_go_on() -> None:
+def test_large_bodies_share_bounded_memory_and_small_ones_are_always_read() -> None:
     bodies = Bodies()
     taken = MOST_BODIES_BYTES - (3 << 20)
     bodies.num_bytes = taken

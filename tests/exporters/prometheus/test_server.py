@@ -196,7 +196,7 @@ def test_a_request_that_does_not_end_is_bounded() -> None:
         eventually(lambda: not is_open(endless))
 
 
-def test_who_has_no_token_keeps_no_connection(tmp_path: Path) -> None:
+def test_a_connection_without_the_token_is_closed(tmp_path: Path) -> None:
     with serving(token_file=str(token_file(tmp_path, TOKEN))) as port:
         status, _, headers = get(port)
         assert (status, headers["connection"]) == (401, "close")
