@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
+import json
 import math
 import os
-import select
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +32,8 @@ from inferscope.records import (
 )
 from inferscope.ring.control import SWITCHED_OFF, switch
 from inferscope.ring.reader import Frame, RingReader
-from tests.probe.fakes import FakeClock, everything, make_probe, of, records
+from tests.probe.c_forks import FIRST_CALLS
+from tests.probe.fakes import FakeClock, everything, make_probe, of
 
 MS = 1_000_000
 
@@ -331,93 +329,30 @@ def test_a_disabled_probe_loads_nothing_to_digest_with() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def in_c_fork(child: Callable[[], bytes]) -> bytes:
-    """Run a function in a child that C code has forked: no hook of Python's runs there.
-
-    The interpreter's own locks are copied as they are. PyDLL keeps the large one, but a thread of
-    another test that waits for it may hold the mutex in it just then, or have asked for it for
-    longer than the switch interval. Then the child hangs when it releases the lock, whatever it
-    runs: it waits for that thread to take it. So threads that wait are let in before the fork, and
-    a child that hangs is forked again.
-    """
-    for _ in range(6):
-        out, back = os.pipe()
-        time.sleep(0.001)
-        pid = ctypes.PyDLL(None).fork()
-        if pid == 0:
-            try:
-                os.write(back, child())
-            finally:
-                os._exit(0)
-        os.close(back)
-        try:
-            is_done, *_ = select.select([out], [], [], 10)
-            if is_done:
-                return os.read(out, 100)
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(out)
-    raise AssertionError("the child hangs")
+def forked(folder: Path, which: str) -> dict[str, Any]:
+    """Return what children that C code forks from a process of their own have seen."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.probe.c_forks", folder, which],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-@pytest.mark.parametrize(
-    "first", ["on", "path", "emitted", "finished", "queued", "paused", "close", "fail"]
-)
-@pytest.mark.parametrize("has_wiping", [True, False])
-def test_a_child_forked_by_c_code_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, has_wiping: bool
-) -> None:
-    if not has_wiping:  # an older kernel
-        monkeypatch.setattr("inferscope.probe.process_mark._WIPE_ON_FORK", 12345)
-    probe, _ = make(tmp_path, "open", 0)
-    path = probe.path
-    assert path is not None
-    before = path.read_bytes()
-
-    def child() -> bytes:
-        calls: dict[str, Callable[[], object]] = {
-            "emitted": lambda: probe.emitted([0], [1]),
-            "finished": lambda: probe.finished(0, "stop"),  # type: ignore[arg-type]
-            "queued": lambda: probe.queued("child's", prompt_tokens=1),
-            "paused": probe.paused,
-            "close": probe.close,
-            "fail": lambda: probe.fail(ValueError("child's")),
-            "on": lambda: probe.on,
-            "path": lambda: probe.path,
-        }
-        calls[first]()
-        is_silent = not probe.on and probe.path is None
-        for other in calls.values():
-            other()
-        return bytes([is_silent, not probe.on])
-
-    assert in_c_fork(child) == b"\1\1"
-    assert path.read_bytes() == before
-    assert probe.on
-    probe.emitted([0], [5])
-    assert len(of(Emitted, path)) == 1
-    probe.close()
+@pytest.mark.parametrize("which", ["silent", "silent-unwiped"])
+def test_a_child_forked_by_c_code_is_silent(tmp_path: Path, which: str) -> None:
+    found = forked(tmp_path, which)
+    assert set(found) == set(FIRST_CALLS)
+    for first, seen in found.items():
+        assert seen == {"child": [True, True], "unchanged": True, "on": True, "emitted": 1}, first
 
 
-def test_a_child_forked_by_c_code_opens_a_ring_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
-    monkeypatch.setenv("INFERSCOPE_RING_MB", "0.1")
-    monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "fork")
-    probe = Probe.open(EngineInfo(0, "parent"))
-
-    def child() -> bytes:
-        own = Probe.open(EngineInfo(0, "child"))
-        own.emitted([0], [1])
-        path = own.path
-        own.close()
-        return bytes([path not in (None, probe._log.path), len(of(Emitted, path))])  # type: ignore[arg-type]
-
-    assert in_c_fork(child) == b"\1\1"
-    assert probe.path is not None
-    assert not of(Emitted, probe.path)
-    assert {info.engine for info in of(EngineInfo, probe.path)} == {"parent"}
-    probe.close()
-    assert records(probe.path)
+def test_a_child_forked_by_c_code_opens_a_ring_of_its_own(tmp_path: Path) -> None:
+    found = forked(tmp_path, "own")
+    assert found == {
+        "own": {"child": [True, 1], "engines": ["parent"], "emitted": 0, "readable": True}
+    }
