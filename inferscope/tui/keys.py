@@ -25,6 +25,7 @@ FROZEN_KEYS: tuple[Key, ...] = (
     ("s", "sort"),
     ("e", "export"),
 )
+ZOOM_KEYS: tuple[Key, ...] = (("z", "all panels"), ("Tab", "next panel"), ("w", "window"))
 DETAIL_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
     ("← →", "prev/next request"),
@@ -43,7 +44,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("Enter", "where this request's time went"),
             ("Esc", "back; ends a zoom or a filter"),
             ("← →  h l", "in the detail: the request before, after"),
-            ("Tab", "next panel; z zooms it"),
+            ("Tab", "next panel; z zooms it, and Tab goes on to the next"),
         ),
     ),
     (
@@ -75,6 +76,24 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("q ctrl+q", "quit; the observed server notices nothing"),
         ),
     ),
+)
+
+PAGE_HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
+    (
+        "A server's /metrics",
+        (
+            ("w", "window of the rates and latencies: 10 s, 60 s, 5 min"),
+            ("t", "dark or light"),
+            ("? m", "this help"),
+            ("q ctrl+q", "quit; the server is not affected"),
+        ),
+    ),
+)
+"""The keys of the screen of a metrics page."""
+PAGE_METHODS: tuple[str, ...] = (
+    "rates        the counters of the page, now and a window ago",
+    "latencies    within the bounds of the server's histograms: <150ms is in the first",
+    "ledgers      none: start the server with inferscope run to have them",
 )
 
 METHODS: tuple[str, ...] = (

@@ -13,7 +13,7 @@ from inferscope.tui.panels import largest_problem
 from inferscope.tui.panels.causes import cause_rows
 from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.panels.levels import level_lines
-from inferscope.tui.panels.peaks import OF_WHAT, peak_words
+from inferscope.tui.panels.peaks import peak_note
 from inferscope.tui.panels.phases import phase_lines
 from inferscope.tui.plots import (
     UNKNOWN,
@@ -111,7 +111,9 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         f"  host gap p50 {milliseconds(view.host_gap.p50_ns)} ms"
         f"  probe {probe_words(view.health)}"
     )
-    lines.append(f"{peak_words(view)} {OF_WHAT}")
+    peaks, reason = peak_note(view), view.counters.reason
+    if peaks or reason:
+        lines.append(peaks or f"no MFU and MBU: {plain(reason)}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import App
@@ -11,7 +12,9 @@ from textual.screen import Screen
 from inferscope.errors import InferScopeError
 from inferscope.foreign import without_secrets
 from inferscope.metrics_page.view import PageSource
+from inferscope.tui.keys import PAGE_HELP, PAGE_METHODS
 from inferscope.tui.scene import WINDOWS_NS
+from inferscope.tui.screens.help import HelpScreen
 from inferscope.tui.screens.page import PageScreen
 from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
 
@@ -22,11 +25,13 @@ class PageApp(App[None]):
     """The live screen over a server's /metrics."""
 
     TITLE = "InferScope"
+    CSS_PATH = Path(__file__).with_name("inferscope.tcss")
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit", show=False),
         Binding("w", "window", "window", show=False),
         Binding("t", "theme", "theme", show=False),
+        Binding("question_mark,m", "help", "help", show=False),
     ]
 
     def __init__(
@@ -34,6 +39,7 @@ class PageApp(App[None]):
     ) -> None:
         """Show a page, over a window to begin with."""
         super().__init__()
+        self._is_ascii = ascii
         self.animation_level = "none"
         self.register_theme(DARK)
         self.register_theme(LIGHT)
@@ -60,6 +66,12 @@ class PageApp(App[None]):
     def action_theme(self) -> None:
         """Change between dark and light."""
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def action_help(self) -> None:
+        """Show the keys, and how each number is made."""
+        self.push_screen(
+            HelpScreen(is_ascii=self._is_ascii, sections=PAGE_HELP, methods=PAGE_METHODS)
+        )
 
     def _look(self) -> None:
         if not any(worker.is_running for worker in self.workers):  # a slow server is asked once

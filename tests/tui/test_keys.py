@@ -259,6 +259,55 @@ def test_z_shows_the_focused_panel_alone() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (50, 14)])
+def test_z_and_tab_show_every_panel_where_the_terminal_has_no_room_for_it(
+    size: tuple[int, int],
+) -> None:
+    async def scenario() -> None:
+        async with screen(size=size) as running:
+            before = running.text
+            await running.press("z")
+            assert "Latency" not in running.text
+            height = running.app.screen.query_one("#requests").size.height
+            assert height >= size[1] - 3, "the table has all of the screen but header and footer"
+            for title in ("GPU time", "Service levels", "latency went", "Tokens / s", "Engine"):
+                await running.press("tab")
+                assert title in running.text
+                assert "batch-" not in running.text
+                lines = running.text.splitlines()
+                assert sum(line.startswith("│") for line in lines) >= size[1] - 5, "all its height"
+            await running.press("escape")
+            assert running.text == before
+            assert running.app.focused is running.app.screen.query_one("#requests")
+
+    play(scenario)
+
+
+def test_a_panel_that_was_hidden_by_a_zoom_shows_the_scene_of_now() -> None:
+    async def scenario() -> None:
+        async with screen() as running:
+            await running.press("z")
+            snapshot = moving_snapshot()
+            (view, *_) = snapshot.engines
+            busy = replace(snapshot, engines=(replace(view, num_running=7777),))
+            await running.show(busy)
+            await running.press("space", "z")
+            assert "7777" in running.text
+
+    play(scenario)
+
+
+def test_z_in_the_detail_of_a_request_without_gaps_says_why_there_are_none() -> None:
+    async def scenario() -> None:
+        async with screen(size=(80, 24)) as running:
+            await running.press("enter")
+            await running.press("z")
+            assert "no gap between tokens to draw" in running.text
+            assert "To the first token" in running.text
+
+    play(scenario)
+
+
 def test_question_mark_shows_help() -> None:
     async def scenario() -> None:
         async with screen() as running:

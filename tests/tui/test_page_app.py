@@ -43,6 +43,11 @@ def test_the_screen_follows_the_page_and_says_when_it_cannot() -> None:
             assert "running           41" in seen(app), "the last numbers stay"
             server.status = 200
             await until(app, "once a second")
+            await pilot.press("question_mark")
+            await until(app, "window of the rates and latencies")
+            await until(app, "latencies    within the bounds")
+            await pilot.press("escape")
+            await until(app, "? help")
             await pilot.press("w", "t", "q")
 
     with serving(PAGE) as server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferscope.collector.snapshot import EngineView
 from inferscope.cost.shape import TIME_ONLY
 from inferscope.tui.lines import Line, Role, frame
-from inferscope.tui.panels.peaks import OF_WHAT, peak_words
+from inferscope.tui.panels.peaks import peak_note
 from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
 from inferscope.tui.words import BINDINGS, more_or_less
 
@@ -39,7 +39,7 @@ def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
               if view.binding else UNKNOWN, view.binding not in ("", "none")),
         _said("model", _residual(view), False),
     ]  # fmt: skip
-    note, foot = f"{view.num_finished} finished", f"{peak_words(view)} {OF_WHAT}"
+    note, foot = f"{view.num_finished} finished", peak_note(view)
     return frame("Engine / KV", lines, width, height, note=note, foot=foot)
 
 

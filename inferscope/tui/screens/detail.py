@@ -27,6 +27,12 @@ def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
     return replace(row, gaps_ns=before.gaps_ns, gaps_per_cell=before.gaps_per_cell)
 
 
+def _why_no_gaps(row: RequestRow) -> str:
+    if row.output_tokens < 2:
+        return f"no gap between tokens to draw: {row.output_tokens} tokens so far"
+    return "no gap between tokens to draw: the times of its tokens are not known"
+
+
 class DetailScreen(Screen[None]):
     """Layout and keys of the detail. The request stays on screen after it has left the table."""
 
@@ -88,6 +94,9 @@ class DetailScreen(Screen[None]):
 
     def action_zoom(self) -> None:
         """Draw the gaps between tokens, or leave the room to the ledgers."""
+        if not self.row.gaps_ns:
+            self.app.say(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
+            return
         self._chart = not self._has_chart
         self.show(self._scene)
 

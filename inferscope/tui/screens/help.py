@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -9,21 +10,25 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from inferscope.tui.canvas import Canvas
-from inferscope.tui.keys import HELP, METHODS
+from inferscope.tui.keys import HELP, METHODS, Key
 from inferscope.tui.lines import Line, frame
 from inferscope.tui.scene import Scene
 
+Section = tuple[str, Sequence[Key]]
 
-def help_lines(scene: Scene, width: int, height: int) -> list[Line]:
-    """Draw the help in a frame; on a low screen the blank lines go first."""
+
+def help_lines(
+    width: int, height: int, sections: Sequence[Section] = HELP, methods: Sequence[str] = METHODS
+) -> list[Line]:
+    """Draw keys and methods in a frame; on a low screen the blank lines go first."""
     blocks: list[list[Line]] = []
-    for title, keys in HELP:
+    for title, keys in sections:
         head: Line = ((title, "title"),)
         blocks.append(
             [head, *[((f"  {key:10}", "key"), (meaning, "body")) for key, meaning in keys]]
         )
-    methods: list[Line] = [((f"  {method}", "body"),) for method in METHODS]
-    blocks.append([(("How each number is made", "title"),), *methods])
+    made: list[Line] = [((f"  {method}", "body"),) for method in methods]
+    blocks.append([(("How each number is made", "title"),), *made])
     num_lines = sum(len(block) for block in blocks)
     if num_lines + len(blocks) - 1 > height - 2:
         blocks = [block[1:] for block in blocks]
@@ -40,14 +45,24 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,question_mark,m,q,enter,space", "leave", "close", show=False),
     ]
 
-    def __init__(self, *, is_ascii: bool) -> None:
+    def __init__(
+        self,
+        *,
+        is_ascii: bool,
+        sections: Sequence[Section] = HELP,
+        methods: Sequence[str] = METHODS,
+    ) -> None:
         super().__init__()
         self._is_ascii = is_ascii
+        self._sections, self._methods = sections, methods
 
     def compose(self) -> ComposeResult:
         """Lay out the one panel."""
-        yield Canvas(help_lines, is_ascii=self._is_ascii)
+        yield Canvas(self._draw, is_ascii=self._is_ascii)
 
     def action_leave(self) -> None:
         """Close the help."""
         self.dismiss()
+
+    def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return help_lines(width, height, self._sections, self._methods)

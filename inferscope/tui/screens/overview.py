@@ -18,7 +18,7 @@ from inferscope.errors import BadInput
 from inferscope.tui.canvas import Canvas, Draw
 from inferscope.tui.filters import EVERYTHING, parse_filter
 from inferscope.tui.header import header, status_line
-from inferscope.tui.keys import FROZEN_KEYS, OVERVIEW_KEYS, footer
+from inferscope.tui.keys import FROZEN_KEYS, OVERVIEW_KEYS, ZOOM_KEYS, footer
 from inferscope.tui.lines import TRIANGLE, Line, fit_line, frame
 from inferscope.tui.panels import (
     brief,
@@ -32,6 +32,9 @@ from inferscope.tui.panels import (
 from inferscope.tui.plots import plain
 from inferscope.tui.request_table import RequestTable
 from inferscope.tui.scene import Scene
+
+_PANELS_WIDTH, _PANELS_HEIGHT = 100, 32
+"""Cells of the smallest terminal that shows the panels beside the table."""
 
 
 def why_line(scene: Scene, width: int) -> Line:
@@ -81,10 +84,6 @@ def _header(scene: Scene, width: int, height: int) -> list[Line]:
     return [status_line(scene, width) if width < 60 else header(scene, width)]
 
 
-def _footer(scene: Scene, width: int, height: int) -> list[Line]:
-    return [footer(FROZEN_KEYS if scene.is_frozen else OVERVIEW_KEYS, width)]
-
-
 def _why(scene: Scene, width: int, height: int) -> list[Line]:
     return [why_line(scene, width)]
 
@@ -95,19 +94,21 @@ class OverviewScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it so
         (0, "-tiny"),
         (60, "-narrow"),
-        (100, "-normal"),
+        (_PANELS_WIDTH, "-normal"),
         (140, "-wide"),
     ]
     VERTICAL_BREAKPOINTS = [  # noqa: RUF012 - likewise
         (0, "-flat"),
         (16, "-low"),
-        (32, "-high"),
+        (_PANELS_HEIGHT, "-high"),
     ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", show=False),
         Binding("s", "sort", "sort", show=False),
         Binding("S", "reverse", "reverse", show=False),
         Binding("z", "zoom", "zoom", show=False),
+        Binding("tab", "panel(1)", "next panel", show=False),
+        Binding("shift+tab", "panel(-1)", "previous panel", show=False),
         Binding("y", "copy", "copy row", show=False),
         Binding("escape", "back", "back", show=False),
     ]
@@ -116,6 +117,7 @@ class OverviewScreen(Screen[None]):
         super().__init__()
         self._is_ascii = is_ascii
         self._canvases: list[Canvas] = []
+        self._scene = Scene()
         self._filter_before = EVERYTHING
         self.table = RequestTable(is_ascii=is_ascii, id="requests")
         self.table.add_class("block")
@@ -136,7 +138,7 @@ class OverviewScreen(Screen[None]):
         box = Input(id="filter", placeholder="state:decode p99>30 id:rag* ttft>200 out>=10")
         box.cursor_blink = False
         yield box
-        yield self._canvas(_footer, "footer")
+        yield self._canvas(self._footer, "footer")
 
     def on_mount(self) -> None:
         """Start at the table."""
@@ -144,6 +146,7 @@ class OverviewScreen(Screen[None]):
 
     def show(self, scene: Scene) -> None:
         """Draw a scene."""
+        self._scene = scene
         for canvas in self._canvases:
             if canvas.display:
                 canvas.show(scene)
@@ -172,11 +175,16 @@ class OverviewScreen(Screen[None]):
         if self.has_class("-zoomed"):
             self._unzoom()
             return
-        focused: Widget = self.focused or self.table
-        for widget in (focused, focused.parent):
-            if isinstance(widget, Widget) and widget.has_class("block"):
-                widget.add_class("-zoom")
         self.add_class("-zoomed")
+        self._zoom(self.focused or self.table)
+
+    def action_panel(self, step: int) -> None:
+        """Go to the next panel: zoomed, also to those that the terminal has no room for."""
+        panels = [*self.query(".panel"), self.table]
+        if self.focused not in panels or not self.has_class("-zoomed"):
+            (self.focus_next if step > 0 else self.focus_previous)()
+            return
+        self._zoom(panels[(panels.index(self.focused) + step) % len(panels)])
 
     def action_copy(self) -> None:
         """Copy the request under the cursor as JSON."""
@@ -227,10 +235,28 @@ class OverviewScreen(Screen[None]):
             self.table.set_filter(EVERYTHING)
         self.table.focus()
 
+    def _footer(self, scene: Scene, width: int, height: int) -> list[Line]:
+        keys = FROZEN_KEYS if scene.is_frozen else OVERVIEW_KEYS
+        return [footer(ZOOM_KEYS if self.has_class("-zoomed") else keys, width)]
+
+    def _zoom(self, panel: Widget) -> None:
+        self.query(".-zoom").remove_class("-zoom")
+        for widget in (panel, panel.parent):
+            if isinstance(widget, Widget) and widget.has_class("block"):
+                widget.add_class("-zoom")
+        panel.focus()
+        self._draw_again()
+
     def _unzoom(self) -> None:
         self.remove_class("-zoomed")
-        for widget in self.query(".-zoom"):
-            widget.remove_class("-zoom")
+        self.query(".-zoom").remove_class("-zoom")
+        if self.app.size.width < _PANELS_WIDTH or self.app.size.height < _PANELS_HEIGHT:
+            self.table.focus()  # the panel that was zoomed is out of sight again
+        self._draw_again()
+
+    def _draw_again(self) -> None:
+        """Draw what has come into sight: a hidden panel is not given scenes."""
+        self.call_after_refresh(lambda: self.show(self._scene))
 
     def _canvas(self, draw: Draw, name: str, *, classes: str = "") -> Canvas:
         canvas = Canvas(draw, is_ascii=self._is_ascii, id=name, classes=classes)

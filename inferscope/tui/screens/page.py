@@ -12,7 +12,7 @@ from inferscope.tui.page_lines import page_lines
 from inferscope.tui.plots import plain
 from inferscope.tui.scene import Scene
 
-_KEYS = " q quit   w window   t theme   from /metrics, once a second"
+_KEYS = " q quit   w window   t theme   ? help   from /metrics, once a second"
 
 
 class PageScreen(Screen[None]):
