@@ -100,6 +100,8 @@ class RingFollower:
         self._known = KnownRings()
         self._samplers: list[RingReader] = []
         """Not followed yet: of what they hold only an engine's time is of interest."""
+        self._locked: set[int] = set()
+        """Rings that a writer's lock was seen on: without it, that process has ended."""
         self._last_ns: dict[int, int] = {}
         self._look_again_ns = 0
         self._restate_ns: int | None = None
@@ -118,6 +120,20 @@ class RingFollower:
     def is_manned(self) -> bool:
         """Tell whether a process of an engine was there at the last call."""
         return self._is_manned
+
+    @property
+    def has_writer(self) -> bool:
+        """Return whether a process of an engine is there now, or none has been there yet.
+
+        It is False as soon as the last process is killed; `has_ended` waits for a successor.
+        """
+        if self._has_ended or not self._num_rings:
+            return not self._has_ended
+        return any(
+            self._is_written(number, reader)
+            for number, reader in list(self._readers.items())
+            if not _is_sampler(reader)
+        )
 
     @property
     def has_more(self) -> bool:
@@ -267,6 +283,15 @@ class RingFollower:
             else:
                 sampler.close()
         return found
+
+    def _is_written(self, number: int, reader: RingReader) -> bool:
+        """Return whether a ring's process is there; on a file system without locks, by its beat."""
+        if is_held(reader):
+            self._locked.add(number)
+            return True
+        if number in self._locked or reader.identity.boot_id != boot_id():
+            return False
+        return self._clock.monotonic_ns() - self._beats(number)[0] - reader.skew_ns < ALIVE_NS
 
     def _retire(self, now_ns: int) -> None:
         """Close the rings of processes that are dead and read to their end."""

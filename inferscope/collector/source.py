@@ -118,7 +118,7 @@ class RingSource:
         return snapshot(
             self.collector,
             window_ns=window_ns,
-            mode="ended" if self.has_ended else "live",
+            mode="live" if self._follower.has_writer else "ended",
             source=self.title,
             notes=self.notes(),
             focus=self.focus,

@@ -94,6 +94,7 @@ def test_a_stopped_process_is_not_over_and_a_killed_one_is(
     assert not any(each.request_id == "stays" for each in engine.lives.finished)
     follow(source, lambda: any(each.request_id == "stays" for each in engine.lives.finished))
     assert not source.has_ended
+    assert source.snapshot(60_000_000_000).mode == "live"
     assert [f.finish for f in engine.lives.finished if f.request_id == "stays"] == ["engine_lost"]
     before = engine.lives.num_finished
     process.send_signal(signal.SIGCONT)
@@ -101,8 +102,15 @@ def test_a_stopped_process_is_not_over_and_a_killed_one_is(
     assert source.collector.num_late <= 6  # written by the step that was stopped
     process.kill()
     process.wait()
+    assert source.snapshot(60_000_000_000).mode == "ended", "its heartbeat is still a fresh one"
     follow(source, lambda: source.has_ended)
     assert not engine.lives.table.alive()
+    source.close()
+
+
+def test_a_source_without_a_ring_yet_is_live() -> None:
+    source = RingSource(lambda: [], name="waits")
+    assert source.snapshot(60_000_000_000).mode == "live"
     source.close()
 
 
