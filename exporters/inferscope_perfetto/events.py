@@ -1,10 +1,11 @@
 """The Chrome JSON trace, an event at a time, as Perfetto's importer reads it.
 
 Three of its habits are met here. It multiplies microseconds by 1000 in floating point and cuts off:
-times are written so that whole nanoseconds come out, counted from a day before the first event (a
-machine that is up for months has too many). It finds a thread by its number alone: no two tracks
-share one, and none is 0, the idle thread. It stacks the slices of a track: one that would overlap
-another without being inside of it goes to a track of its own.
+times are written so that whole nanoseconds come out, counted from the trace's begin (a machine that
+is up for months has too many); what began before is cut there, and says by how much. It finds a
+thread by its number alone: no two tracks share one, and none is 0, the idle thread. It stacks the
+slices of a track: one that would overlap another without being inside of it goes to a track of its
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import IO, Any
 import msgspec
 
 _NS_PER_US = 1000
-_DAY_NS = 86_400_000_000_000
 
 Args = dict[str, Any]
 
@@ -44,11 +44,20 @@ class TraceFile:
         ends_ns[number : number + 1] = [end_ns]
         return f"{track}, overlapping ({number})" if number else track
 
+    def begin(self, at_ns: int) -> None:
+        """Make a time the trace's 0, unless an earlier call has."""
+        if self._origin_ns is None:
+            self._origin_ns = at_ns
+
     def slice(
         self, process: str, track: str, name: str, start_ns: int, end_ns: int, args: Args
     ) -> None:
         """Write a slice; those inside of it come after it."""
         start_ns, end_ns = self._since_origin(start_ns), self._since_origin(end_ns)
+        if start_ns < 0:
+            if end_ns <= 0:
+                return
+            args, start_ns = args | {"ns_before_trace": -start_ns}, 0
         self._write(
             {
                 "ph": "X",
@@ -68,7 +77,7 @@ class TraceFile:
                 "ph": "C",
                 "name": name,
                 "pid": self._process(process),
-                "ts": microseconds(self._since_origin(at_ns)),
+                "ts": microseconds(max(self._since_origin(at_ns), 0)),
                 "args": values,
             }
         )
@@ -79,9 +88,9 @@ class TraceFile:
         self._out.write(b'],"otherData":' + self._encode(told) + b"}\n")
 
     def _since_origin(self, at_ns: int) -> int:
-        if self._origin_ns is None:
-            self._origin_ns = at_ns - _DAY_NS
-        return max(0, at_ns - self._origin_ns)
+        self.begin(at_ns)
+        assert self._origin_ns is not None
+        return at_ns - self._origin_ns
 
     def _process(self, name: str) -> int:
         number = self._processes.get(name)

@@ -24,9 +24,11 @@ from inferscope.records import (
     PREFILL,
     CounterSample,
     EngineInfo,
+    Missed,
     Record,
     RingOpened,
     StepPlan,
+    Tick,
 )
 from inferscope_perfetto.events import TraceFile
 
@@ -39,6 +41,9 @@ _GROUPS = {
     "temperature": ("temperature_c",),
 }
 """What is drawn of a device's samples, the words of COUNTERS; amounts as rates."""
+
+_READERS = (RingOpened, Missed, Tick)
+"""Records that a reader makes: a ring may have been opened long before what it still holds."""
 
 
 class PerfettoExporter:
@@ -162,7 +167,9 @@ class PerfettoExporter:
         self._trace.slice(process, track, "KV transfer", *times, told)
 
     def listen(self, ring: int, record: Record) -> None:
-        """Write what a record says of the scheduler or of a device."""
+        """Write what a record says of the scheduler or of a device; the first is the trace's 0."""
+        if not isinstance(record, _READERS):
+            self._trace.begin(record.t_ns)
         if isinstance(record, RingOpened):
             self._ring[record.ring] = record
             self._is_synthetic |= record.synthetic

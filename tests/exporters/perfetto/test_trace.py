@@ -245,6 +245,31 @@ def test_times_come_out_to_the_nanosecond(ns: int) -> None:
     assert nanoseconds(microseconds(ns)) == ns
 
 
+def test_the_trace_begins_at_0_with_the_first_record_of_a_process(sample: Sample) -> None:
+    slices = [each for found in sample.trace.slices.values() for each in found]
+    first_s = min(each.start_ns for each in slices) / SECOND_NS
+    assert 0 <= first_s < 1
+    assert not any("ns_before_trace" in each.args for each in slices)
+
+
+def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() -> None:
+    told = Told()
+    opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
+    told.exporter.listen(0, opened)
+    told.exporter.listen(1, EngineInfo(10 * SECOND_NS, "engine"))
+    told.exporter.step(step(0, 9))
+    told.exporter.step(step(1, 10 - 500e-9))
+    told.exporter.step(step(2, 11))
+    trace = told.read()
+    assert trace.origin_ns == 10 * SECOND_NS
+    (track,) = trace.of("steps of engine").values()
+    assert [each.name.rpartition(" ")[2] for each in track] == ["1", "2"]
+    cut, whole = track
+    assert (cut.start_ns, cut.end_ns) == (0, 1500)
+    assert cut.args["ns_before_trace"] == 500
+    assert whole.start_ns == SECOND_NS
+
+
 def test_a_machine_that_is_up_for_years_makes_no_difference(sample: Sample) -> None:
     years_ns = 20 * 365 * 86_400 * SECOND_NS
     told = Told()
