@@ -22,6 +22,7 @@ from inferscope.cli.moments import accept_minus, ago, into
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.past import open_past
 from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
+from inferscope.cli.terminal import can_draw
 from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         from inferscope.cli.page import show_page
 
         return show_page(options)
-    is_once = options.once or options.json or not sys.stdout.isatty()
+    is_once = options.once or options.json or not can_draw()
     window_ns = None if options.window is None else round(options.window * 1e9)
     source: Source
     choose = _chooser(options)

@@ -24,6 +24,7 @@ from inferscope.cli.demo_link import Ready, Settings
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
+from inferscope.cli.terminal import can_draw
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.config import EngineOptions
@@ -83,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo."""
-    is_headless = options.headless or options.json or not sys.stdout.isatty()
+    is_headless = options.headless or options.json or not can_draw()
     _check(options)
     make_private(ring_directory())  # the engine would run unobserved, and there is nothing to see
     engine_id = f"demo-{os.getpid()}"

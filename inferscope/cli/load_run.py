@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from inferscope.cli.saying import say
+from inferscope.cli.terminal import can_draw
 from inferscope.load.chunks import Endpoint
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.open_loop import ClientTimes, OpenLoop
@@ -24,6 +26,8 @@ from inferscope.private import private_file
 
 _GRACE_S = 5.0
 _REFRESH_S = 0.5
+_LOG_S = 5.0
+"""Between lines on a standard error that is not a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,28 +162,36 @@ def _interruptible(load: OpenLoop) -> Iterator[asyncio.Event]:
 
 @asynccontextmanager
 async def _shown(load: OpenLoop, tally: Tally) -> AsyncIterator[None]:
-    """Keep one line on the terminal up to date, if standard error is one."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    task = asyncio.create_task(_show(load, tally))
-    try:
-        yield
-    finally:
-        task.cancel()
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
-
-
-async def _show(load: OpenLoop, tally: Tally) -> None:
+    """Keep one line on the terminal up to date; elsewhere write one every few seconds."""
     began_s = time.monotonic()
-    while True:
-        line = live_line(
+
+    def line() -> str:
+        return live_line(
             tally,
             elapsed_s=time.monotonic() - began_s,
             num_scheduled=load.num_scheduled,
             num_open=load.num_open,
         )
-        sys.stderr.write(f"\r\x1b[K{line}")
+
+    is_drawn = can_draw(sys.stderr)
+    task = asyncio.create_task(_redraw(line) if is_drawn else _log(line))
+    try:
+        yield
+    finally:
+        task.cancel()
+        if is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+async def _redraw(line: Callable[[], str]) -> None:
+    while True:
+        sys.stderr.write(f"\r\x1b[K{line()}")
         sys.stderr.flush()
         await asyncio.sleep(_REFRESH_S)
+
+
+async def _log(line: Callable[[], str]) -> None:
+    while True:
+        await asyncio.sleep(_LOG_S)
+        say(f"load: {line()}")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from inferscope import __version__
+from inferscope.cli.terminal import print_what_is_encodable
 from inferscope.errors import InferScopeError
 
 COMMANDS = {
@@ -72,8 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    print_what_is_encodable()
     try:
         options = _parser(argv).parse_args(argv)
+        print_what_is_encodable(is_json=getattr(options, "json", False) is True)
         command = importlib.import_module(_module(options.command))
         code: int = command.run(options)
         sys.stdout.flush()

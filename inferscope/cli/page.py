@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from inferscope.cli.terminal import can_draw
 from inferscope.errors import BadInput
 from inferscope.metrics_page.fetch import page_url
 from inferscope.metrics_page.view import PageSource, PageView
@@ -29,7 +30,7 @@ def show_page(options: argparse.Namespace) -> int:
     source = PageSource(url)
     window_ns = round((options.window or 60.0) * 1e9)
     try:
-        if options.once or options.json or not sys.stdout.isatty():
+        if options.once or options.json or not can_draw():
             _print(_two_looks(source, window_ns), options)
         else:
             source.view(window_ns)  # what cannot be read is said here, not on a screen

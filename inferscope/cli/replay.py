@@ -11,6 +11,7 @@ from pathlib import Path
 
 from inferscope.cli.folding import add_refit
 from inferscope.cli.numbers import above_zero
+from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import final_books, open_replay
 from inferscope.cost.book import CostBook
 from inferscope.errors import BadInput
@@ -46,8 +47,11 @@ def run(options: argparse.Namespace) -> int:
         return _check(options)
     if options.screenshot is not None:
         return _picture(options)
-    if not sys.stdout.isatty():
-        raise BadInput("replay needs a terminal. For text: inferscope attach FILE --once.")
+    if not can_draw():
+        raise BadInput(
+            "replay needs a terminal that can move its cursor. "
+            "For text: inferscope attach FILE --once."
+        )
     watch = Watch()
     source = open_replay(
         options.file,

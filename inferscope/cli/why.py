@@ -19,6 +19,7 @@ from inferscope.attribution.breach import Objective
 from inferscope.attribution.spent import Metric
 from inferscope.cli.numbers import latency_ns
 from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
+from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
 from inferscope.probe.ids import digits
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(to_json(report, facts).decode() + "\n")
         return 0
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = can_draw() and not os.environ.get("NO_COLOR")
     sys.stdout.write(to_text(report, width=width, colour=colour, ascii=options.ascii))
     return 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from inferscope.load.quantiles import Quantiles
 from inferscope.load.summary import LATE_P99_MS, Summary, Tally
 
+_MOST_CELLS = 79
+
 
 def summary_text(summary: Summary) -> str:
     """Return the summary as lines of text."""
@@ -34,12 +36,20 @@ def summary_text(summary: Summary) -> str:
 
 
 def live_line(tally: Tally, *, elapsed_s: float, num_scheduled: int, num_open: int) -> str:
-    """Return one line about a load under way."""
-    return (
-        f"{elapsed_s:6.1f} s   scheduled {num_scheduled}   open {num_open}   "
-        f"finished {tally.num_finished}   failed {tally.num_failed}   "
-        f"TTFT p50 {_ms(tally.ttft.at(0.5))} ms   late p99 {_ms(tally.late.at(0.99))} ms"
-    )
+    """Return one line about a load under way, at most 79 cells wide: the last parts give way."""
+    line = f"{elapsed_s:.1f} s"
+    for part in (
+        f"sent {num_scheduled}",
+        f"open {num_open}",
+        f"done {tally.num_finished}",
+        f"failed {tally.num_failed}",
+        f"TTFT p50 {_ms(tally.ttft.at(0.5))} ms",
+        f"late p99 {_ms(tally.late.at(0.99))} ms",
+    ):
+        if len(line) + 2 + len(part) > _MOST_CELLS:
+            break
+        line += f"  {part}"
+    return line
 
 
 def _failure(kind: str, num: int, example: str) -> str:

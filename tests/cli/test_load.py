@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from inferscope.cli import load_run
+from inferscope.cli.main import main
 from tests.children import child
 from tests.cli.running import ROOT, inferscope
 from tests.load.raw_server import SSE, RawServer, saying, whole
@@ -42,6 +44,11 @@ def engine() -> Iterator[str]:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
         process.communicate(timeout=60)
+
+
+def without_progress(printed: str) -> list[str]:
+    """Return the lines of standard error but those that come every 5 s."""
+    return [line for line in printed.splitlines() if not line.startswith("inferscope: load: ")]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +80,7 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
         "--out", str(out), rings=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert not without_progress(done.stderr)
     summary = json.loads(done.stdout)
     assert (summary["scheduled"], summary["finished"], summary["failed"]) == (12, 12, {})
     assert summary["words"]["is_measured"]
@@ -154,7 +161,7 @@ def test_when_all_requests_fail_one_line_says_how(tmp_path: Path) -> None:
     with RawServer(saying(whole("429 Too Many Requests", body))) as server:
         done = load(server.url, "--requests", "3", "--rate", "50", "--json", rings=tmp_path)
     assert done.returncode == 1
-    (said,) = done.stderr.splitlines()
+    (said,) = without_progress(done.stderr)
     assert "none of 3 requests finished: 3 x HTTP 429 (queue full)" in said
     assert json.loads(done.stdout)["failed"] == {"HTTP 429": 3}
 
@@ -174,13 +181,30 @@ def test_too_many_open_are_counted_and_named(tmp_path: Path) -> None:
     assert "--most-open" in done.stdout
 
 
+def test_a_piped_load_prints_its_progress_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)
+        writer.write(ANSWER)
+
+    monkeypatch.setattr(load_run, "_LOG_S", 0.05)
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    with RawServer(slow) as server:
+        assert main(["load", server.url, "--requests", "2", "--rate", "50"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert any(re.match(r"inferscope: load: [\d.]+ s  sent \d  open", line) for line in lines)
+    assert "\x1b" not in printed.err + printed.out
+
+
 def test_no_server_is_one_line(tmp_path: Path) -> None:
     older = tmp_path / "client.jsonl"
     older.write_bytes(b"precious")
     done = load("http://127.0.0.1:9", "--out", str(older), rings=tmp_path)
     assert older.read_bytes() == b"precious"
     assert (done.returncode, done.stdout) == (1, "")
-    (said,) = done.stderr.splitlines()
+    (said,) = without_progress(done.stderr)
     assert "no server answers at http://127.0.0.1:9" in said
     assert "inferscope serve" in said
 
@@ -249,6 +273,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None
             stdout=subprocess.PIPE,
             stderr=its_end,
             text=True,
+            env={**os.environ, "TERM": "xterm"},
         ) as process,
     ):
         os.close(its_end)
@@ -267,7 +292,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None
     assert process.returncode == 130
     shown = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
-    assert "scheduled" in shown
+    assert " s  sent " in shown
     assert shown.endswith("\r\x1b[K")
     lines = rows(out)
     assert {row["outcome"] for row in lines} == {"abandoned"}

@@ -121,5 +121,15 @@ def test_the_line_shown_while_it_runs_has_what_matters() -> None:
     tally.add(request())
     line = live_line(tally, elapsed_s=1.5, num_scheduled=3, num_open=2)
     assert "\n" not in line
-    assert "scheduled 3   open 2   finished 1   failed 0" in line
-    assert "TTFT p50 20.0 ms" in line
+    assert "sent 3  open 2  done 1  failed 0" in line
+    assert "TTFT p50 20.0 ms  late p99" in line
+
+
+@pytest.mark.parametrize("num", [0, 99, 12_345, 10**9, 10**15])
+@pytest.mark.parametrize("elapsed_s", [0.0, 99_999.9, 1e9])
+def test_the_line_shown_while_it_runs_fits_80_columns(num: int, elapsed_s: float) -> None:
+    tally = Tally()
+    tally.add(request())
+    line = live_line(tally, elapsed_s=elapsed_s, num_scheduled=num, num_open=num)
+    assert len(line) < 80
+    assert f"sent {num}  open {num}" in line
