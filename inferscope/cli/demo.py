@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
-import msgspec
-
+from inferscope.cli.demo_engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo_link import Ready, Settings
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
@@ -28,12 +26,10 @@ from inferscope.cli.terminal import can_draw
 from inferscope.collector.snapshot import to_json
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.config import EngineOptions
-from inferscope.engine.server.parent import Failed
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
 from inferscope.findings import Watch, findings
 from inferscope.private import private_file
-from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.records import Record
 from inferscope.report.findings import findings_brief
 from inferscope.ring.discovery import make_private, ring_directory
@@ -43,7 +39,6 @@ from inferscope.tui.judged import Judged
 DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
 _PROGRESS_S = 5.0
-_GRACE_S = 15.0
 _INTERRUPTED = 130
 _KV_TOKENS = 2560
 """Tokens that the KV pool holds: few, so that a burst makes requests wait and be preempted."""
@@ -99,33 +94,73 @@ def run(options: argparse.Namespace) -> int:
         rate_s=options.rate,
         options=engine_options(options),
         client_times=str(options.out / "client.jsonl") if is_headless else None,
+        says_stages=True,
     )
-    folder = ring_directory() / engine_id
-    _say("starting the engine, and measuring what it can do here: some seconds")
-    with (
-        tempfile.TemporaryFile() as words,
-        _Host(settings, engine_id, words=None if is_headless else words) as host,
-    ):
-        recording = RecordingWriter(options.out / "demo.isr") if is_headless else None
-        watch = None if is_headless else Watch()
+    if is_headless:
+        return _run_headless(settings, engine_id, options)
+    return _run_screen(settings, engine_id, options)
+
+
+def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespace) -> int:
+    host = Host(demo_command(settings), engine_id, stderr=None)
+    try:
+        while host.ready is None:
+            _say(f"starting the engine: {host.stage}")
+            host.advance(None)
         source = RingSource(
-            lambda: folder.glob("*.ring"),
-            name=f"demo, about {host.ready.rate_s:.1f} requests/s",
-            sinks=() if watch is None else (watch,),
-            listen=None if watch is None else watch.listen,
-            recording=recording,
+            _rings_of(engine_id),
+            name=_title(host.ready),
+            recording=RecordingWriter(options.out / "demo.isr"),
         )
         try:
-            if watch is None:
-                if not _watch(source, host):
-                    return _INTERRUPTED
-                return _leave_files(source, options)
-            from inferscope.tui.app import InferScopeApp
-
-            InferScopeApp(Judged(source, watch), ascii=options.ascii).run()
+            if not _watch(source, host):
+                return _INTERRUPTED
+            return _leave_files(source, options)
         finally:
             source.close()
+    finally:
+        host.stop()
+
+
+def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace) -> int:
+    """Show the screen at once, and the engine on it as soon as it has started.
+
+    Raises:
+        EngineFailed: the engine could not start.
+    """
+    from inferscope.tui.app import InferScopeApp
+
+    watch = Watch()
+
+    def judged(ready: Ready) -> Judged:
+        source = RingSource(
+            _rings_of(engine_id), name=_title(ready), sinks=(watch,), listen=watch.listen
+        )
+        return Judged(source, watch)
+
+    # What the engine writes to standard error would run into the screen: it waits here.
+    with tempfile.TemporaryFile() as stderr:
+        source = DemoSource(lambda: Host(demo_command(settings), engine_id, stderr=stderr), judged)
+        app = InferScopeApp(source, ascii=options.ascii)
+        source.when_failed = app.leave
+        try:
+            app.run()
+        finally:
+            source.stop()
+            stderr.seek(0)
+            sys.stderr.write(stderr.read().decode("utf-8", "replace"))
+    if source.failure is not None:
+        raise source.failure
     return 0
+
+
+def _rings_of(engine_id: str) -> Callable[[], Iterable[Path]]:
+    folder = ring_directory() / engine_id
+    return lambda: folder.glob("*.ring")
+
+
+def _title(ready: Ready) -> str:
+    return f"demo, about {ready.rate_s:.1f} requests/s"
 
 
 def engine_options(options: argparse.Namespace) -> EngineOptions:
@@ -144,83 +179,6 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
     return replace(sized, num_blocks=_KV_TOKENS // sized.block_tokens)
 
 
-class EngineFailed(InferScopeError):
-    """The engine's process did not start, or died."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class _Host:
-    """The engine's process; leaving the context ends it.
-
-    What it writes to standard error would run into the screen: `words` holds it until the end.
-    """
-
-    def __init__(self, settings: Settings, engine_id: str, *, words: IO[bytes] | None) -> None:
-        self._words = words
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "inferscope.cli.demo_start",
-                msgspec.json.encode(settings).decode(),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            env={**os.environ, ENGINE_ID_VARIABLE: engine_id, "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,
-        )
-
-    def __enter__(self) -> _Host:
-        try:
-            assert self._process.stdout is not None
-            line = self._process.stdout.readline()
-        except BaseException:
-            self.stop()
-            raise
-        word = msgspec.json.decode(line, type=Ready | Failed) if line else None
-        if isinstance(word, Ready):
-            self.ready = word
-            return self
-        self.stop()
-        if word is None:
-            raise EngineFailed("the demo's engine died; its own words stand above.", 1)
-        raise EngineFailed(word.message, word.exit_code)
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def exit_code(self) -> int:
-        """Wait for the process to end by itself, and return its exit code."""
-        return self._process.wait(_GRACE_S)
-
-    def stop(self) -> None:
-        """End the process by closing its standard input, and wait for it."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            _close(pipe)
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        words, self._words = self._words, None
-        if words is not None:
-            words.seek(0)
-            sys.stderr.write(words.read().decode("utf-8", "replace"))
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        pipe.close()
-
-
 def _check(options: argparse.Namespace) -> None:
     if options.load > 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
@@ -233,7 +191,7 @@ def _check(options: argparse.Namespace) -> None:
         ) from error
 
 
-def _watch(source: RingSource, host: _Host) -> bool:
+def _watch(source: RingSource, host: Host) -> bool:
     """Fold until the engine has ended and all of it is folded; False if somebody stopped it.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.cli.demo_link import Ready, Settings
+from inferscope.cli.demo_link import Ready, Settings, Stage
 from inferscope.engine import Engine, Sampling, load_engine, load_tokenizer
 from inferscope.engine.devices import step_timer
 from inferscope.engine.frontend import FrontEnd
@@ -68,8 +68,10 @@ def _run(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
     listen_to_parent(lambda word: None)
+    _begin(settings, f"loading the model {settings.model}")
     engine = load_engine(settings.model, settings.options)
     tokenizer = load_tokenizer(settings.model)
+    _begin(settings, "measuring how many requests this machine serves")
     rate_s, pacing = _rate(settings, engine, tokenizer)
     engine.probe = Probe.open(
         describe(engine, name=settings.model), timer=step_timer(engine.model.device)
@@ -90,6 +92,11 @@ def _run(settings: Settings) -> None:
             out.writelines(times.to_json() for times in ended)
     if ended and all(times.error for times in ended):
         raise InferScopeError(f"no request was served: {ended[0].error}: {ended[0].detail}")
+
+
+def _begin(settings: Settings, stage: str) -> None:
+    if settings.says_stages:
+        say(Stage(stage))
 
 
 async def _serve(

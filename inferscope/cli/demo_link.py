@@ -23,6 +23,14 @@ class Settings(msgspec.Struct, frozen=True):
     client_times: str | None
     """Where to write the load generator's own timestamps."""
     options: EngineOptions
+    says_stages: bool = False
+    """Whether each stage of its start is a line before the one that it is ready."""
+
+
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """What the child does on its way to the load."""
+
+    text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ def can_draw(stream: TextIO | None = None) -> bool:
 
 
 def print_what_is_encodable(*, is_json: bool = False) -> None:
-    """Have standard output and error replace what their encodings lack, and not raise."""
+    """Make standard output and error replace what their encodings lack, and not raise."""
     for stream, errors in ((sys.stdout, _ESCAPED if is_json else _SIMILAR), (sys.stderr, _SIMILAR)):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

@@ -17,6 +17,7 @@ import msgspec
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.messages import ExitApp
 from textual.screen import Screen
 
 from inferscope.collector.snapshot import RequestRow, Snapshot, to_json
@@ -50,6 +51,14 @@ class SourceFailed(Message):
     def __init__(self, reason: str) -> None:
         super().__init__()
         self.reason = reason
+
+
+class SourceWaits(Message):
+    """The source has nothing to show yet."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__()
+        self.status = status
 
 
 class InferScopeApp(App[None]):
@@ -101,7 +110,10 @@ class InferScopeApp(App[None]):
         self.register_theme(LIGHT)
         self.theme = theme_of_terminal()
         self.scene = Scene(
-            title=getattr(source, "title", ""), refresh_hz=refresh_hz, window_ns=window_ns
+            title=getattr(source, "title", ""),
+            status=getattr(source, "status", ""),
+            refresh_hz=refresh_hz,
+            window_ns=window_ns,
         )
         self._is_ascii = ascii
         self._overview = OverviewScreen(is_ascii=ascii)
@@ -113,6 +125,7 @@ class InferScopeApp(App[None]):
             refresh_hz=refresh_hz,
             on_snapshot=lambda snapshot: self._post(SnapshotReady(snapshot)),
             on_failure=lambda reason: self._post(SourceFailed(reason)),
+            on_status=lambda status: self._post(SourceWaits(status)),
         )
 
     def get_default_screen(self) -> Screen[None]:
@@ -120,11 +133,10 @@ class InferScopeApp(App[None]):
         return self._overview
 
     def on_mount(self) -> None:
-        """Show that nothing is there yet, and start to fetch."""
+        """Show that nothing is there yet, and then start to fetch."""
         if self._at_idx is not None:
             self._freeze_at(self._at_idx)
-        self.call_after_refresh(lambda: self.show(self.scene))
-        self._feed.start()
+        self.call_after_refresh(self._begin)
 
     def on_unmount(self) -> None:
         """Stop to fetch; the source is closed by then."""
@@ -144,6 +156,11 @@ class InferScopeApp(App[None]):
         """Say that what is on screen grows old, and why."""
         self.show(replace(self.scene, failure=message.reason))
 
+    def on_source_waits(self, message: SourceWaits) -> None:
+        """Show what the source does meanwhile."""
+        if self.scene.snapshot is None:
+            self.show(replace(self.scene, status=message.status))
+
     def show(self, scene: Scene) -> None:
         """Make a scene the present one and draw it."""
         self.scene = scene
@@ -160,6 +177,10 @@ class InferScopeApp(App[None]):
         self.show(replace(self.scene, message=text))
         if text:
             self.set_timer(_MESSAGE_S, lambda: self._unsay(text))
+
+    def leave(self) -> None:
+        """End the application soon; any thread may call this."""
+        self.post_message(ExitApp())
 
     # --- what the screens ask for ---------------------------------------------------------------
 
@@ -251,6 +272,10 @@ class InferScopeApp(App[None]):
         yield SystemCommand("Quit", "Leave the server as it is", self.exit)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.show(self.scene)
+        self._feed.start()
 
     def _close_request(self) -> None:
         self.focus_on(None)

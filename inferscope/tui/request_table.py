@@ -339,7 +339,8 @@ class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
         if self.filter.predicates and self._rows:
             return f"No request matches {self.filter.text}  (/ then Esc shows all)"
         if self._scene.view is None:
-            return "Waiting for an engine."
+            status = self._scene.status or "waiting for an engine"
+            return f"{status[0].upper()}{status[1:]}."
         return "No request yet: send one to the engine and it appears here."
 
 

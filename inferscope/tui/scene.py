@@ -17,6 +17,8 @@ class Scene:
 
     snapshot: Snapshot | None = None
     title: str = ""
+    status: str = ""
+    """What the source does as long as it has no snapshot."""
     engine_idx: int = 0
     window_ns: int = WINDOWS_NS[1]
     refresh_hz: float = 4.0

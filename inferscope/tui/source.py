@@ -22,8 +22,8 @@ _RETRY_S = 1.0
 class SnapshotSource(Protocol):
     """What the screen reads.
 
-    A source may also have a `title`, shown until the first snapshot, and a `focus`: the request
-    whose tokens it tells one by one.
+    A source may also have a `title`, shown until the first snapshot, a `status`: what it does
+    until then, and a `focus`: the request whose tokens it tells one by one.
     """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
@@ -44,6 +44,7 @@ class Feed:
         refresh_hz: float,
         on_snapshot: Callable[[Snapshot], None],
         on_failure: Callable[[str], None],
+        on_status: Callable[[str], None] = lambda status: None,
     ) -> None:
         """Prepare; `start` begins. The callbacks are called on the feed's thread."""
         self._source = source
@@ -51,6 +52,7 @@ class Feed:
         self._refresh_hz = refresh_hz
         self._on_snapshot = on_snapshot
         self._on_failure = on_failure
+        self._on_status = on_status
         self._focus: str | None = None
         self._wake = threading.Event()
         self._is_stopping = False
@@ -103,4 +105,6 @@ class Feed:
             return _RETRY_S
         if snapshot is not None:
             self._on_snapshot(snapshot)
+        else:
+            self._on_status(getattr(self._source, "status", ""))
         return 1.0 / self._refresh_hz
