@@ -77,7 +77,7 @@ class Host:
         """Read what the process says on its way to its load.
 
         Args:
-            wait_s: wait so long for it to say something; None: until it does.
+            wait_s: longest wait for its next line, in seconds; None waits until it comes.
 
         Raises:
             EngineFailed: it cannot begin, or died.

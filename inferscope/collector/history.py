@@ -9,7 +9,7 @@ the times that are asked for.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -53,6 +53,8 @@ class HistorySource:
         self._wanted = deque(_looks(since_ns, until_ns, at_ns))
         self._finished: dict[str, deque[tuple[int, RequestRow]]] = {}
         """By engine: delivered when, and the row; newest last."""
+        self._num_finished = Counter[str]()
+        """Number of requests by engine that finished since then, including those not kept."""
         self._offset_ns = 0
         self.earlier: list[Snapshot] = []
         self.at_idx: int | None = None
@@ -103,6 +105,7 @@ class HistorySource:
         if request.delivered_ns + self._offset_ns >= self._since_ns:
             kept = self._finished.setdefault(request.engine_id, deque(maxlen=MOST_FINISHED))
             kept.append((request.delivered_ns, finished_row(request)))
+            self._num_finished[request.engine_id] += 1
 
     def _listen(self, ring: int, record: Record) -> None:
         if not isinstance(record, Tick):
@@ -138,7 +141,12 @@ class HistorySource:
         ]
         in_focus = {row.request_id: row for row in view.requests if row.gaps_ns}
         rows += [in_focus.get(row.request_id, row) for _, row in reversed(kept)]
-        return replace(view, requests=tuple(rows[:most]))
+        return replace(
+            view,
+            requests=tuple(rows[:most]),
+            listed_ns=max(view.folded_ns - since_ns, 0),
+            num_finished_since=self._num_finished[view.engine_id],
+        )
 
 
 def _looks(since_ns: int, until_ns: int, at_ns: int | None) -> list[int]:

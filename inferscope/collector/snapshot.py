@@ -293,7 +293,7 @@ class EngineView:
     model_source: str
     series: Series
     requests: tuple[RequestRow, ...]
-    """Alive first, then lately finished, newest first."""
+    """Alive first, then those that finished within `listed_ns`, newest first."""
     num_requests: int
     """Of those alive; `requests` may hold fewer."""
     health: Health
@@ -338,6 +338,10 @@ class EngineView:
     """Why its requests have no ledger; empty where they have one."""
     findings: tuple[RunFinding, ...] = ()
     """On the run so far, in their order; none where the reader does not judge runs."""
+    listed_ns: int = 0
+    """How far back `requests` holds finished ones: the window of all numbers, or a longer past."""
+    num_finished_since: int = 0
+    """Requests that finished within `listed_ns`; `requests` may hold fewer."""
 
     @property
     def has_ended(self) -> bool:

@@ -112,6 +112,7 @@ def _engine(
 ) -> EngineView:
     engine.joins.settle()
     buckets = engine.lives.windows.last(window_ns)
+    since_ns = buckets[0].second * SECOND_NS if buckets else 0
     amounts = windows.amounts(buckets)
     info = engine.info or _UNKNOWN_INFO
     window_s = len(buckets) or 1
@@ -177,7 +178,7 @@ def _engine(
         model_residual=residual_of(engine.lives.residuals),
         model_source=cost_models[0].source if cost_models else "",
         series=_series(buckets),
-        requests=_requests(engine, alive, max_requests, focus),
+        requests=_requests(engine, alive, max_requests, focus, since_ns=since_ns),
         num_requests=len(alive),
         health=_health(collector, engine, rings, amounts, window_s),
         num_ranks_seen=num_seen,
@@ -213,6 +214,8 @@ def _engine(
             has_admitted=engine.lives.num_admissions > 0,
         ),
         ledger_missing=_ledger_missing(engine, rings, engine.now_ns - window_ns),
+        listed_ns=len(buckets) * SECOND_NS,
+        num_finished_since=amounts["finished"],
     )
 
 
@@ -341,8 +344,14 @@ def _health(
 
 
 def _requests(
-    engine: EngineFold, alive: list[Request], max_requests: int, focus: str | None
+    engine: EngineFold,
+    alive: list[Request],
+    max_requests: int,
+    focus: str | None,
+    *,
+    since_ns: int,
 ) -> tuple[RequestRow, ...]:
+    """Return the rows of all that is alive, and of what finished in the window's buckets."""
     rows = []
     is_observed = is_core_observed(engine.rings.values(), engine.now_ns)
     for request in alive[::-1][:max_requests]:
@@ -357,7 +366,8 @@ def _requests(
             )
         rows.append(row)
     room = max_requests - len(rows)
-    for final in list(engine.lives.finished)[::-1][:room]:
+    in_window = [each for each in engine.lives.finished if each.delivered_ns >= since_ns]
+    for final in in_window[::-1][:room]:
         row = finished_row(final)
         if final.request_id == focus:
             row = _in_focus(row, final.token_times_ns, final.trace, final.blame)

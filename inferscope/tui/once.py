@@ -29,7 +29,7 @@ from inferscope.tui.plots import (
     to_ascii,
 )
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import has_gpu, view_verdict, window_words
+from inferscope.tui.words import has_gpu, listed_words, view_verdict, window_words
 
 _NUM_CAUSES = 8
 _NUM_REQUESTS = 20
@@ -137,7 +137,7 @@ def _causes(view: EngineView, width: int) -> list[str]:
 
 def _requests(view: EngineView, width: int) -> list[str]:
     if not view.requests:
-        return ["Requests: none yet"]
+        return [f"Requests: {listed_words(view)}" if view.num_finished else "Requests: none yet"]
     columns = columns_for(width)
     by_p99 = next(column for column in columns if column.name == _SORT)
     order = order_rows(view.requests, range(len(view.requests)), by_p99, is_reversed=True)
@@ -145,7 +145,7 @@ def _requests(view: EngineView, width: int) -> list[str]:
     rows = [
         row_line(view.requests[i], columns, width - 2, unit="ms") for i in order[:_NUM_REQUESTS]
     ]
-    lines = [f"Requests ({view.num_requests} live, by TBT p99)", *_texts([head, *rows])]
+    lines = [f"Requests ({listed_words(view)}; by TBT p99)", *_texts([head, *rows])]
     num_more = len(order) - _NUM_REQUESTS
     return [*lines, f"  … {num_more} more"] if num_more > 0 else lines
 

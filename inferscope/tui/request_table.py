@@ -29,8 +29,8 @@ from inferscope.tui.columns import (
 from inferscope.tui.filters import EVERYTHING, Filter
 from inferscope.tui.lines import Line, fit_line, frame, rule
 from inferscope.tui.panels.phases import Unit
-from inferscope.tui.plots import count
 from inferscope.tui.scene import Scene
+from inferscope.tui.words import listed_words
 
 _MARGIN = 20
 _FULL_SORT_NS = 1_000_000_000
@@ -310,12 +310,12 @@ class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
         ]
         if not seen:
             body.append(((self._nothing(), "dim"),))
-        note, foot = self._note(), self._position(top, len(seen))
+        title, note, foot = self._title(), self._note(), self._position(top, len(seen))
         if left == 2:
-            lines = frame("Requests", body, width, height, note=note, foot=foot)
+            lines = frame(title, body, width, height, note=note, foot=foot)
         else:
             lines = [
-                rule("Requests", width, note=note),
+                rule(title, width, note=note),
                 *[fit_line(((" ", "body"), *line), width) for line in body],
             ]
         cursor = self._cursor - top
@@ -323,13 +323,17 @@ class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
             lines[2 + cursor] = _marked(lines[2 + cursor])
         return lines[:height]
 
-    def _note(self) -> str:
+    def _title(self) -> str:
         view = self._scene.view
-        num = view.num_requests if view is not None else 0
+        return f"Requests: {listed_words(view)}" if view is not None else "Requests"
+
+    def _note(self) -> str:
+        if self.filter.text and self.size.width < _FRAMED:
+            return f"filter: {self.filter.text}"  # its heading marks the sorted column
         heading = self._sort_column.heading.replace(" {unit}", "")
         arrow = "▼" if self.is_reversed else "▲"
         wanted = self.filter.text or "-"
-        return f"{count(num)} live  sort: {heading} {arrow}  filter: {wanted}"
+        return f"sort: {heading} {arrow}  filter: {wanted}"
 
     def _position(self, top: int, num_seen: int) -> str:
         num = len(self._order)
@@ -338,9 +342,12 @@ class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
     def _nothing(self) -> str:
         if self.filter.predicates and self._rows:
             return f"No request matches {self.filter.text}  (/ then Esc shows all)"
-        if self._scene.view is None:
+        view = self._scene.view
+        if view is None:
             status = self._scene.status or "waiting for an engine"
             return f"{status[0].upper()}{status[1:]}."
+        if view.num_finished:
+            return "No request now, nor in this window  (w shows a longer one)"
         return "No request yet: send one to the engine and it appears here."
 
 

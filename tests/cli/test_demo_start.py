@@ -39,7 +39,7 @@ class Start:
         return self.host
 
     def say(self, line: str) -> None:
-        """Have the process say a line; an empty one ends it."""
+        """Make the process print a line; an empty one ends it."""
         assert self.host is not None
         stdin = self.host._process.stdin
         assert stdin is not None

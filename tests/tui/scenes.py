@@ -225,6 +225,8 @@ def engine_view(tick: int = 0) -> EngineView:
         ),
         requests=rows,
         num_requests=len(live),
+        listed_ns=60 * SECOND,
+        num_finished_since=607,
         health=Health("on", 0.004, 1_204_512, 0, 0, 0, 0, ""),
         prefill_flops_per_s=4.55e14,
         counters=CountersView(

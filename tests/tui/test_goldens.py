@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tui.live_screen import assert_golden, play, screen
-from tests.tui.scenes import moving_snapshot, with_requests
+from tests.tui.scenes import moving_snapshot, with_requests, with_view
 
 WIDE, NARROW = (120, 40), (80, 24)
 
@@ -49,7 +49,10 @@ def test_the_screen_looks_like_its_golden(
 
 def test_no_request_yet_is_said_in_words() -> None:
     async def scenario() -> None:
-        async with screen(with_requests(moving_snapshot(), ())) as running:
+        idle = with_requests(moving_snapshot(), ())
+        async with screen(idle) as running:
+            assert "No request now, nor in this window" in running.text
+            await running.show(with_view(idle, num_finished=0))
             assert "No request yet: send one to the engine" in running.text
 
     play(scenario)

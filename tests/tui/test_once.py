@@ -29,7 +29,9 @@ def test_nothing_to_show_is_said() -> None:
     nothing = replace(moving_snapshot(), engines=(), notes=("a block is damaged",))
     assert "no engine has written anything yet" in once_text(nothing)
     assert "note: a block is damaged" in once_text(nothing)
-    assert "Requests: none yet" in once_text(with_requests(moving_snapshot(), ()))
+    idle = with_requests(moving_snapshot(), ())
+    assert "Requests: 0 live, 0 of 607 done in 60 s\n" in once_text(idle)
+    assert "Requests: none yet\n" in once_text(with_view(idle, num_finished=0))
 
 
 def test_what_is_not_observed_is_said_with_the_reason_and_no_cause_is_shown() -> None:
