@@ -36,7 +36,7 @@ from inferscope.ring.discovery import (
     owner_of,
     reading_from,
 )
-from inferscope.slo.meaning import objective_lines
+from inferscope.slo.meaning import objective_lines, objectives_summary
 
 SWITCH_S = 0.001
 """A scrape takes the interpreter's lock some five times, and the fold does not let go of it before
@@ -97,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
         sample_beside(_sources(options, config), sampled, counters.environment)
         part = "" if config.shard.is_all else f", shard {config.shard} of its engines"
         say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
+        if config.slo.objectives is not None:
+            say(f"counting good and bad requests: {objectives_summary(config.slo.objectives)}")
         service = Service(config, outlets, clock=SystemClock(), say=say, read=read)
         is_through = service.run(wishes)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it

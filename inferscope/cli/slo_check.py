@@ -1,7 +1,8 @@
 """Say what a file of objectives means, and how a recording fares under it.
 
 Good and bad are decided as `inferscope collect --slo FILE` decides them: request by request, on the
-clock of the records.
+clock of the records. A file that `inferscope slo rules` refuses is refused here too; a recording is
+judged by it, and a line says so.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import msgspec
 from inferscope.cli.folding import fold_all
 from inferscope.collector.judging import Judging
 from inferscope.collector.view import model_of
-from inferscope.errors import NotFound
+from inferscope.errors import BadInput, NotFound
 from inferscope.slo.judge import Judge
 from inferscope.slo.meaning import objective_lines, outcome_line
 from inferscope.slo.objectives import Objective, Objectives, read_objectives
+from inferscope.slo.rules import check_rules
 from inferscope.slo.tally import Count, Counting
 
 _PATIENCE_S = 300.0
@@ -46,6 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what is promised, and how it was kept."""
     objectives = read_objectives(options.file)
+    try:
+        check_rules(objectives)
+    except BadInput as error:
+        if options.source is None:
+            raise BadInput(f"{options.file}: {error}") from None
+        sys.stderr.write(f"inferscope: slo rules refuses {options.file}: {error}\n")
     rows = [] if options.source is None else _judged(options.source, objectives)
     if options.json:
         told = {"slos": objectives.all, "engines": rows}

@@ -14,10 +14,23 @@ _GOOD: dict[Metric, str] = {
     "goodput": "not failed by the server, and every threshold met",
 }
 
+_MOST_NAMED = 6
+
 
 def objective_lines(objectives: Objectives) -> list[str]:
     """Return a line for each objective."""
     return [_line(one, objectives) for one in objectives.all]
+
+
+def objectives_summary(objectives: Objectives) -> str:
+    """Return all objectives in a line, the first few by name: `ttft 99% within 500 ms`."""
+    parts = []
+    for one in objectives.all[:_MOST_NAMED]:
+        limit = "" if one.threshold_s is None else f" within {_span(one.threshold_s)}"
+        model = "" if one.model is None else f" for {one.model}"
+        parts.append(f"{one.name} {one.objective * 100:g}%{limit}{model}")
+    more = len(objectives.all) - len(parts)
+    return ", ".join(parts) + (f", and {more} more" if more else "")
 
 
 def outcome_line(count: Count) -> str:

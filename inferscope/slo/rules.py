@@ -93,6 +93,15 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
     }
 
 
+def check_rules(objectives: Objectives) -> None:
+    """Refuse objectives that no rules can be made of.
+
+    Raises:
+        BadInput: an alert could never fire, or a window is shorter than the shortest rule's.
+    """
+    burns(objectives, floor=RuleOptions.floor, page_rate_s=RuleOptions.page_rate_s)
+
+
 def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
     """Say in a line for each rule of a budget when it fires.
 
@@ -103,24 +112,24 @@ def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
         ("objective", "alert", "burn", "over", "fires when", "at least", "all bad: after")
     ]
     found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
-    rows += [_row(burn) for burn in found]
+    time = Scaled(options.scale)
+    rows += [_row(burn, time) for burn in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _row(burn: Burn) -> tuple[str, ...]:
-    plain = Scaled(1.0)
+def _row(burn: Burn, time: Scaled) -> tuple[str, ...]:
     whose = burn.objective.model or "all models"
-    over = plain.span(burn.long_s)
+    over = time.span(burn.long_s)
     if burn.short_s is not None:
-        over += f" and {plain.span(burn.short_s)}"
+        over += f" and {time.span(burn.short_s)}"
     else:
         over += ", few requests"
     least = f"{burn.floor} bad"
     if burn.least_rate_s:
         least += f", {burn.least_rate_s:g}/s"
-    after_s = burn.bad_share * burn.long_s
+    after_s = burn.bad_share * time.seconds(burn.long_s)
     after = f"{after_s:.0f} s" if after_s < 100 else f"{after_s / 60:.0f} min"
     if after_s >= 6000:
         after = f"{after_s / 3600:.1f} h"

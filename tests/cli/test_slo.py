@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.children import child
 from tests.cli.running import ANY_PORT, inferscope
 from tests.report.test_why import SAMPLE
 
@@ -17,7 +21,7 @@ slos:
   - {metric: ttft, threshold: 300ms, objective: 0.999, window: 1h, model: builtin}
   - {metric: tpot, threshold: 60ms, objective: 95%, window: 7d}
   - {metric: availability, objective: 99.9%, window: 30d}
-  - {metric: goodput, objective: 90%, window: 30d}
+  - {metric: goodput, objective: 95%, window: 30d}
 """
 
 
@@ -41,7 +45,7 @@ def test_check_says_what_is_promised(slo: Path, tmp_path: Path) -> None:
         "availability, all models: not failed by the server, "
         "99.9 % of requests over 30 d; 1 of 1000 may be bad",
         "goodput, all models: not failed by the server, and every threshold met, "
-        "90 % of requests over 30 d; 1 of 10 may be bad",
+        "95 % of requests over 30 d; 1 of 20 may be bad",
     ]
 
 
@@ -104,6 +108,46 @@ def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Pat
     facts = json.loads(inferscope(*asked, rings=tmp_path).stdout)["facts"]
     limits = {one["metric"]: one["limit_ns"] for one in facts["objectives"]}
     assert limits == {"ttft": 10_000_000_000, "tpot": 60_000_000}
+
+
+def test_check_refuses_what_rules_refuses_and_judges_a_recording_by_it(tmp_path: Path) -> None:
+    file = tmp_path / "slo.yaml"
+    file.write_text("slos: [{metric: availability, objective: 90%, window: 30d}]", encoding="utf-8")
+    check, rules = (
+        inferscope("slo", verb, str(file), rings=tmp_path) for verb in ("check", "rules")
+    )
+    assert (check.returncode, check.stdout) == (rules.returncode, rules.stdout) == (2, "")
+    assert check.stderr == rules.stderr
+    assert "availability promises 0.9" in check.stderr
+    judged = inferscope("slo", "check", str(file), str(SAMPLE), rings=tmp_path)
+    assert judged.returncode == 0
+    assert " good" in judged.stdout
+    assert f"inferscope: slo rules refuses {file}: availability promises 0.9" in judged.stderr
+
+
+def test_a_collector_prints_its_objectives_when_it_starts(slo: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "inferscope",
+        "collect",
+        "--slo",
+        str(slo),
+        "--counters",
+        "off",
+    ]
+    environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path / "rings"), **ANY_PORT}
+    with child(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        line = next(each for each in lines if "counting" in each)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert line == (
+        "inferscope: counting good and bad requests: ttft 99% within 400 ms, "
+        "ttft 99.9% within 300 ms for builtin, tpot 95% within 60 ms, availability 99.9%, "
+        "goodput 95%\n"
+    )
 
 
 def test_a_collector_says_what_it_would_count_by(slo: Path, tmp_path: Path) -> None:

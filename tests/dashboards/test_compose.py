@@ -199,10 +199,7 @@ def test_grafana_finds_the_dashboards(compose: Compose) -> None:
     assert mounts(grafana)["/etc/grafana/provisioning"] == "./provisioning"
 
 
-def test_promtool_takes_the_configuration(compose: Compose, tmp_path: Path) -> None:
-    file = tmp_path / "prometheus.yaml"
-    shutil.copy(config_of(compose.services["prometheus"]), file)
-    (tmp_path / "token").write_text("0123456789abcdef", encoding="ascii")
+def promtool_takes(file: Path) -> None:
     done = subprocess.run(
         [debian.program("promtool"), "check", "config", str(file)],
         capture_output=True,
@@ -210,6 +207,46 @@ def test_promtool_takes_the_configuration(compose: Compose, tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_promtool_takes_the_configuration(compose: Compose, tmp_path: Path) -> None:
+    file = tmp_path / "prometheus.yaml"
+    shutil.copy(config_of(compose.services["prometheus"]), file)
+    (tmp_path / "token").write_text("0123456789abcdef", encoding="ascii")
+    promtool_takes(file)
+
+
+def test_promtool_takes_the_configuration_without_a_token_as_it_is_shipped() -> None:
+    promtool_takes(FOLDER / "prometheus" / "prometheus.yaml")
+    without, with_token = (read(f"prometheus/{name}.yaml") for name in ("prometheus", "with-token"))
+    (job,) = with_token["scrape_configs"]
+    assert job.pop("authorization") == {"credentials_file": "token"}
+    assert without == with_token, "they differ in the token alone"
+
+
+def test_promtool_takes_the_scrape_job_of_the_docs(tmp_path: Path) -> None:
+    page = (FOLDER.parent / "docs" / "collect.md").read_text(encoding="utf-8")
+    (block,) = (
+        text
+        for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+        if "scrape_configs" in text
+    )
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(block, encoding="utf-8")
+    promtool_takes(file)
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    usual = make_exporters(read_config(None, {}).exporters)["prometheus"].describe()
+    assert job["static_configs"][0]["targets"][0] in usual
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef", encoding="ascii")
+    file.write_text(
+        block.replace(
+            "# authorization: {credentials_file: TOKEN}",
+            f"authorization: {{credentials_file: {token}}}",
+        )
+    )
+    assert "authorization" in yaml.safe_load(file.read_text())["scrape_configs"][0]
+    promtool_takes(file)
 
 
 def test_amtool_takes_the_configuration(compose: Compose) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import read_objectives
-from inferscope.slo.rules import RuleOptions, rule_file
+from inferscope.slo.rules import RuleOptions, burn_lines, rule_file
 from tests.cli.running import inferscope
 from tests.cli.test_docs import ROOT
 from tests.dashboards.kubernetes_schema import Manifest, PrometheusRule
@@ -160,6 +160,23 @@ def test_what_just_can_fire_is_taken(tmp_path: Path) -> None:
     slo = {"metric": "ttft", "threshold": "1s", "objective": 0.931, "window": "30d"}
     file.write_text(yaml.safe_dump({"slos": [slo]}), encoding="utf-8")
     assert rule_file(read_objectives(file), RuleOptions())["groups"]
+
+
+@pytest.mark.parametrize("scale", [1, 2, 30, 60])
+def test_the_windows_that_are_printed_are_those_of_the_rules(tmp_path: Path, scale: int) -> None:
+    file = tmp_path / "slo.yaml"
+    file.write_text(OBJECTIVES, encoding="utf-8")
+    options = RuleOptions(scale=scale, scrape_s=1)
+    objectives = read_objectives(file)
+    rules = [rule for group in rule_file(objectives, options)["groups"] for rule in group["rules"]]
+    burning = "".join(rule["expr"] for rule in rules if "Budget" in rule.get("alert", ""))
+    head, *lines = burn_lines(objectives, options)
+    at = head.index("over")
+    printed = {
+        span for line in lines for span in re.findall(r"\b\d+m?[smhd]\b", line[at : at + 14])
+    }
+    assert len(printed) == 7
+    assert printed <= set(re.findall(r":(?:num|share)(\d+m?[smhd])\b", burning))
 
 
 def test_windows_shorter_than_four_scrapes_are_refused(tmp_path: Path) -> None:
