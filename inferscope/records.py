@@ -113,8 +113,18 @@ FINISHES = (
     "rejected",
     "error",
     "engine_lost",
+    "shed",
 )
-"""How a request can end. `engine_lost` is the reader's word: no engine lives to say it."""
+"""How a request can end. `engine_lost` is set by readers only. `rejected` is the client's error
+(most of HTTP's 4xx); `shed` was refused for want of capacity (429, 503)."""
+
+
+def finish_of_status(status: int) -> str:
+    """Return how a request ended that was refused with an HTTP error."""
+    if status in (429, 503):
+        return "shed"
+    return "error" if status >= 500 else "rejected"
+
 
 OTHER_PART = "other"
 """Tokens of a prompt of which nobody said whose they are."""

@@ -10,7 +10,7 @@ from dashboards.generate.frame import MODELS, PHASES, SCHEDULER, SLOW, Row, dash
 from dashboards.generate.panels import Line, Way, bad_above, bars, graph, rows
 from dashboards.generate.queries import growth, now, quantile, rate
 
-FAILURES = "timeout|server_abort|rejected|error|engine_lost"
+FAILURES = "timeout|server_abort|rejected|error|engine_lost|shed"
 """Ends that are nobody's wish; a client that leaves has its reasons."""
 _REQUESTS = "inferscope_requests_total"
 _SLOW_OF = Way("Slow requests of this model", SLOW, {"model": "model_name"})

@@ -17,7 +17,7 @@ from inferscope_otlp.finished import Ints
 from inferscope_otlp.identity import Parent
 from inferscope_otlp.settings import Settings
 
-FAILURES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost"})
+FAILURES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost", "shed"})
 """Ends that the server answers for; a client's own leaving is none."""
 _DRAWN_BITS = 56
 _NS_PER_MS = 1e6

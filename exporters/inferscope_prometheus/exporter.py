@@ -219,7 +219,7 @@ class PrometheusExporter:
         if self._coverage is not None:
             ours = {
                 look.view.engine_id: sum(
-                    sum(counts.finishes.values()) - counts.finishes["rejected"]
+                    sum(num for why, num in counts.finishes.items() if why not in names.REFUSALS)
                     for counts in look.by_replica.values()
                 )
                 for look in looks

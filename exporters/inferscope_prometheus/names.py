@@ -56,8 +56,10 @@ STEP_PHASES = ("prefill", "decode", "mixed")
 PHASES = ("prefill", "decode")
 WASTES = ("cancel", "recompute", "rejected_draft", "padding", "retry")
 CANCELS = ("client_cancel", "timeout")
-FAILURES = ("server_abort", "rejected", "error", "engine_lost")
+FAILURES = ("server_abort", "rejected", "error", "engine_lost", "shed")
 """Ends after which a client has to ask again."""
+REFUSALS = ("rejected", "shed")
+"""Ends of requests that the engine never took."""
 TENANT_TOKENS = ("input", "cached", "output")
 SPEC_RESULTS = ("accepted", "rejected")
 TOKENS = (("prefill", "computed"), ("prefill", "cached"), ("decode", "computed"))
@@ -95,6 +97,7 @@ __all__ = [
     "OTHER_MODEL",
     "PHASES",
     "QUEUES",
+    "REFUSALS",
     "SOURCES",
     "SPEC_RESULTS",
     "STALLS",

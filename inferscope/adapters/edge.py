@@ -45,7 +45,7 @@ from inferscope.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels, Parts
 from inferscope.probe.place import server_place
-from inferscope.records import RequestIndex
+from inferscope.records import RequestIndex, finish_of_status
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -341,7 +341,7 @@ class Edge:
         for request_id, index in exchange.index_by_id.items():
             self._by_id.pop(request_id, None)
             if exchange.status >= _REFUSED:
-                exchange.probe.finished(index, _finish_of(exchange.status), at_ns=at_ns)
+                exchange.probe.finished(index, finish_of_status(exchange.status), at_ns=at_ns)
             exchange.probe.last_byte(index, at_ns=at_ns)
         if not exchange.index_by_id and exchange.status >= _REFUSED:
             self._refused(exchange)
@@ -355,7 +355,7 @@ class Edge:
             at_ns=exchange.received_ns,
             attributes={**exchange.attributes, "status": str(exchange.status)},
         )
-        self._probe.finished(index, _finish_of(exchange.status))
+        self._probe.finished(index, finish_of_status(exchange.status))
         self._probe.last_byte(index)
 
 
@@ -367,11 +367,6 @@ def _begin(
         return None
     exchange = scope[_MARK] = Exchange(scope, probe, labels, allowed)
     return exchange
-
-
-def _finish_of(status: int) -> str:
-    """Return how a request ended that was answered with an HTTP error."""
-    return "error" if status >= _FAILED else "rejected"
 
 
 def _leaving(exchange: Exchange, message: Message) -> dict[RequestIndex, int] | None:

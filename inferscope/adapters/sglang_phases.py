@@ -12,12 +12,20 @@ it one stretch of positions, which may hold several kinds of work:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from inferscope.records import DECODE, DRAFT, LAST_CHUNK, PREFILL, RECOMPUTED, VERIFY, Binding
+from inferscope.records import (
+    DECODE,
+    DRAFT,
+    LAST_CHUNK,
+    PREFILL,
+    RECOMPUTED,
+    VERIFY,
+    Binding,
+    finish_of_status,
+)
 
 HEALTH_CHECK = "HEALTH_CHECK"
 """Ids of the server's own probes begin so; they are no requests."""
@@ -146,9 +154,8 @@ def finish_of_json(reason: Mapping[str, Any] | None, *, has_run: bool) -> str:
     status = reason.get("status_code")
     if status is None:
         return "client_cancel"
-    if int(status) == HTTPStatus.SERVICE_UNAVAILABLE:
-        return "server_abort" if has_run else "rejected"
-    return "error" if int(status) >= HTTPStatus.INTERNAL_SERVER_ERROR else "rejected"
+    finish = finish_of_status(int(status))
+    return "server_abort" if finish == "shed" and has_run else finish
 
 
 def binding(

@@ -70,6 +70,7 @@ class _Rejection(msgspec.Struct, frozen=True, gc=False):
     external_id: str | None
     parent: str
     arrived_ns: int
+    finish: Finish
 
 
 class _Cancellation(msgspec.Struct, frozen=True, gc=False):
@@ -168,10 +169,15 @@ class Engine:
             self._wake.notify()
             try:
                 self._check(prompt, sampling)
-            except InferScopeError:
-                # Not by a name: an error that its own frame holds stays until a collection.
+            # Not by a name: an error that its own frame holds stays until a collection.
+            except QueueFull:
                 self._inbox.append(
-                    _Rejection(request_id, len(prompt), external_id, parent, arrived_ns)
+                    _Rejection(request_id, len(prompt), external_id, parent, arrived_ns, "shed")
+                )
+                raise
+            except InferScopeError:
+                self._inbox.append(
+                    _Rejection(request_id, len(prompt), external_id, parent, arrived_ns, "rejected")
                 )
                 raise
             self._num_submitted += 1
@@ -353,8 +359,8 @@ class Engine:
             parent=rejection.parent,
             at_ns=rejection.arrived_ns,
         )
-        self.probe.finished(index, "rejected")
-        self._totals.finished["rejected"] += 1
+        self.probe.finished(index, rejection.finish)
+        self._totals.finished[rejection.finish] += 1
 
     def _tell_plan(self, step: int, plan: Plan, start_ns: int, end_ns: int) -> None:
         probe, pool, totals = self.probe, self.pool, self._totals

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 
 from inferscope.engine.conversation import Conversation, Delivery
 from inferscope.engine.core import Engine, Output
-from inferscope.engine.request import Sampling
+from inferscope.engine.request import BadRequest, Finish, QueueFull, Sampling
 from inferscope.engine.tokenizer import Sections, Tokenizer, encode_sections
 from inferscope.probe import Probe
 
@@ -81,9 +81,9 @@ class FrontEnd:
                 self._engine.submit(
                     tokens, sampling, request_id=request_id, external_id=external_id
                 )
-            except Exception:
+            except Exception as error:
                 is_over = True
-                probe.finished(index, "rejected")
+                probe.finished(index, _finish_of(error))
                 raise
             while not is_over:
                 await news.wait()
@@ -119,3 +119,9 @@ class FrontEnd:
                     self._probe.first_byte(conversation.index)
         if indices:
             self._probe.emitted(indices, counts)
+
+
+def _finish_of(error: Exception) -> Finish:
+    if isinstance(error, QueueFull):
+        return "shed"
+    return "rejected" if isinstance(error, BadRequest) else "error"

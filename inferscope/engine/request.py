@@ -18,7 +18,7 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.records import RequestIndex
 
 Finish: TypeAlias = Literal[
-    "stop", "length", "client_cancel", "timeout", "server_abort", "rejected", "error"
+    "stop", "length", "client_cancel", "timeout", "server_abort", "rejected", "error", "shed"
 ]
 
 

@@ -96,8 +96,10 @@ ROWS: dict[str, Row] = {
 OF_OBJECTIVE = {
     "prefill_own": _LARGE,
     "decode_own": _LARGE,
+    "shed": "More comes than is served: add replicas, or raise the engine's limit of the queue.",
 }
-"""Advice that differs where an objective says how long requests may take."""
+"""Advice that differs where an objective says how long requests may take, and for causes that are
+no row of the ledger."""
 
 
 def row_of(cause: str) -> Row:

@@ -16,10 +16,15 @@ from inferscope.metrics_page.fetch import Page
 
 @dataclass(frozen=True)
 class Name:
-    """A metric, or those of its series that have these labels."""
+    """A metric, or those of its series that have these labels.
+
+    Attributes:
+        but: labels whose series are left out.
+    """
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
+    but: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class Dialect:
         server: what it is called.
         prefix: of all its metrics.
         gauges: running, waiting, kv_share and cached_share (both 0..1).
-        counters: finished, prompt_tokens, cached_tokens, generated_tokens, preemptions.
+        counters: finished (refusals left out), prompt_tokens, cached_tokens, generated_tokens,
+            preemptions.
         includes_cached: prompt tokens found in the cache count as prompt tokens too.
         histograms: ttft, tbt, e2e, queue; in seconds.
         model_label: names the model.
@@ -147,14 +153,21 @@ _SERVE = Dialect(
         waiting="requests_waiting",
         kv_share="kv_cache_usage_ratio",
     ),
-    _names(
-        "inferscope_serve_",
-        finished="requests_total",
-        prompt_tokens="prompt_tokens_total",
-        cached_tokens="prompt_tokens_cached_total",
-        generated_tokens="generation_tokens_total",
-        preemptions="preemptions_total",
-    ),
+    {
+        "finished": (
+            Name(
+                "inferscope_serve_requests_total",
+                but=(("reason", "rejected"), ("reason", "shed")),
+            ),
+        ),
+        **_names(
+            "inferscope_serve_",
+            prompt_tokens="prompt_tokens_total",
+            cached_tokens="prompt_tokens_cached_total",
+            generated_tokens="generation_tokens_total",
+            preemptions="preemptions_total",
+        ),
+    },
 )
 _COLLECT = Dialect(
     "inferscope collect",
@@ -166,7 +179,12 @@ _COLLECT = Dialect(
         kv_share="kv_cache_usage_ratio",
     ),
     {
-        "finished": (Name("inferscope_requests_total"),),
+        "finished": (
+            Name(
+                "inferscope_requests_total",
+                but=(("finish_reason", "rejected"), ("finish_reason", "shed")),
+            ),
+        ),
         "prompt_tokens": (
             Name("inferscope_tokens_total", (("phase", "prefill"), ("source", "computed"))),
         ),

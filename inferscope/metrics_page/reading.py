@@ -161,11 +161,12 @@ def _quantile(histogram: Histogram, q: float) -> tuple[float, _Where]:
 def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[float]:
     """Return the numbers of the first name that the page has."""
     for name in names:
-        wanted = name.labels
+        wanted, unwanted = name.labels, name.but
         numbers = [
             sample.number
             for sample in by_name.get(name.name, ())
             if all(sample.labels.get(key) == value for key, value in wanted)
+            and not any(sample.labels.get(key) == value for key, value in unwanted)
             and _is_usable(sample.number)
         ]
         if numbers:

@@ -25,6 +25,7 @@ from inferscope.attribution.breach import Breach, breaches
 from inferscope.attribution.peers import Peers, remembered
 from inferscope.attribution.spent import Explained, Metric
 from inferscope.slo.objectives import LATENCIES, Objective, Objectives
+from inferscope.slo.tally import SHED
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
 
 SETTLE_NS = 500_000_000
@@ -37,7 +38,8 @@ _MOST_PEERS = 200
 _NEVER_NS = 1 << 62
 _FORGET_NS = 600_000_000_000
 ENGINE_LOST = "engine_lost"
-"""A request's end, and its cause."""
+_OWN_CAUSES = (ENGINE_LOST, SHED)
+"""Ends that are their own cause."""
 
 
 class InFlight(Protocol):
@@ -280,8 +282,8 @@ class Judge:
         missed = breaches(request, limits.values(), self._peers)
         by_metric = {each.metric: each for each in missed}
         worst = max(missed, key=_excess, default=None)
-        is_lost = request.finish == ENGINE_LOST
-        cause = ENGINE_LOST if is_lost else None if worst is None else worst.top
+        own_cause = request.finish if request.finish in _OWN_CAUSES else None
+        cause = own_cause or (None if worst is None else worst.top)
         if self._is_told():
             for one in self._objectives:
                 if one.name not in names or (is_warm_up and _is_latency(one, request)):
@@ -289,7 +291,7 @@ class Judge:
                 told = cause
                 if one.name in limits:
                     own = by_metric.get(limits[one.name].metric)
-                    told = (None if own is None else own.top) or (ENGINE_LOST if is_lost else None)
+                    told = (None if own is None else own.top) or own_cause
                 self._tally.explained(one, told)
         return cause
 

@@ -10,8 +10,8 @@ _GOOD: dict[Metric, str] = {
     "tbt": "no gap between tokens above {limit}",
     "tpot": "mean time per token after the first within {limit}",
     "e2e": "last token within {limit}",
-    "availability": "not failed by the server",
-    "goodput": "not failed by the server, and every threshold met",
+    "availability": "not failed or shed by the server",
+    "goodput": "not failed or shed by the server, and every threshold met",
 }
 
 _MOST_NAMED = 6

@@ -13,6 +13,8 @@ import msgspec
 from inferscope.records import CAUSES
 from inferscope.slo.objectives import Objective
 
+SHED = "shed"
+"""The cause of what was refused for want of capacity; no time is booked to it."""
 UNKNOWN = "unknown"
 """In place of a cause where nobody can tell."""
 
@@ -26,7 +28,7 @@ class Count(msgspec.Struct, frozen=True):
     num_warm_up: int = 0
     """Neither good nor bad: from before the engine's first answer."""
     causes: dict[str, int] = {}
-    """Of the bad ones, by each of CAUSES and UNKNOWN; those in flight have theirs later."""
+    """Number of bad ones by each of CAUSES, SHED and UNKNOWN; of those in flight it is added later."""
 
 
 class Counting:
@@ -65,5 +67,5 @@ class Counting:
         counts = self._counts.get(objective.name)
         if counts is None:
             counts = self._counts[objective.name] = [0, 0, 0]
-            self._causes[objective.name] = dict.fromkeys((*CAUSES, UNKNOWN), 0)
+            self._causes[objective.name] = dict.fromkeys((*CAUSES, SHED, UNKNOWN), 0)
         return counts

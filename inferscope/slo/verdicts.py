@@ -1,6 +1,6 @@
 """Good, bad, or not to be counted: one request under one objective, once it is over.
 
-                    answered           left or refused        failed by the server
+                    answered           left or rejected       failed by the server, or shed
     ttft            token by then      no token by then: bad; before that: not counted
     e2e             last token by then not over by then: bad; before that: not counted
     tbt             longest gap        a gap beyond it: bad; else not counted
@@ -24,8 +24,8 @@ from inferscope.attribution.spent import METRICS, Explained
 from inferscope.slo.objectives import Metric, Objective
 
 ANSWERS = frozenset({"stop", "length"})
-FAILURES = frozenset({"timeout", "server_abort", "error", "engine_lost"})
-"""Ends that the server answers for; not a client's leaving, nor that its request was refused."""
+FAILURES = frozenset({"timeout", "server_abort", "error", "engine_lost", "shed"})
+"""Ends that the server answers for; not a client's leaving, nor its error (`rejected`)."""
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):

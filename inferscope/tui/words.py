@@ -47,7 +47,7 @@ STATE_MARKS: dict[str, tuple[str, Role]] = {
     "done": (" ", "dim"),
 }
 
-BAD_FINISHES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost"})
+BAD_FINISHES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost", "shed"})
 
 BINDINGS: dict[str, str] = {
     "none": "nothing in the last step",

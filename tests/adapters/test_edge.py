@@ -295,7 +295,7 @@ def test_a_client_that_reads_is_not_reported_as_blocked(watched: Watched) -> Non
 
 @pytest.mark.parametrize(
     ("path", "status", "reason"),
-    [("/busy", 429, "rejected"), ("/nowhere", 404, "rejected"), ("/broken", 500, "error")],
+    [("/busy", 429, "shed"), ("/nowhere", 404, "rejected"), ("/broken", 500, "error")],
 )
 def test_what_never_reaches_the_engine_is_counted_by_status(
     watched: Watched, path: str, status: int, reason: str
@@ -359,7 +359,7 @@ def test_a_request_that_was_joined_ends_as_its_status_says(watched: Watched, sta
         await send({"type": "http.response.body", "body": b"x"})
 
     asyncio.run(_call(app))
-    reasons = {200: [], 400: ["rejected"], 429: ["rejected"]}.get(status, ["error"])
+    reasons = {200: [], 400: ["rejected"], 429: ["shed"], 500: ["error"], 503: ["shed"]}[status]
     times_ns = [event.at_ns for event in watched.events()]
     assert times_ns == sorted(times_ns), "a reader takes events in this order"
     ends = watched.events()[2:]

@@ -187,7 +187,7 @@ def test_work_is_what_was_not_cached_plus_outputs_but_one_plus_recomputed(
         (None, False, "client_cancel"),
         ({"type": "abort", "message": "Aborted", "status_code": None}, True, "client_cancel"),
         ({"type": "abort", "message": "The request queue is full.", "status_code": 503}, False,
-         "rejected"),
+         "shed"),
         ({"type": "abort", "message": "Retry later.", "status_code": 503}, True, "server_abort"),
         ({"type": "abort", "message": "Request running timeout reached.", "status_code": 503}, True,
          "timeout"),

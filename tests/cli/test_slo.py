@@ -42,9 +42,9 @@ def test_check_says_what_is_promised(slo: Path, tmp_path: Path) -> None:
         "99.9 % of requests over 1 h; 1 of 1000 may be bad",
         "tpot, all models: mean time per token after the first within 60 ms, "
         "95 % of requests over 7 d; 1 of 20 may be bad",
-        "availability, all models: not failed by the server, "
+        "availability, all models: not failed or shed by the server, "
         "99.9 % of requests over 30 d; 1 of 1000 may be bad",
-        "goodput, all models: not failed by the server, and every threshold met, "
+        "goodput, all models: not failed or shed by the server, and every threshold met, "
         "95 % of requests over 30 d; 1 of 20 may be bad",
     ]
 

@@ -13,7 +13,7 @@ from inferscope.collecting import promises as promises_module
 from inferscope.collecting.promises import CATCH_UP_NS, Promises
 from inferscope.records import CAUSES
 from inferscope.slo import Objective, Objectives
-from inferscope.slo.tally import UNKNOWN
+from inferscope.slo.tally import SHED, UNKNOWN
 from tests.collecting.rings import SECOND_NS, Time
 from tests.collecting.running import Collector, Scrape, collecting, engine_by_hand, eventually
 from tests.slo.requests import FINE
@@ -60,7 +60,7 @@ def test_what_was_counted_before_a_collector_was_killed_is_not_counted_again(
         for slo, num in (("ttft", 1), ("availability", 0), ("goodput", 1)):
             assert seen.one("inferscope_slo_warmup_requests_total", slo=slo) == num
         causes = seen.all("inferscope_slo_breaches_total", slo="goodput")
-        assert {labels["cause"] for labels, _ in causes} == {*CAUSES, UNKNOWN}
+        assert {labels["cause"] for labels, _ in causes} == {*CAUSES, SHED, UNKNOWN}
         assert sum(num for _, num in causes) == 3
         assert seen.one("inferscope_slo_threshold_seconds", slo="ttft") == 60
         assert seen.one("inferscope_slo_objective_ratio", slo="tight") == 0.5

@@ -277,7 +277,9 @@ def test_full_queue_rejects(tiny_engine: Build) -> None:
     with pytest.raises(QueueFull):
         engine.submit([1])
     drain(engine)
-    assert sorted(spy.finishes()) == [(0, "length"), (1, "length"), (2, "rejected")]
+    assert sorted(spy.finishes()) == [(0, "length"), (1, "length"), (2, "shed")]
+    finished = engine.stats().finished
+    assert (finished["shed"], finished["rejected"]) == (1, 0)
     engine.submit([1])
 
 

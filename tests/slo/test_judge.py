@@ -87,6 +87,25 @@ def hang(core: Ring, *, from_ms: float, until_ms: float, step_ms: float | None =
         at_ms += 400
 
 
+@pytest.mark.parametrize("has_front_end", [False, True])
+def test_what_is_shed_is_bad_and_what_the_client_got_wrong_is_not_counted(
+    has_front_end: bool,
+) -> None:
+    script = Script()
+    core = warm(script)
+    front = script.ring("frontend") if has_front_end else None
+    for number, finish in enumerate(("shed", "rejected")):
+        asked = None if front is None else front.received(f"r{number}")
+        core.finished(core.queued(f"r{number}"), finish)
+        if front is not None and asked is not None:
+            front.finished(asked, finish)
+            front.last_byte(asked)
+    told, _, finals = judged(script, until_ms=1000)
+    assert [final.finish for final in finals.requests] == ["stop", "shed", "rejected"]
+    bad = [("availability", "bad"), ("goodput", "bad")]
+    assert told == [*WARMED, *bad, ("availability", "for shed"), ("goodput", "for shed")]
+
+
 WARMED = [("ttft", "warm-up"), ("availability", "good"), ("goodput", "warm-up")]
 
 

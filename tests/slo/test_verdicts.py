@@ -65,6 +65,7 @@ def test_a_latency_is_judged_by_its_deadline(
 
 @pytest.mark.parametrize("finish", FINISHES)
 def test_a_failure_is_the_servers_and_a_leaving_is_nobodys(finish: str) -> None:
+    assert "shed" in FAILURES
     expected = {"stop": True, "length": True, "client_cancel": None, "rejected": None}
     assert {*expected, *FAILURES} == set(FINISHES)
     request = replace(FINE, finish=finish)

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -107,7 +108,9 @@ class _Process:
         self._server = _Server(
             uvicorn.Config(
                 build_app(service),
-                http=limited(settings.client_timeout_s, settings.max_connections),
+                http=limited(
+                    settings.client_timeout_s, settings.max_connections, partial(_shed, link, probe)
+                ),
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -153,6 +156,13 @@ class _Process:
     def _end_all(self, reason: Finish) -> None:
         for exchange in list(self._exchanges):
             exchange.leave(reason)
+
+
+def _shed(link: Link, probe: Probe) -> None:
+    """Record a connection that was refused: the request in it was never read."""
+    index = probe.received(link.name_request())
+    probe.finished(index, "shed")
+    probe.last_byte(index)
 
 
 def main() -> int:

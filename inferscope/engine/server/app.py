@@ -163,6 +163,7 @@ class _Generation:
             else:
                 await send_whole(exchange, answer, send, headers)
         except ApiError as refused:
+            exchange.refuse(refused.status)
             await send_body(send, refused.status, refused.body, headers + _headers(refused))
         except Left:
             exchange.leave(line.parting)

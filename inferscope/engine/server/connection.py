@@ -11,6 +11,7 @@ import asyncio
 import http
 import socket
 import time
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -35,11 +36,13 @@ class Connection(HttpToolsProtocol):
         timeout_s: how long its head may take, then each MiB of its body, and how long it may leave
             an answer unread.
         most: connections that an API server has at a time.
+        on_shed: called for each connection that is refused beyond that number.
         parting: how its requests end when it is lost.
     """
 
     timeout_s = 30.0
     most = 2048
+    on_shed: Callable[[], None] = staticmethod(lambda: None)
     parting: Finish = "client_cancel"
 
     # --- what the application needs -----------------------------------------------------------
@@ -103,6 +106,7 @@ class Connection(HttpToolsProtocol):
         if waiting:
             min(waiting, key=lambda each: each._waits_since_s).transport.abort()
         else:
+            self.on_shed()
             self._refuse(
                 ApiError(
                     503,
@@ -278,9 +282,10 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
 
-def limited(timeout_s: float, most: int) -> type[Connection]:
+def limited(timeout_s: float, most: int, on_shed: Callable[[], None]) -> type[Connection]:
     """Return the connection class with this timeout and this maximum number."""
-    return type("Connection", (Connection,), {"timeout_s": timeout_s, "most": most})
+    own = {"timeout_s": timeout_s, "most": most, "on_shed": staticmethod(on_shed)}
+    return type("Connection", (Connection,), own)
 
 
 def _head_too_large() -> ApiError:

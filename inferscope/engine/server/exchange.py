@@ -24,11 +24,12 @@ from inferscope.engine.request import (
 from inferscope.engine.server.errors import ApiError, Left, bad_field, ended_early, refusal
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import Ask
-from inferscope.engine.server.wire import Refused
+from inferscope.engine.server.wire import Refusal, Refused
 from inferscope.engine.server.written import Written
 from inferscope.engine.tokenizer import Tokenizer, encode_sections
 from inferscope.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.parts import Parts
+from inferscope.records import finish_of_status
 
 LONG_PROMPT_CHARS = 20_000
 """From here on tokenising takes milliseconds, which other clients would wait."""
@@ -95,6 +96,14 @@ class Origin:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
+_FINISHES: dict[Refusal, Finish] = {
+    "bad_request": "rejected",
+    "queue_full": "shed",
+    "stopped": "error",
+    "failed": "error",
+}
+
+
 class Choice:
     """One text of an answer, a request to the engine.
 
@@ -134,8 +143,7 @@ class Choice:
         """Take the engine's no."""
         self.refused = refused
         if refused.kind != "lost":
-            reason: Finish = "error" if refused.kind == "failed" else "rejected"
-            self._front.probe.finished(self.talk.index, reason)
+            self._front.probe.finished(self.talk.index, _FINISHES[refused.kind])
         self.talk.wake()
 
     def wrote(self, num_tokens: int, blocked_ns: int) -> None:
@@ -163,6 +171,7 @@ class Exchange:
         self._origin = origin
         self._news = asyncio.Event()
         self._left: Finish | None = None
+        self._refusal = "error"
         self.line = origin.line
         self.is_answered = False
         self.num_each = 1 if ask is None else ask.num_each
@@ -274,13 +283,17 @@ class Exchange:
         if reason == "server_abort" and self.line.is_stuck:
             self.line.abort()  # it waits for a client that does not read
 
+    def refuse(self, status: int) -> None:
+        """Note that the client gets an HTTP error; how a request ends that was not handed in."""
+        self._refusal = finish_of_status(status)
+
     def close(self) -> None:
         """Note that the client has all that it will get, and cancel the rest."""
         probe = self._front.probe
         self._front.written.tell()
         for choice in self.choices:
             if not choice.is_submitted:
-                probe.finished(choice.talk.index, self._left or "rejected")
+                probe.finished(choice.talk.index, self._left or self._refusal)
             elif not choice.talk.is_over:
                 self._front.link.cancel(choice.request_id, self._left or "server_abort")
             elif self._left is not None and choice.num_written < choice.talk.num_tokens:

@@ -347,7 +347,7 @@ def test_a_temperature_next_to_nothing_is_greedy(server: Server) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_a_full_queue_is_429_with_retry_after(server: Server) -> None:
+def test_a_full_queue_is_429_with_retry_after_and_recorded_as_shed(server: Server) -> None:
     endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
     streams = [Stream(server.port, "/v1/completions", endless) for _ in range(4)]
     for stream in streams:
@@ -355,15 +355,18 @@ def test_a_full_queue_is_429_with_retry_after(server: Server) -> None:
     waiting = [Stream(server.port, "/v1/completions", endless) for _ in range(8)]
     try:
         refused = {}
-        for _ in range(50):
+        for number in range(50):
             status, answer, headers = server.post(
-                "/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 1}
+                "/v1/completions",
+                {"prompt": "x", "stream": True, "max_tokens": 1},
+                {"X-Request-Id": f"refused-{number}"},
             )
             if status == 429:
                 refused = {"answer": answer, "headers": headers}
                 break
         assert refused["answer"]["error"]["type"] == "rate_limit_error"
         assert int(refused["headers"]["retry-after"]) >= 1
+        assert server.final(f"refused-{number}").finish == "shed"
     finally:
         for stream in (*streams, *waiting):
             stream.close()

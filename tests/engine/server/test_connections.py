@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server.running import Server, serving
+from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import lives
 
 
@@ -140,4 +140,17 @@ def test_connections_that_only_wait_make_room(tmp_path: Path) -> None:
         assert sum(bool(select.select([each], [], [], 0)[0]) for each in held) >= 8
         for connection in held:
             connection.close()
+        assert server.stop() == 0
+
+
+def test_a_connection_that_is_refused_is_recorded_as_shed(tmp_path: Path) -> None:
+    endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+    with serving(tmp_path, "builtin", "--max-connections", "1") as server:
+        server.wait()
+        with Stream(server.port, "/v1/completions", endless) as stream:
+            next(stream.events())
+            with dial(server) as connection:
+                assert is_refused(connection, 503, "too_many_connections")
+        finals = server.finals(until=2).values()
+        assert {final.finish for final in finals} == {"shed", "client_cancel"}
         assert server.stop() == 0

@@ -11,8 +11,13 @@ from contextlib import contextmanager
 import pytest
 from inferscope_prometheus import PrometheusExporter
 from inferscope_prometheus.coverage import Coverage, Covered, own_count
+from inferscope_prometheus.names import REFUSALS
 
 from inferscope.errors import BadInput
+from inferscope.metrics_page.dialects import dialect_of
+from inferscope.metrics_page.fetch import Page, Sample
+from inferscope.metrics_page.reading import read
+from inferscope.records import FINISHES
 from tests.collecting.running import eventually
 
 _PAGE = """# HELP vllm:request_success_total Count
@@ -77,6 +82,17 @@ def engine() -> Iterator[str]:
 def test_an_engines_page_is_read(engine: str) -> None:
     assert own_count(f"{engine}/metrics") == 42
     assert own_count("http://127.0.0.1:1/metrics") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("inferscope_serve_requests_total", "reason"), ("inferscope_requests_total", "finish_reason")],
+)
+def test_what_an_engine_refused_is_not_among_what_it_finished(name: str, label: str) -> None:
+    samples = tuple(Sample(name, {label: finish}, 10.0) for finish in FINISHES)
+    page = Page("http://engine/metrics", 0, 0, samples)
+    counted = len(FINISHES) - len(REFUSALS)
+    assert read(page, dialect_of(page)).counters["finished"] == 10 * counted
 
 
 def test_an_engine_is_asked_again_and_again() -> None:
