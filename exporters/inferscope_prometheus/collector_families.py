@@ -26,3 +26,9 @@ def collector_families(running: Running) -> Iterator[Metric]:
         ("result",),
         [((*names.OF_ALL, result), float(num)) for result, num in reloads],
     )
+    yield counter(
+        "inferscope_rings_refused",
+        "Rings that are not followed: their engine is another user's, or a limit is reached.",
+        ("reason",),
+        [((*names.OF_ALL, reason), float(num)) for reason, num in running.num_refused.items()],
+    )

@@ -60,7 +60,7 @@ class PrometheusExporter:
         self._adapters = Tenants(most=self._settings.most_tenants)
         self._by_engine: dict[str, Numbers] = {}
         self._models: set[str] = set()
-        self._published = Published()
+        self._published = Published(self._settings.max_series)
         self._offset_ns = 0
         """Wall clock less monotonic clock, as the page has it."""
         self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
@@ -296,8 +296,9 @@ class Page:
 class Published:
     """What a scrape sees: replaced as a whole, never changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_series: int) -> None:
         self.now = Page(published_ns=time.monotonic_ns())
+        self._max_series = max_series
 
     def is_alive(self) -> bool:
         """Return whether the engines' records are being folded; any thread may call it."""
@@ -305,6 +306,7 @@ class Published:
 
     def render(self, is_open: bool) -> bytes:
         """Return the page, as OpenMetrics or not; any thread may call it."""
+        from inferscope_prometheus.bounded import bounded
         from inferscope_prometheus.collector_families import collector_families
         from inferscope_prometheus.families import families
         from inferscope_prometheus.page import page
@@ -320,6 +322,8 @@ class Published:
             told = chain(told, slo_families(counts, snapshot.promised))
         if snapshot.running is not None:
             told = chain(told, collector_families(snapshot.running))
+        order = [look.view.engine_id for look in now.looks]
+        told = bounded(told, order=order, guests=snapshot.guests, most=self._max_series)
         return page(told, is_open=is_open)
 
 

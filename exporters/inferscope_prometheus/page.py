@@ -7,7 +7,9 @@ are written once for all of its buckets.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from prometheus_client.core import Metric
@@ -16,6 +18,9 @@ from inferscope_prometheus.numbers import Exemplar, Histogram
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MOST_LABEL = 256
+"""Maximum of characters of a label's value; names of pods have up to 253."""
+_DIGITS = 12
 _LEVEL = 1
 """Of compression: a level higher takes three times as long for a tenth of the bytes."""
 
@@ -41,6 +46,19 @@ class HistogramFamily(Metric):
             offset_ns: wall clock less the clock of its exemplars.
         """
         self._rows.append((labels, histogram, offset_ns))
+
+    def num_series(self) -> dict[str, int]:
+        """Return the number of series by engine."""
+        at, num_each = self._label_names.index("engine_id"), len(self._bounds) + 2
+        found: Counter[str] = Counter()
+        for labels, _, _ in self._rows:
+            found[labels[at]] += num_each
+        return found
+
+    def leave_out(self, engine_ids: Collection[str]) -> None:
+        """Drop the series of these engines."""
+        at = self._label_names.index("engine_id")
+        self._rows = [row for row in self._rows if row[0][at] not in engine_ids]
 
     def lines(self, *, is_open: bool) -> Iterator[str]:
         """Return its series' lines."""
@@ -103,6 +121,10 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 @lru_cache(4096)
 def _escaped(value: str) -> str:
+    """Return a label's value, cut if it is long; two long values stay two."""
+    if len(value) > MOST_LABEL:
+        digits = hashlib.sha256(value.encode()).hexdigest()[:_DIGITS]
+        value = f"{value[: MOST_LABEL - _DIGITS - 1]}-{digits}"
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

@@ -17,6 +17,9 @@ ANY_ENGINE = "*"
 """In place of an engine's id in `engine_metrics`: the only one that is not named."""
 _LEAST_TOKEN = 16
 _MOST_TENANTS = 1000
+_FEWEST_SERIES = 1000
+"""One engine has some 450."""
+_MOST_SERIES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Settings:
     """That have series of their own from the start."""
     most_tenants: int = 20
     """That have series of their own; all others are `other`."""
+    max_series: int = 100_000
+    """Maximum of a page; engines beyond it are left out as a whole, the newest first."""
     engine_metrics: tuple[tuple[str, str], ...] = ()
     """Engines' ids, or `*`, and the pages on which they count their requests themselves."""
 
@@ -81,6 +86,7 @@ def read_settings(section: Mapping[str, object]) -> Settings:
         _price(section.get("price_per_gpu_hour")),
         _words(section.get("tenants")),
         _most(section.get("most_tenants", found.most_tenants)),
+        _max_series(section.get("max_series", found.max_series)),
         _pages(section.get("engine_metrics")),
     )
     if (settings.tls_cert is None) != (settings.tls_key is None):
@@ -155,6 +161,15 @@ def _words(value: object) -> tuple[str, ...]:
 def _most(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TENANTS:
         raise BadInput(f"most_tenants is {value!r}. Give a whole number up to {_MOST_TENANTS}.")
+    return value
+
+
+def _max_series(value: object) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_number and isinstance(value, int) and _FEWEST_SERIES <= value <= _MOST_SERIES):
+        raise BadInput(
+            f"max_series is {value!r}. Give a whole number from {_FEWEST_SERIES} to {_MOST_SERIES}."
+        )
     return value
 
 

@@ -7,6 +7,7 @@
     pins: {folder: /var/lib/inferscope/pins, max_mb: 1024, on: [breach, engine_lost, signal]}
     outlive_s: 30
     shard: 1/2
+    max_engines: 256
     slo: {file: slo.yaml, state: /var/lib/inferscope/slo-state.json}
     counters: {sources: auto, interval: 100ms}
     headers: [tenant, priority]
@@ -54,6 +55,7 @@ _SCALARS = {
     "FOLDER": ("folder",),
     "SHARD": ("shard",),
     "OUTLIVE_S": ("outlive_s",),
+    "MAX_ENGINES": ("max_engines",),
     "PINS_FOLDER": ("pins", "folder"),
     "PINS_MAX_MB": ("pins", "max_mb"),
     "PINS_BEFORE_S": ("pins", "before_s"),
@@ -73,6 +75,9 @@ _TEXTS = ("rings", "shard", "folder", "file", "state", "headers", "sources", "dc
 _SHORT = {"slo": "file", "counters": "sources"}
 """Sections for which a word may stand, and which of their settings that is."""
 _OFF = "off"
+MOST_ENGINES = 256
+"""Maximum of engines in sight; each costs some 450 time series until 15 minutes after its end."""
+_LARGEST_MAX_ENGINES = 100_000
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,8 @@ class Config:
     """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
     shard: Shard = ALL
     """Of the engines."""
+    max_engines: int = MOST_ENGINES
+    """Maximum in sight of this collector, or of this shard."""
 
     @property
     def state(self) -> Path:
@@ -202,7 +209,10 @@ def read_config(
         if name.startswith(PREFIX):
             _override(document, name, environment[name])
     document.only(
-        ("rings", "folder", "outlive_s", "shard", "exporters", "pins", "slo", "counters", "headers")
+        (
+            *("rings", "folder", "outlive_s", "shard", "max_engines", "exporters", "pins", "slo"),
+            *("counters", "headers"),
+        )
     )
     beside = Path() if path is None else path.parent
     given, word = document.text("rings"), shard or document.text("shard")
@@ -220,7 +230,17 @@ def read_config(
         _headers(document),
         document.number("outlive_s") or 0.0,
         part,
+        _max_engines(document),
     )
+
+
+def _max_engines(document: Section) -> int:
+    num = document.number("max_engines")
+    if num is None:
+        return MOST_ENGINES
+    if not (num.is_integer() and 1 <= num <= _LARGEST_MAX_ENGINES):
+        raise document.wrong("max_engines", f"a whole number up to {_LARGEST_MAX_ENGINES}")
+    return int(num)
 
 
 def _override(document: Section, name: str, text: str) -> None:

@@ -10,10 +10,13 @@ ended before is nobody's: the collector before this one has counted it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from inferscope.collecting.config import MOST_ENGINES
 from inferscope.collecting.promises import Promises
 from inferscope.collecting.shard import ALL, Shard
 from inferscope.collecting.since import since
@@ -72,6 +75,13 @@ _KEPT = Keep(
 _JUST_NOW_NS = 30_000_000_000
 """What becomes of an engine's requests is decided by then after its end."""
 _NO_WORK = "idle_no_work"
+_MOST_RINGS = 1024
+"""Maximum of rings of one other user: each is an open file, of which a process has a limit."""
+_MOST_NOTES = 1000
+"""Maximum of lines that are said: others' folders have any number of names."""
+REFUSALS = ("owner", "engines", "rings")
+"""Reasons for leaving a ring out: its engine id belongs to another user, or there are too many
+engines, or too many rings of its user."""
 
 
 class Engines:
@@ -79,6 +89,8 @@ class Engines:
 
     Attributes:
         notes: what must be said of their files, until somebody takes it.
+        most: maximum number of engines.
+        num_refused: rings that were left out, by reason.
     """
 
     def __init__(
@@ -89,6 +101,7 @@ class Engines:
         clock: Clock,
         promises: Promises | None = None,
         shard: Shard = ALL,
+        most: int = MOST_ENGINES,
     ) -> None:
         """Prepare.
 
@@ -98,7 +111,11 @@ class Engines:
             clock: the rings' own.
             promises: has requests judged.
             shard: which of the engines to follow.
+            most: maximum number of engines. Those of one other user take half of it at most.
         """
+        self.most = most
+        self.num_refused = dict.fromkeys(REFUSALS, 0)
+        self._left_out: set[Path] = set()
         self._promises = promises
         self._shard = shard
         self._folder = folder
@@ -112,9 +129,9 @@ class Engines:
         self._followed: dict[str, _Followed] = {}
         self._owners: dict[str, int] = {}
         """User whose rings are followed, by engine id: the first one seen."""
-        self._samplers: list[Path] = []
-        """Rings of what samples this host's devices: every engine's fold reads them, and nobody
-        where there is no engine."""
+        self._samplers: dict[Path, int] = {}
+        """Rings of what samples this host's devices, with their users. The fold of every engine
+        reads those of this user and of root, that of a user's engines also the user's own."""
         self.notes: list[str] = []
         self._noted: set[str] = set()
         self._closed_ns = 0
@@ -147,6 +164,7 @@ class Engines:
             if engine.is_forgotten(now_ns):
                 engine.close()
                 del self._followed[engine_id], self._owners[engine_id]
+                self._try_again()
                 if self._promises is not None:
                     self._promises.forget(engine_id)
             if is_over():
@@ -171,7 +189,9 @@ class Engines:
         for view in views:
             for skewed in view.health.skewed_clocks:
                 self._note(skewed.in_words())
-        look = Snapshot(now_ns, real_ns, "live", tuple(views), "", str(self._folder))
+        look = Snapshot(
+            now_ns, real_ns, "live", tuple(views), "", str(self._folder), guests=self._guests()
+        )
         return look if self._promises is None else _with_promises(look, self._promises)
 
     def save(self) -> None:
@@ -216,33 +236,83 @@ class Engines:
         gone = self._known.forget(now_ns)
         for engine in self._followed.values() if gone else ():
             engine.paths = [path for path in engine.paths if path not in gone]
-        self._samplers[:] = [path for path in self._samplers if path not in gone]
+        for path in gone:
+            self._samplers.pop(path, None)
+        self._left_out.difference_update(gone)
         for file in files:  # this user's own folder first
             identity = self._identity_of(file, is_start=is_start)
             if identity is None:
                 continue
             path = file[0]
             engine_id = identity.engine_id
-            if identity.role == SAMPLER_ROLE:
-                if path not in self._samplers:
-                    self._samplers.append(path)
-                continue
-            if not self._shard.has(engine_id):
-                continue
             owner = owner_of(path)
             if owner < 0:  # removed meanwhile
                 continue
-            if self._owners.setdefault(engine_id, owner) != owner:
-                self._note(
-                    f"{path} is left out: it states engine {engine_id}, which belongs to "
-                    f"uid {self._owners[engine_id]}, and the ring to uid {owner}"
-                )
+            if identity.role == SAMPLER_ROLE:
+                self._samplers[path] = owner
                 continue
+            if not self._shard.has(engine_id):
+                continue
+            refusal = self._refusal(engine_id, owner)
+            if refusal is not None:
+                self._leave_out(path, *refusal)
+                continue
+            self._owners[engine_id] = owner
+            self._left_out.discard(path)
             if engine_id in self._followed:
                 self._followed[engine_id].add(path)
             else:
                 since_ns = now_ns - _SETTLE_NS if is_start else now_ns
                 self._settling.setdefault(engine_id, (since_ns, []))[1].append(path)
+
+    def _refusal(self, engine_id: str, owner: int) -> tuple[str, str] | None:
+        """Return why a ring is left out: one of REFUSALS, and a line; None where it is not."""
+        known = self._owners.get(engine_id)
+        if known not in (None, owner):
+            return "owner", (
+                f"it states engine {engine_id}, which belongs to uid {known}, and the ring to "
+                f"uid {owner}"
+            )
+        is_guest = _is_guest(owner)
+        if known is None:
+            num, of_user = len(self._owners), list(self._owners.values()).count(owner)
+            if num >= self.most or (is_guest and 2 * of_user >= self.most):
+                return "engines", (
+                    f"{num} engines are in sight, {of_user} of them of uid {owner}. max_engines is "
+                    f"{self.most}, and another user has half of it at most"
+                )
+        if is_guest and self._num_rings(owner) >= _MOST_RINGS:
+            return "rings", f"uid {owner} has {_MOST_RINGS} rings already"
+        return None
+
+    def _num_rings(self, owner: int) -> int:
+        """Return how many rings of a user are followed."""
+        followed = {name: engine.paths for name, engine in self._followed.items()}
+        settling = {name: paths for name, (_, paths) in self._settling.items()}
+        return sum(
+            len(paths)
+            for name, paths in (*followed.items(), *settling.items())
+            if self._owners[name] == owner
+        )
+
+    def _leave_out(self, path: Path, reason: str, why: str) -> None:
+        """Count a ring that is left out, once, and have it said."""
+        if path not in self._left_out:
+            self._left_out.add(path)
+            self.num_refused[reason] += 1
+            self._note(f"{path} is left out: {why}")
+
+    def _try_again(self) -> None:
+        """Look again at the rings that were left out: there is room."""
+        self._known.fail_all(self._left_out)
+
+    def _guests(self) -> dict[str, int]:
+        """Return the user ids of the engines of other users than this one and root."""
+        return {name: owner for name, owner in self._owners.items() if _is_guest(owner)}
+
+    def _samplers_for(self, owner: int) -> list[Path]:
+        """Return the rings of samplers that the engines of a user may be measured by."""
+        return [path for path, uid in self._samplers.items() if uid == owner or not _is_guest(uid)]
 
     def _settle(self, now_ns: int, *, is_start: bool) -> None:
         """Begin to follow the engines whose processes have made their rings by now."""
@@ -252,7 +322,7 @@ class Engines:
                 self._followed[engine_id] = _Followed(
                     engine_id,
                     paths,
-                    self._samplers,
+                    partial(self._samplers_for, self._owners[engine_id]),
                     self._sink,
                     self._clock,
                     counts_from_ns=self._began_ns if is_start else None,
@@ -308,10 +378,11 @@ class Engines:
             reader.close()
 
     def _note(self, line: str) -> None:
-        """Have a line said, once."""
-        if line not in self._noted:
+        """Add a line to the notes, once; beyond the maximum none."""
+        if line not in self._noted and len(self._noted) <= _MOST_NOTES:
+            is_last = len(self._noted) == _MOST_NOTES
             self._noted.add(line)
-            self.notes.append(line)
+            self.notes.append("further lines about rings are left out" if is_last else line)
 
 
 class _Followed:
@@ -326,7 +397,7 @@ class _Followed:
         self,
         engine_id: str,
         paths: list[Path],
-        samplers: list[Path],
+        samplers: Callable[[], list[Path]],
         sink: Sink,
         clock: Clock,
         *,
@@ -343,7 +414,7 @@ class _Followed:
         if judge is not None and since_ns is not None:
             since_ns = min(since_ns, judge.counts_from_ns)
         self._source = RingSource(
-            lambda: [*self.paths, *samplers],
+            lambda: [*self.paths, *samplers()],
             name=engine_id,
             sinks=(self,),
             clock=clock,
@@ -456,6 +527,11 @@ class _Followed:
         return snapshot(
             self._source.collector, window_ns=_WINDOW_NS, mode="live", max_requests=0
         ).engines
+
+
+def _is_guest(owner: int) -> bool:
+    """Return whether a user is neither this one nor root."""
+    return owner not in (os.geteuid(), 0)
 
 
 class _Gate:

@@ -76,7 +76,12 @@ class Service:
         self._noted = Noted(config.headers)
         self._promises = self._promised(config)
         self._engines = Engines(
-            config.rings, sink=self, clock=clock, promises=self._promises, shard=config.shard
+            config.rings,
+            sink=self,
+            clock=clock,
+            promises=self._promises,
+            shard=config.shard,
+            most=config.max_engines,
         )
         self._pins: Pins | None = None
         self._incidents: Incidents | None = None
@@ -212,6 +217,7 @@ class Service:
         self._noted = Noted(config.headers)
         self._promise(config)
         self._watch_for_incidents(config)
+        self._engines.most = config.max_engines
         self._config = config
         told = config_hash(config)
         what = "the same as before" if told == self._running.config_hash else told
@@ -257,7 +263,8 @@ class Service:
     # --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        snapshot = replace(self._engines.snapshot(), running=self._running)
+        running = replace(self._running, num_refused=dict(self._engines.num_refused))
+        snapshot = replace(self._engines.snapshot(), running=running)
         self._engines.save()  # first: whatever is seen of this look is kept
         if self._incidents is not None:
             self._incidents.look(snapshot)

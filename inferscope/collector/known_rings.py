@@ -8,7 +8,7 @@ counts as new if its header states another process. A folder may be out of sight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -74,8 +74,12 @@ class KnownRings:
 
     def fail(self, path: Path) -> None:
         """Note that a file can be read no more: it is tried again."""
+        self.fail_all((path,))
+
+    def fail_all(self, paths: Collection[Path]) -> None:
+        """Return these files as unread again."""
         for file, known in self._by_file.items():
-            if file[0] == path:
+            if file[0] in paths:
                 known.identity = None
 
     def forget(self, now_ns: int) -> set[Path]:

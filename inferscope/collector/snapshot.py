@@ -6,6 +6,7 @@ Percentiles come from merged histograms with bins of 1 %; counts, sums and share
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -383,6 +384,8 @@ class Running:
     """That did not, for something could not be used."""
     shard: str = "1/1"
     """Which part of the host's engines it has."""
+    num_refused: Mapping[str, int] = field(default_factory=dict)
+    """Rings that were left out, by reason."""
 
 
 @dataclass(frozen=True)
@@ -406,6 +409,8 @@ class Snapshot:
     """What a collector's exporters gave up, by exporter and reason."""
     running: Running | None = None
     """None where the reader is no collector."""
+    guests: Mapping[str, int] = field(default_factory=dict)
+    """User ids of engines of other users than the collector's and root, by engine id."""
 
 
 def to_json(snapshot: Snapshot) -> bytes:

@@ -28,7 +28,7 @@ class Count(msgspec.Struct, frozen=True):
     num_warm_up: int = 0
     """Neither good nor bad: from before the engine's first answer."""
     causes: dict[str, int] = {}
-    """Number of bad ones by each of CAUSES, SHED and UNKNOWN; of those in flight it is added later."""
+    """Number of bad ones by each of CAUSES, SHED and UNKNOWN; those in flight come later."""
 
 
 class Counting:

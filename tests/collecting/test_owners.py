@@ -36,6 +36,7 @@ def test_rings_of_another_user_are_not_folded_into_an_engine(
     engines.advance()
     assert [path.parent.parent for path in engines.rings()] == [ours]
     assert ["uid 12345" in note for note in engines.notes] == [True]
+    assert engines.num_refused == {"owner": 1, "engines": 0, "rings": 0}
     engines.close()
     for ring in rings:
         ring.close()

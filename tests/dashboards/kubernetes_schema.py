@@ -215,6 +215,8 @@ class PodMetricsEndpoint(Struct):
 class PodMonitorSpec(Struct):
     selector: Selector
     pod_metrics_endpoints: list[PodMetricsEndpoint]
+    sample_limit: int
+    label_value_length_limit: int
 
 
 class PodMonitor(Struct, tag_field="kind", tag="PodMonitor"):

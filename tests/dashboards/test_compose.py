@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from inferscope_prometheus.page import MOST_LABEL
+from inferscope_prometheus.settings import read_settings
 
 from inferscope.collecting.config import read_config
 from inferscope.collecting.outlets import make_exporters
@@ -110,6 +112,9 @@ def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Dataso
     prometheus = yaml.safe_load(config_of(compose.services["prometheus"]).read_text())
     (job,) = prometheus["scrape_configs"]
     told = config.exporters["prometheus"]
+    most = read_settings(told).max_series
+    assert most < job["sample_limit"] < 2 * most
+    assert job["label_value_length_limit"] >= MOST_LABEL
     assert job["static_configs"] == [{"targets": [f"{told['host']}:{told['port']}"]}]
     # One file, on the host and in the container, whose user is in the group that may read it.
     shown = config_of(compose.services["prometheus"]).with_name(

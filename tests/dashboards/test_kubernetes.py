@@ -13,6 +13,8 @@ import pytest
 import yaml
 from inferscope_otlp.finished import Engine
 from inferscope_otlp.resource import resource
+from inferscope_prometheus.page import MOST_LABEL
+from inferscope_prometheus.settings import read_settings
 
 from inferscope.cli.main import _parser
 from inferscope.collecting.config import Config, read_config
@@ -154,6 +156,14 @@ def test_what_is_scraped_is_where_the_collector_serves(way: Way) -> None:
     open_to_all = {p.port for r in policy.spec.ingress if not r.from_ for p in r.ports}
     ports = {each.container_port for c in way.pod.containers for each in c.ports}
     assert open_to_all == ports - {port.container_port}
+
+
+def test_a_scrape_takes_what_a_page_may_have_and_not_much_more(way: Way) -> None:
+    monitor = way.only(PodMonitor)
+    assert isinstance(monitor, PodMonitor)
+    most = read_settings(way.config.exporters["prometheus"]).max_series
+    assert most < monitor.spec.sample_limit < 2 * most
+    assert monitor.spec.label_value_length_limit >= MOST_LABEL
 
 
 def test_who_scrapes_shows_the_token_that_the_collector_reads(way: Way) -> None:

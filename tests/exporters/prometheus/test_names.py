@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from inferscope_prometheus import PrometheusExporter, names
+from inferscope_prometheus.bounded import bounded
 from inferscope_prometheus.collector_families import collector_families
 from inferscope_prometheus.families import families
 from inferscope_prometheus.page import page
@@ -89,8 +90,9 @@ def exported(finals: Finals) -> Scrape:
     told = (
         *families([replace(look, coverage=0.99)], dropped={"otlp": {"closed": 0}}),
         *slo_families([(look.whole, look.view.objectives[0])], Promised((budget,), 0.0)),
-        *collector_families(Running("1", "0" * 12)),
+        *collector_families(Running("1", "0" * 12, num_refused={"engines": 0})),
     )
+    told = (*bounded(told, order=(), guests={}, most=1000),)
     return Scrape(page(told, is_open=False).decode())
 
 

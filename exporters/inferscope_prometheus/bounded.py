@@ -1,0 +1,73 @@
+"""A page of bounded size: engines whose series are too many are left out as a whole.
+
+Engines are counted from the oldest on, so that a newcomer costs none of those before it its series.
+Those of one other user may have half of the page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from prometheus_client.core import Metric
+
+from inferscope_prometheus import names
+from inferscope_prometheus.metric import gauge
+from inferscope_prometheus.page import HistogramFamily
+
+_ENGINE = "engine_id"
+
+
+def bounded(
+    families: Iterable[Metric], *, order: Sequence[str], guests: Mapping[str, int], most: int
+) -> Iterator[Metric]:
+    """Return the families without the engines that are too many, and how many series that are.
+
+    Args:
+        families: those of a page.
+        order: ids of the engines, the oldest first.
+        guests: user ids of engines of other users.
+        most: maximum number of series.
+    """
+    told = list(families)
+    by_engine: Counter[str] = Counter()
+    for family in told:
+        if isinstance(family, HistogramFamily):
+            by_engine.update(family.num_series())
+        else:
+            by_engine.update(sample.labels[_ENGINE] for sample in family.samples)
+    refused = _too_many(by_engine, order, guests, most)
+    if refused:
+        for family in told:
+            if isinstance(family, HistogramFamily):
+                family.leave_out(refused)
+            else:
+                family.samples = [s for s in family.samples if s.labels[_ENGINE] not in refused]
+    left_out = gauge(
+        "inferscope_series_left_out",
+        "Time series that are not on this page, because it would have more than max_series.",
+        (),
+        [(names.OF_ALL, float(sum(by_engine[engine_id] for engine_id in refused)))],
+    )
+    return chain(told, (left_out,))
+
+
+def _too_many(
+    by_engine: Mapping[str, int], order: Sequence[str], guests: Mapping[str, int], most: int
+) -> set[str]:
+    """Return the engines for which there is no room."""
+    in_sight = set(order)
+    total = sum(num for engine_id, num in by_engine.items() if engine_id not in in_sight)
+    by_guest: Counter[int] = Counter()
+    refused = set()
+    for engine_id in order:
+        num, guest = by_engine.get(engine_id, 0), guests.get(engine_id)
+        is_beyond_half = guest is not None and 2 * (by_guest[guest] + num) > most
+        if total + num > most or is_beyond_half:
+            refused.add(engine_id)
+            continue
+        total += num
+        if guest is not None:
+            by_guest[guest] += num
+    return refused
