@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from inferscope.collector.finals import FinalRequest
 from inferscope_prometheus import names
-from inferscope_prometheus.tenants import IDLE, NOBODY, OTHER, WASTE, Tenants
+from inferscope_prometheus.tenants import IDLE, NOBODY, OTHER, RESERVED, WASTE, Tenants
 
 
 def tenant_of(request: FinalRequest) -> str | None:
@@ -67,6 +67,8 @@ class Bill:
         """By steps, of requests that have not ended."""
         self._waiting_ns: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Of requests that have ended, by payer and phase; not given out yet."""
+        self._retired_ns: defaultdict[str, int] = defaultdict(int)
+        """Nanoseconds given out to payers whose series has ended, by phase."""
         self._num_seeded = -1
         self._seed()
 
@@ -83,7 +85,7 @@ class Bill:
     def ended(self, request: FinalRequest) -> dict[str, int]:
         """Take what a request took; return how much of it was in vain, by reason."""
         took_ns = request.prefill_ns + request.decode_ns
-        payer = self._tenants.label(self._payer_of(request), took_ns)
+        payer = self._tenants.label(self._payer_of(request), took_ns, request.delivered_ns)
         wasted = _waste(request)
         lost_ns = {
             "prefill": wasted["recompute"],
@@ -128,23 +130,43 @@ class Bill:
         for phase in names.PHASES:
             waiting = {at: ns for at, ns in self._waiting_ns.items() if at[1] == phase and ns}
             given_ns = sum(ns for at, ns in self.device_ns.items() if at[1] == phase)
+            given_ns += self._retired_ns[phase]
             left_ns = device_ns.get(phase, 0) - given_ns
             if not waiting or left_ns <= 0:
                 continue
             in_flight_ns = max(0, self._attributed_ns[phase])
             part = min(1.0, left_ns / (sum(waiting.values()) + in_flight_ns))
             for at, ns in waiting.items():
-                self.device_ns[at] += int(ns * part)
+                self.device_ns[at] = self.device_ns.get(at, 0) + int(ns * part)
                 self._waiting_ns[at] = 0
         for phase, ns in device_ns.items():
             if phase not in names.PHASES:
                 self.device_ns[WASTE if phase == "padding" else IDLE, phase] = ns
+        self._retire()
+
+    def _retire(self) -> None:
+        """Drop the series of payers that have none any more, once all that they took is given out.
+
+        A sum over all payers is then short of theirs; a rate is not.
+        """
+        kept = {*RESERVED, *self._tenants.labels}
+        gone = {payer for payer, _ in self.device_ns if payer not in kept}
+        gone -= {payer for (payer, _), ns in self._waiting_ns.items() if ns}
+        if not gone:
+            return
+        for at in [at for at in self.device_ns if at[0] in gone]:
+            self._retired_ns[at[1]] += self.device_ns.pop(at)
+            self._waiting_ns.pop(at, None)
+            self._priced_ns.pop(at, None)
+            self._paid.pop(at, None)
+        for at in [at for at in self.tokens if at[0] in gone]:
+            del self.tokens[at]
 
     def _seed(self) -> None:
         """Let every payer's series be there before it pays."""
-        if self._num_seeded == len(self._tenants.labels):
+        if self._num_seeded == self._tenants.num_changes:
             return
-        self._num_seeded = len(self._tenants.labels)
+        self._num_seeded = self._tenants.num_changes
         for payer in (NOBODY, OTHER, WASTE, *self._tenants.labels):
             for phase in names.PHASES:
                 self.device_ns.setdefault((payer, phase), 0)

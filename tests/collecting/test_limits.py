@@ -44,7 +44,7 @@ class Host:
         self.look()
 
     def look(self) -> None:
-        """Let the engines go on for some seconds, and the collector with them."""
+        """Advance engines and collector by two seconds."""
         for _ in range(4):
             self.time.now_ns += 500_000_000
             for ring in self.rings.values():

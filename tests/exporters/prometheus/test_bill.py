@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus.bill import Bill
-from inferscope_prometheus.tenants import IDLE, NOBODY, WASTE, Tenants
+from inferscope_prometheus.tenants import IDLE, KEPT_NS, NOBODY, UNUSED_AFTER, WASTE, Tenants
 from msgspec.structs import replace
 
 from inferscope.collector.finals import FinalRequest, Part
@@ -104,6 +104,33 @@ def test_who_is_still_served_is_not_billed_to_who_has_ended(finals: Finals) -> N
     assert bill.device_ns["a", "decode"] == 100
     bill.settle({"prefill": 900, "decode": 200})
     assert bill.device_ns["a", "prefill"] == 300
+
+
+def test_a_payer_without_a_series_keeps_what_it_paid_from_the_others(finals: Finals) -> None:
+    tenants = Tenants(most=4)
+    bill = Bill(tenants, price=1.0)
+    of_a = made(replace(finals.requests[0], delivered_ns=0), (300, 100, 0, 0, "stop", "a"))
+    for _ in range(4):
+        bill.attributed(300, 100)
+        bill.ended(of_a)
+    bill.settle({"prefill": 1200, "decode": 400})
+    assert bill.device_ns["a", "prefill"] == 600
+    later = replace(of_a, delivered_ns=KEPT_NS)
+    for number in range(UNUSED_AFTER):
+        bill.attributed(300, 100)
+        bill.ended(replace(later, attributes={"tenant": f"b{number}"}))
+    device = {"prefill": 300 * (UNUSED_AFTER + 4), "decode": 100 * (UNUSED_AFTER + 4)}
+    bill.settle(device)
+    assert not any(payer == "a" for payer, _ in (*bill.device_ns, *bill.tokens))
+    assert sum(bill.device_ns.values()) == sum(device.values()) - 2 * 400
+    assert (bill.dollars() or {}).keys() == bill.device_ns.keys()
+    bill.settle(device)
+    assert sum(bill.device_ns.values()) == sum(device.values()) - 2 * 400, "the others have no more"
+    for _ in range(3):
+        bill.attributed(300, 100)
+        bill.ended(later)
+    bill.settle({"prefill": device["prefill"] + 900, "decode": device["decode"] + 300})
+    assert bill.device_ns["a", "prefill"] == 300, "from 0 on, the third one"
 
 
 def test_waste_has_one_reason(finals: Finals) -> None:

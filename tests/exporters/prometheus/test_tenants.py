@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from inferscope_prometheus.tenants import NOBODY, OTHER, RESERVED, Tenants
+from inferscope_prometheus.tenants import KEPT_NS, NOBODY, OTHER, RESERVED, UNUSED_AFTER, Tenants
 
 
 def test_a_hundred_thousand_names_leave_the_number_of_labels_as_it_is() -> None:
@@ -33,6 +33,39 @@ def test_the_last_half_is_for_who_uses_a_good_part() -> None:
         tenants.label(f"crowd-{number}", 1000)
     assert {tenants.label("small", 1000) for _ in range(10)} == {OTHER}
     assert [tenants.label("large", 100_000) for _ in range(3)][-1] == "large"
+
+
+def test_invented_names_lose_their_series_when_they_are_not_used() -> None:
+    tenants = Tenants(["known"], most=20)
+    for number in range(9):
+        for _ in range(3):
+            tenants.label(f"invented-{number}", 10**12)
+    assert len(tenants.labels) == 10
+    for number in range(UNUSED_AFTER):
+        tenants.label(f"flood-{number}", 1, KEPT_NS - 1)
+    assert len(tenants.labels) == 10, "an hour is not over"
+    tenants.label("real", 1, KEPT_NS)
+    assert tenants.labels == ["known"]
+
+
+def test_a_night_without_requests_takes_no_series() -> None:
+    tenants = Tenants(most=4)
+    for _ in range(3):
+        tenants.label("a", 5)
+    tenants.label("b", 5, 10 * KEPT_NS)
+    assert tenants.labels == ["a"]
+
+
+def test_a_name_that_uses_much_more_takes_the_series_of_the_one_that_uses_least() -> None:
+    tenants = Tenants(most=2)
+    for name, spent_ns in (("little", 1000), ("much", 10**6)):
+        for _ in range(3):
+            tenants.label(name, spent_ns)
+    assert tenants.labels == ["little", "much"]
+    assert {tenants.label("more", 10**7, KEPT_NS - 1) for _ in range(9)} == {OTHER}
+    assert tenants.label("more", 10**7, KEPT_NS) == "more"
+    assert tenants.labels == ["much", "more"]
+    assert {tenants.label("little", 1000, KEPT_NS) for _ in range(9)} == {OTHER}
 
 
 def test_there_are_never_more_than_are_wanted() -> None:
