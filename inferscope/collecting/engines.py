@@ -360,7 +360,12 @@ class Engines:
             if not self._known.is_new(file, identity):
                 return None
             is_alive = self._clock.monotonic_ns() - heartbeat_ns < ALIVE_NS or is_held(reader)
-            if identity.boot_id != boot_id() or not is_in_place(path, identity):
+            if identity.boot_id != boot_id():
+                return None
+            if not is_in_place(path, identity):
+                if is_alive:
+                    why = f"it states engine {identity.engine_id}, whose folder is another one"
+                    self._leave_out(path, "owner", why)
                 return None
             is_of_interest = is_alive or (
                 self._promises is not None and self._promises.resumes(identity.engine_id)

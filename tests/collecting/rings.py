@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from inferscope.records import (
     CLOSED,
     ON,
@@ -54,6 +56,7 @@ class Ring:
         self._writer = RingWriter(self.path, me, capacity=1 << 18)
         self._keyframe_ns = 0
         self._device_uuid = device_uuid
+        self.in_flight = Live(0, b"", b"", b"", b"", b"", ())
 
     def pass_time(self, seconds: float) -> None:
         """Go on for so long."""
@@ -70,7 +73,7 @@ class Ring:
             keyframe = Keyframe(now_ns, ON, self._writer.last_keyframe)
             self.write(keyframe, STARTS_KEYFRAME)
             self.write(EngineInfo(now_ns, "made-up", device_uuid=self._device_uuid))
-            self.write(Live(now_ns, b"", b"", b"", b"", b"", ()))
+            self.write(msgspec.structs.replace(self.in_flight, t_ns=now_ns))
             self.write(Clock(now_ns, self._time.real_ns()))
         self.write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
         self._writer.beat(now_ns)

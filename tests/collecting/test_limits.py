@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from inferscope.collecting.config import PinSettings, SloSettings
 from inferscope.collecting.engines import FORGET_NS, Engines
+from inferscope.collecting.incidents import Incidents
+from inferscope.collecting.pins import Pins
 from inferscope.counters.source import sample
 from inferscope.counters.tape import Tape
-from inferscope.records import SAMPLER_ROLE
+from inferscope.records import RUNNING, SAMPLER_ROLE, Live
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import Identity
 from inferscope.ring.writer import RingWriter
@@ -119,3 +123,40 @@ def test_an_engine_is_not_measured_by_another_users_sampler(host: Host) -> None:
     assert seen["ours"] == 0
     assert seen["theirs"] > 0
     tape.close(cost_ns=0)
+
+
+@needs_root
+@pytest.mark.parametrize("is_in_own_folder", [True, False])
+def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
+    host: Host, tmp_path: Path, is_in_own_folder: bool
+) -> None:
+    host.start("victim", uid=OTHER_UID)
+    pins = Pins(PinSettings(tmp_path / "pins"), lambda: [], clock=host.time, say=lambda _: None)
+    incidents = Incidents(pins, on=("engine_lost",), slo=SloSettings())
+    victim = host.rings["victim"]
+    columns = ([1], [RUNNING], [8], [0], [host.time.now_ns])
+    of = [array(kind, column).tobytes() for kind, column in zip("IBIIq", columns, strict=True)]
+    victim.in_flight = Live(host.time.now_ns, *of, request_ids=("r",))
+    victim.write(victim.in_flight)
+    host.look()
+    incidents.look(host.engines.snapshot())
+    (before,) = host.engines.snapshot().engines
+    assert before.num_running == 1
+
+    home = host.folder / ("spoof" if is_in_own_folder else "victim")
+    home.mkdir(exist_ok=True)
+    spoof = Ring(home, host.time, engine_id="victim", pid=2)
+    for path in (home, spoof.path) if is_in_own_folder else (spoof.path,):
+        os.chown(path, OTHER_UID + 1, OTHER_UID + 1)
+    host.rings["spoof"] = spoof
+    host.look()
+    spoof.say_goodbye()
+    del host.rings["spoof"]
+    for _ in range(6):
+        host.look()
+        incidents.look(host.engines.snapshot())
+    (after,) = host.engines.snapshot().engines
+    assert (after.is_alive, after.num_running, after.num_replaced) == (True, 1, 0)
+    assert host.engines.num_refused["owner"] == is_in_own_folder, "others' files there are not read"
+    pins.close()
+    assert not list(tmp_path.glob("pins/*"))
