@@ -26,7 +26,7 @@ from inferscope_otlp.device_metrics import device_metrics
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import Engine, Finished, Ints, gaps_of, tbt_ns_of
 from inferscope_otlp.identity import Parent, parent_of, trace_id_of
-from inferscope_otlp.keeping import is_kept, verdicts
+from inferscope_otlp.keeping import ClientTraces, is_kept, verdicts
 from inferscope_otlp.metrics import EngineMetrics
 from inferscope_otlp.post import HttpPost, Post
 from inferscope_otlp.resource import resource
@@ -83,6 +83,7 @@ class OtlpExporter:
         self._settings = read_settings(settings)
         self._objectives = _objectives(self._settings)
         self.num_left_out = 0
+        self._client_traces = ClientTraces(self._settings.client_traces_per_s)
         self._facts = FactTable()
         self._decided: _Decided | None = None
         """On the last request."""
@@ -243,12 +244,14 @@ class OtlpExporter:
         if last is not None and last.request is request:
             return last
         parent = parent_of(request.trace)
-        trace_id = parent.trace_id if parent else trace_id_of(request.engine_id, request.request_id)
+        own_id = trace_id_of(request.engine_id, request.request_id)
+        trace_id = parent.trace_id if parent else own_id
         tbt_ns = tbt_ns_of(request)
         found = verdicts(request, tbt_ns, self._settings)
         if request.judged is not None:
             found |= request.judged.results
-        kept = is_kept(request, found, parent, trace_id, self._settings.keep_share)
+        share, limit = self._settings.keep_share, self._client_traces
+        kept = is_kept(request, found, parent, own_id, share, limit)
         self._decided = decided = _Decided(request, parent, trace_id, tbt_ns, found, kept)
         return decided
 

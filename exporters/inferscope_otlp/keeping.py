@@ -1,7 +1,8 @@
 """Which requests become traces: whatever went wrong, what the client records, a share of the rest.
 
     failed, or beyond a threshold            kept
-    the client's trace is recorded           kept: else its trace would have a hole
+    the client's trace is recorded           kept: else its trace would have a hole; up to
+                                             `client_traces_per_s`, beyond that as without one
     the client's trace is not recorded       not kept: ours would be a piece of nothing
     no trace of the client's                 kept by its trace id, at `keep_share`
 
@@ -43,12 +44,35 @@ def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: Settings) -> 
     return found
 
 
+class ClientTraces:
+    """Rate limit of traces that are kept because the client records them.
+
+    Its clock is that of the requests' ends. A second's number may come at once.
+    """
+
+    def __init__(self, per_s: float) -> None:
+        """Start with a second's number."""
+        self._per_s = self._left = per_s
+        self._at_ns = 0
+
+    def take(self, at_ns: int) -> bool:
+        """Count a trace at a time; return whether it is within the limit."""
+        passed_s = max(0, at_ns - self._at_ns) / 1e9
+        self._at_ns = max(self._at_ns, at_ns)
+        self._left = min(max(1.0, self._per_s), self._left + passed_s * self._per_s)
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
 def is_kept(
     request: FinalRequest,
     found: dict[str, bool],
     parent: Parent | None,
-    trace_id: int,
+    drawn_id: int,
     share: float,
+    limit: ClientTraces,
 ) -> bool:
     """Decide whether a request becomes a trace.
 
@@ -56,12 +80,13 @@ def is_kept(
         request: what it was.
         found: its verdicts.
         parent: the client's span.
-        trace_id: of the trace it would become.
+        drawn_id: a hash of the request, which the client cannot choose.
         share: of the unremarkable ones to keep, 0..1.
+        limit: of what is kept because the client records it.
     """
     if request.finish in FAILURES or not all(found.values()):
         return True
-    if parent is not None:
+    if parent is not None and (not parent.is_sampled or limit.take(request.delivered_ns)):
         return parent.is_sampled
-    drawn = trace_id & ((1 << _DRAWN_BITS) - 1)
+    drawn = drawn_id & ((1 << _DRAWN_BITS) - 1)
     return drawn >= (1 - share) * (1 << _DRAWN_BITS)

@@ -35,6 +35,8 @@ class Settings:
     service_name: str | None = None
     keep_share: float = 1.0
     """Of the requests that are unremarkable, 0..1."""
+    client_traces_per_s: float = 50.0
+    """Maximum of what is kept because the client records it; beyond it, `keep_share` decides."""
     ttft_ms: float | None = None
     """Requests whose first token took longer are always kept."""
     tbt_ms: float | None = None
@@ -132,6 +134,11 @@ def read_settings(section: Mapping[str, object] | None) -> Settings:
         ),
         service_name=_name(given.get("service_name")),
         keep_share=_number("keep_share", given.get("keep_share", found.keep_share), most=1),
+        client_traces_per_s=_number(
+            "client_traces_per_s",
+            given.get("client_traces_per_s", found.client_traces_per_s),
+            most=1e6,
+        ),
         ttft_ms=_threshold("ttft_ms", given.get("ttft_ms")),
         tbt_ms=_threshold("tbt_ms", given.get("tbt_ms")),
         timeout_s=_number("timeout_s", given.get("timeout_s", found.timeout_s), least=0.1, most=60),

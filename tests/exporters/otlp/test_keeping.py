@@ -102,3 +102,23 @@ def test_the_clients_decision_holds_except_for_breaches(finals: Finals) -> None:
     assert set(kept(finals, both, keep_share=1)) == {one.request_id}
     failed = [replace(request, finish="error") for request in both]
     assert set(kept(finals, failed, keep_share=0)) == {one.request_id, other.request_id}
+
+
+def test_clients_that_record_every_trace_are_kept_to_a_rate(finals: Finals) -> None:
+    one = finals.requests[0]
+
+    def recorded(number: int, at_s: float) -> FinalRequest:
+        trace = f"00-{'f' * 28}{number:04x}-b7ad6b7169203331-01"
+        ended_ns = one.delivered_ns + round(at_s * 1e9)
+        return replace(one, request_id=f"r{number}", trace=trace, delivered_ns=ended_ns)
+
+    at_once = [recorded(number, 0) for number in range(400)]
+    assert len(kept(finals, at_once, keep_share=0, client_traces_per_s=5)) == 5
+    assert not kept(finals, at_once, keep_share=0, client_traces_per_s=0)
+    assert len(kept(finals, at_once, keep_share=1, client_traces_per_s=0)) == 400
+    # A client chooses its trace's id, which would always be drawn.
+    assert 15 < len(kept(finals, at_once, keep_share=0.1, client_traces_per_s=0)) < 70
+    spread = [recorded(number, number / 10) for number in range(100)]
+    assert 45 <= len(kept(finals, spread, keep_share=0, client_traces_per_s=5)) <= 55
+    failed = [replace(request, finish="error") for request in at_once]
+    assert len(kept(finals, failed, keep_share=0, client_traces_per_s=0)) == 400
