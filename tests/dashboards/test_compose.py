@@ -106,6 +106,15 @@ def test_nobody_outside_can_reach_any_of_it(compose: Compose) -> None:
     assert len({address.partition(":")[2] for address in listening}) == 8, "two want one port"
 
 
+def test_grafana_has_no_account_with_a_default_password(compose: Compose) -> None:
+    environment = compose.services["grafana"].environment
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert not [name for name in environment if "ADMIN_PASSWORD" in name]
+
+
 def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Datasources) -> None:
     config = read_config(FOLDER / "collect.yaml", {})
     assert set(make_exporters(config.exporters)) == {"prometheus", "otlp"}
