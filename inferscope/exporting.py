@@ -22,8 +22,8 @@ from inferscope.errors import BadInput
 from inferscope.records import Record
 
 GROUP = "inferscope.exporters"
-_OURS = "inferscope"
-"""The package whose extras are named as its exporters are."""
+_OURS = "inferscope-llm"
+"""The distribution whose extras are named as its exporters are."""
 
 
 class Exporter(Protocol):
@@ -292,7 +292,7 @@ def _writes_a_folder(exporter: type[object]) -> bool:
 
 def _names(is_wanted: Callable[[type[object]], bool]) -> list[str]:
     entries = metadata.entry_points(group=GROUP)
-    return sorted(entry.name for entry in entries if _may_be(entry, is_wanted))
+    return sorted({entry.name for entry in entries if _may_be(entry, is_wanted)})
 
 
 def _may_be(entry: metadata.EntryPoint, is_wanted: Callable[[type[object]], bool]) -> bool:

@@ -20,9 +20,9 @@ _ASKED = re.compile(r"([\w-]+)[^;]*(?:;.*extra == .(\w+).)?")
 
 def test_each_package_that_is_asked_for_is_listed_with_its_extra() -> None:
     asked: dict[str, set[str]] = {}
-    for line in metadata.requires("inferscope") or ():
+    for line in metadata.requires("inferscope-llm") or ():
         name, extra = _ASKED.fullmatch(line).groups("")  # type: ignore[union-attr]
-        if extra not in ("core", "dev", "all") and name != "inferscope":
+        if extra not in ("core", "dev", "all") and name != "inferscope-llm":
             asked.setdefault(name.lower(), set()).add(extra)
     assert set(LISTED) == set(asked)
     for name, (extra, _) in LISTED.items():
@@ -39,3 +39,17 @@ def test_its_licence_is_what_it_says_of_itself(name: str) -> None:
     words += [each for each in told.get_all("Classifier") or () if each.startswith("License")]
     family = re.split(r"[-,;]", LISTED[name][1])[0]
     assert family in " ".join(words), words
+
+
+def test_no_page_and_no_advice_installs_the_package_of_another_project() -> None:
+    root = PAGE.parents[1]
+    installs = re.compile(r"pip\b.{0,40}\binstall\b.{0,20}\binferscope(?!-llm)")
+    found = [
+        (path, line)
+        for folder in ("docs", "dashboards", "samples", "inferscope", "exporters")
+        for path in [root / "README.md", *(root / folder).rglob("*")]
+        if path.suffix in (".py", ".md", ".yaml", ".yml", ".json")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if installs.search(line)
+    ]
+    assert found == []

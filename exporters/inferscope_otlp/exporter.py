@@ -342,6 +342,6 @@ def _post(settings: Settings, signal: str) -> Post:
         from inferscope_otlp.grpc_post import GrpcPost
     except ImportError as error:
         raise BadInput(
-            f'over gRPC it needs {error.name}. Install it with: pip install "inferscope[grpc]"'
+            f'over gRPC it needs {error.name}. Install it with: pip install "inferscope-llm[grpc]"'
         ) from error
     return GrpcPost(settings, signal, headers)

@@ -14,7 +14,9 @@ def main() -> int:
         with imports_that_stay():
             from inferscope.cli import demo_host
     except ModuleNotFoundError as error:
-        message = f'the demo needs {error.name}. Install it with: pip install "inferscope[engine]"'
+        message = (
+            f'the demo needs {error.name}. Install it with: pip install "inferscope-llm[engine]"'
+        )
         say(Failed(message, 1))
         return 1
     return demo_host.main()

@@ -19,7 +19,14 @@ from inferscope.adapters.needs.check import engines_of
 from inferscope.calibration import stored
 from inferscope.cli.doctor_device import Finding, devices, tracing
 from inferscope.cli.doctor_pod import pod
-from inferscope.cli.run_target import Unobservable, find_target, shim_of
+from inferscope.cli.run_target import (
+    DISTRIBUTION,
+    Unobservable,
+    find_namesake,
+    find_target,
+    replace_namesake,
+    shim_of,
+)
 from inferscope.clock_skew import SkewedClock
 from inferscope.counters.source import has_nvidia
 from inferscope.errors import BadInput, InferScopeError
@@ -92,7 +99,7 @@ def examine(program: str | None = None) -> list[Finding]:
     """
     cores = len(os.sched_getaffinity(0))
     return [
-        Finding("inferscope", True, f"{__version__}, Python {platform.python_version()}"),
+        _own(),
         Finding("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
         *_searched(),
@@ -105,6 +112,15 @@ def examine(program: str | None = None) -> list[Finding]:
         *tracing(),
         *(_engines(sys.executable) if program is None else _elsewhere(program)),
     ]
+
+
+def _own() -> Finding:
+    found = f"{__version__}, Python {platform.python_version()}"
+    namesake = find_namesake(sys.executable, (), os.environ)
+    if namesake is None:
+        return Finding("inferscope", True, found)
+    found += f"; a package of another project with the same import name is installed: {namesake}"
+    return Finding("inferscope", False, found, replace_namesake(sys.executable))
 
 
 def _rings() -> Finding:
@@ -173,7 +189,7 @@ def _sampler() -> Finding:
 
 def _extra(name: str, module: str, use: str) -> Finding:
     if not _is_installed(module):
-        fix = f'pip install "inferscope[{name}]"'
+        fix = f'pip install "{DISTRIBUTION}[{name}]"'
         return Finding(f"extra {name}", False, f"not installed: no {use}", fix)
     return Finding(f"extra {name}", True, use)
 

@@ -89,7 +89,7 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         sys.stderr.write(
             f"inferscope: this command needs {error.name}. "
-            f'Install it with: pip install "inferscope[{extra}]"\n'
+            f'Install it with: pip install "inferscope-llm[{extra}]"\n'
         )
         return 1
     return code

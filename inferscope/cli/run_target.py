@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 from inferscope.errors import BadInput
 
+DISTRIBUTION = "inferscope-llm"
+"""The name under which pip installs InferScope."""
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?")
 _LONG_SHEBANG = re.compile(r"""^['"]+exec['"]+\s+(.+?)\s+"\$0\"""")
 """How pip and uv name an interpreter whose path is too long, or has blanks, for a first line."""
@@ -38,10 +40,21 @@ _PROBE = """
 import sys
 if sys.path and not sys.path[0]: del sys.path[0]
 import inferscope.probe
+inferscope.observe
 from inferscope.adapters import inject, shim
 print(*shim.__path__)
 """
 """Without the current folder, which the command itself may not see."""
+_FIND_NAMESAKE = """
+import sys
+from importlib import metadata
+if sys.path and not sys.path[0]: del sys.path[0]
+try: found = metadata.distribution('inferscope')
+except metadata.PackageNotFoundError: sys.exit()
+if not any(entry.group == 'inferscope.exporters' for entry in found.entry_points):
+    print(found.version, '(' + str(found.metadata['Summary']) + ')')
+"""
+"""On package indexes, `inferscope` is another project, whose package has the same import name."""
 
 
 class Target(NamedTuple):
@@ -129,19 +142,53 @@ def shim_of(target: Target, environment: Mapping[str, str]) -> str:
             f"with {' '.join(guilty)} the command's Python cannot import inferscope ({why})",
             target.without(guilty),
         )
-    install = shlex.join([target.interpreter, "-m", "pip", "install", "inferscope"])
+    install = shlex.join([target.interpreter, "-m", "pip", "install", DISTRIBUTION])
+    namesake = find_namesake(target.interpreter, target.flags, environment)
+    if namesake is not None:
+        raise Unobservable(
+            f"the command's Python has a package of another project, {namesake}, whose name is "
+            f"ours to Python ({why})",
+            f"Replace it with: {replace_namesake(target.interpreter)}",
+        )
     raise Unobservable(
         f"the command's Python cannot import inferscope ({why})",
         f"Install it there with: {install}",
     )
 
 
-def _ask(
+def find_namesake(
     interpreter: str, flags: Sequence[str], environment: Mapping[str, str]
+) -> str | None:
+    """Return the distribution of another project that hides ours; None if there is none.
+
+    Returns:
+        its name, version and summary.
+    """
+    found = _ask(interpreter, flags, environment, program=_FIND_NAMESAKE)
+    about = found.stdout.strip() if found.returncode == 0 else ""
+    return f"inferscope {about}" if about else None
+
+
+def replace_namesake(interpreter: str) -> str:
+    """Return the command line that installs ours in place of another project's.
+
+    Both have an `inferscope/__init__.py`: uninstalling either breaks the other.
+    """
+    pip = [interpreter, "-m", "pip"]
+    remove = shlex.join([*pip, "uninstall", "-y", "inferscope", DISTRIBUTION])
+    return f"{remove} && {shlex.join([*pip, 'install', DISTRIBUTION])}"
+
+
+def _ask(
+    interpreter: str,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    program: str = _PROBE,
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            [interpreter, *flags, "-c", _PROBE],
+            [interpreter, *flags, "-c", program],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,

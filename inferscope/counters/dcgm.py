@@ -138,7 +138,7 @@ class DcgmSource:
             from inferscope.metrics_page.fetch import fetch
         except ModuleNotFoundError:
             raise Unavailable(
-                'prometheus-client is missing: pip install "inferscope[prometheus]"'
+                'prometheus-client is missing: pip install "inferscope-llm[prometheus]"'
             ) from None
         try:
             return read_page(fetch(self._url, timeout_s=_TIMEOUT_S))

@@ -44,7 +44,7 @@ def open_nvml() -> ModuleType:
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError:
-        raise Unavailable('nvidia-ml-py is missing: pip install "inferscope[gpu]"') from None
+        raise Unavailable('nvidia-ml-py is missing: pip install "inferscope-llm[gpu]"') from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

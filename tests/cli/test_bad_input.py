@@ -163,7 +163,7 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, module: str, extra
     command = ["attach"] if module == "numpy" else ["demo", "--headless", "--out", str(tmp_path)]
     done = inferscope(*command, rings=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert f'pip install "inferscope[{extra}]"' in done.stderr
+    assert f'pip install "inferscope-llm[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
 
 

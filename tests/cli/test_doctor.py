@@ -19,6 +19,7 @@ from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import MIN_CAPACITY, Identity
 from inferscope.ring.writer import RingWriter
 from tests.adapters.engine_source import environment
+from tests.cli.namesake import unpack
 from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
@@ -120,8 +121,20 @@ def test_an_environment_without_inferscope_is_given_the_line_that_installs_it(
     python.chmod(0o700)
     rows = {row.name: row for row in examine(str(python))}
     assert not rows["its Python"].is_fine
-    assert rows["its Python"].fix.endswith(f"{python} -m pip install inferscope")
+    assert rows["its Python"].fix.endswith(f"{python} -m pip install inferscope-llm")
     assert rows["its engines"].found == "none is installed there"
+
+
+def test_the_package_of_another_project_is_named_with_the_lines_that_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(unpack(tmp_path / "site")))
+    own = examine()[0]
+    assert not own.is_fine
+    assert "inferscope 0.1.1 (Python-package for inferscope mlops service)" in own.found
+    assert own.fix.endswith("-m pip install inferscope-llm")
+    monkeypatch.delenv("PYTHONPATH")
+    assert examine()[0].is_fine
 
 
 def test_a_program_that_no_python_runs_has_no_engines_to_check(tmp_path: Path) -> None:

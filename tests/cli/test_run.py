@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import inferscope
@@ -23,6 +24,7 @@ from inferscope.collecting.lock import LOCK_NAME
 from inferscope.records import CLOSED, CounterSample, ProbeHealth
 from inferscope.ring.discovery import find_engines, sampler_rings
 from tests.children import child
+from tests.cli.namesake import unpack
 from tests.cli.running import ANY_PORT
 from tests.cli.running import inferscope as run_inferscope
 from tests.probe.fakes import of
@@ -184,11 +186,31 @@ def test_a_python_without_inferscope_is_told_apart_and_how_to_install_it(
     assert refused.returncode == 2
     assert refused.stdout == ""
     (line,) = refused.stderr.splitlines()
-    assert line.endswith(f"Install it there with: {bare} -m pip install inferscope")
+    assert line.endswith(f"Install it there with: {bare} -m pip install inferscope-llm")
     if kind != "shebang":  # the kernel does not run a script as an interpreter
         allowed = run("--unobserved", "--", *words, rings=tmp_path, PATH=search)
         assert allowed.stdout == "it ran\n"
         assert "not observed" in allowed.stderr
+
+
+@pytest.mark.parametrize("has_ours", [False, True])
+def test_the_package_of_another_project_is_named_with_the_lines_that_replace_it(
+    tmp_path: Path, has_ours: bool
+) -> None:
+    site = unpack(tmp_path / "site", over=Path(ROOT) / "inferscope" if has_ours else None)
+    (site / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    python = executable(
+        tmp_path / "python3", f'#!/bin/sh\nPYTHONPATH={site} exec "{sys.executable}" -S "$@"\n'
+    )
+    refused = run("--", str(python), "-c", "print('it ran')", rings=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    (line,) = refused.stderr.splitlines()
+    assert "inferscope 0.1.1 (Python-package for inferscope mlops service)" in line
+    assert line.endswith(
+        f"Replace it with: {python} -m pip uninstall -y inferscope inferscope-llm && "
+        f"{python} -m pip install inferscope-llm"
+    )
 
 
 def test_a_program_that_is_not_python_runs_only_if_that_is_wanted(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_ours_say_which_extra_they_miss(monkeypatch: pytest.MonkeyPatch) -> None
     exporters = make_exporters({"prometheus": {"port": 0}})
     check_exporters(exporters)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(BadInput, match=r'pip install "inferscope\[prometheus\]"$'):
+    with pytest.raises(BadInput, match=r'pip install "inferscope-llm\[prometheus\]"$'):
         check_exporters(exporters)
 
 

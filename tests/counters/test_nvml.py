@@ -210,7 +210,7 @@ def test_without_a_driver_or_a_binding_there_is_one_line(
     with pytest.raises(Unavailable, match=r"no NVIDIA driver is loaded|AMD's"):
         source(tmp_path).open(0)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(Unavailable, match=r'pip install "inferscope\[gpu\]"'):
+    with pytest.raises(Unavailable, match=r'pip install "inferscope-llm\[gpu\]"'):
         source(tmp_path).open(0)
 
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(
         not PYTHON.exists(),
-        reason=f"no {PYTHON}: Python 3.14 with llama-cpp-python, gguf and inferscope[reader]",
+        reason=f"no {PYTHON}: Python 3.14 with llama-cpp-python, gguf and inferscope-llm[reader]",
     ),
 ]
 

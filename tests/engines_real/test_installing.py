@@ -1,4 +1,4 @@
-"""What `pip install inferscope` would do to the environment of a real engine: add one package.
+"""What `pip install inferscope-llm` would do to the environment of a real engine: add one package.
 
 The engine's own pip is asked, and nothing is changed there. Without an index it can take nothing
 that is not there already.
@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
+OURS = "inferscope-llm"
 FEATURE = "installing it changes no other package"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The build's tool is not in every engine's environment: the wheel is made by ours.
     done = pip(sys.executable, "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT))
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("inferscope-*.whl")
+    (wheel,) = folder.glob("inferscope_llm-*.whl")
     return wheel
 
 
@@ -68,16 +69,16 @@ def test_it_is_added_to_an_engines_environment_and_nothing_else_is_changed(
     dry = pip(python, *words, "--dry-run", "--report", "-")
     assert dry.returncode == 0, dry.stderr
     due = {item["metadata"]["name"] for item in json.loads(dry.stdout)["install"]}
-    assert due <= {"inferscope"}  # or nothing, where it is installed already
+    assert due <= {OURS}  # or nothing, where it is installed already
 
     with_it = tmp_path / "with"
     done = pip(python, *words, "--no-deps", "--target", str(with_it))
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in with_it.glob("inferscope-*.dist-info")]
-    assert {path.name.split("-")[0] for path in with_it.glob("*.dist-info")} == {"inferscope"}
+    assert [path.name for path in with_it.glob("inferscope_llm-*.dist-info")]
+    assert {path.name.split("-")[0] for path in with_it.glob("*.dist-info")} == {"inferscope_llm"}
 
-    assert _freeze(python, with_it) - {"inferscope"} == _freeze(python) - {"inferscope"}
-    assert "inferscope" in _freeze(python, with_it)
+    assert _freeze(python, with_it) - {OURS} == _freeze(python) - {OURS}
+    assert OURS in _freeze(python, with_it)
     complaints = pip(python, "check", path=with_it).stdout.splitlines()
     assert complaints == pip(python, "check").stdout.splitlines()
     assert not [line for line in complaints if "inferscope" in line]
@@ -88,6 +89,6 @@ def _freeze(python: Path, path: Path | None = None) -> set[str]:
     listed = json.loads(pip(python, "list", "--format", "json", path=path).stdout)
     assert len(listed) > 20
     return {
-        item["name"] if item["name"] == "inferscope" else f"{item['name']}=={item['version']}"
+        item["name"] if item["name"] == OURS else f"{item['name']}=={item['version']}"
         for item in listed
     }

@@ -112,7 +112,7 @@ def finals() -> Finals:
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_every_trace_arrives_whole(phoenix: Phoenix, finals: Finals, protocol: str) -> None:
     if protocol == "grpc" and importlib.util.find_spec("grpc") is None:
-        pytest.skip('gRPC is not installed here: pip install "inferscope[grpc]"')
+        pytest.skip('gRPC is not installed here: pip install "inferscope-llm[grpc]"')
     endpoint = phoenix.grpc_url if protocol == "grpc" else f"{phoenix.url}/v1/traces"
     exporter = OtlpExporter({"protocol": protocol, "endpoint": endpoint})
     exporter.open()

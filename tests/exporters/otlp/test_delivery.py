@@ -374,7 +374,7 @@ def test_it_needs_no_package_but_for_grpc_whose_absence_is_one_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stdout.splitlines()
-    assert 'pip install "inferscope[grpc]"' in line
+    assert 'pip install "inferscope-llm[grpc]"' in line
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import Sink
 
-grpc = pytest.importorskip("grpc", reason='gRPC is not installed: pip install "inferscope[grpc]"')
+grpc = pytest.importorskip(
+    "grpc", reason='gRPC is not installed: pip install "inferscope-llm[grpc]"'
+)
 
 AT_ONCE_S = 10.0
 

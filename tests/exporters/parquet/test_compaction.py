@@ -16,7 +16,9 @@ import pytest
 from tests.collecting.running import eventually
 from tests.exporters.finals import HOUR_S, SECOND_NS, T0_S, step
 
-pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
+pytest.importorskip(
+    "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'
+)
 
 import pyarrow as pa
 import pyarrow.parquet as pq

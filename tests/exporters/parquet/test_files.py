@@ -18,7 +18,9 @@ from tests.collecting.test_scrape import exported
 from tests.exporters.finals import HOUR_S, SECOND_NS, T0_S, look, step
 from tests.report.test_why import SAMPLE
 
-pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
+pytest.importorskip(
+    "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'
+)
 
 import pyarrow.parquet as pq
 from inferscope_parquet import ParquetExporter, writer
@@ -229,7 +231,7 @@ def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
         rings=tmp_path, PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 2
-    assert 'pip install "inferscope[parquet]"' in done.stderr
+    assert 'pip install "inferscope-llm[parquet]"' in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -19,7 +19,9 @@ from tests.exporters.finals import look, step
 from tests.report.test_why import SAMPLE
 
 pytest.importorskip("duckdb", reason="duckdb is not installed")
-pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
+pytest.importorskip(
+    "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'
+)
 
 import duckdb
 import pyarrow.parquet as pq

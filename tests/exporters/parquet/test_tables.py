@@ -19,7 +19,9 @@ from tests.exporters.finals import HOUR_S, T0_S, look, step
 from tests.exporters.otlp.conftest import Finals
 from tests.report.test_why import SAMPLE
 
-pytest.importorskip("pyarrow", reason='pyarrow is not installed: pip install "inferscope[parquet]"')
+pytest.importorskip(
+    "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'
+)
 
 import pyarrow.parquet as pq
 from inferscope_parquet import FolderExport
