@@ -44,13 +44,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a recording, a ring or a folder of rings"
     )
-    parser.add_argument("--format", default="jsonl", help=f"one of: {', '.join(exporter_names())}")
+    parser.add_argument("--format", help=f"one of: {', '.join(exporter_names())} (default: jsonl)")
     parser.add_argument(
         "-o",
         "--out",
         help="the file or folder to write, - for stdout (default: stdout, or on a terminal "
-        "FILE with the format's suffix)",
+        "FILE's name with the format's suffix, in the current folder)",
     )
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     add_refit(parser)
     parser.epilog = """examples:
   inferscope export demo.isr --format jsonl > demo.jsonl
@@ -61,25 +62,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export the file."""
-    suffix = _SUFFIXES.get(options.format, f".{options.format}")
+    form = _format_of(options)
+    suffix = _suffix_of(form)
     # A redirection may name our default file: nothing else may be written then.
     is_stdout = options.out == "-" or (options.out is None and not sys.stdout.isatty())
-    into_folder = load_folder_exporter(options.format)
+    into_folder = load_folder_exporter(form)
     if into_folder is not None and is_stdout:
-        raise BadInput(f"{options.format} writes a folder, not to stdout. Name it with -o PATH.")
+        raise BadInput(f"{form} writes a folder, not to stdout. Name it with -o PATH.")
     # The source is opened twice so that a bad one leaves no empty file behind.
     open_source(options.file).close()
     named = options.file if options.file.name else options.file.resolve()
-    target = Path(options.out) if options.out else named.with_suffix(suffix)
+    target = Path(options.out or named.with_suffix(suffix).name)
     if into_folder is not None:
         source = _export_folder(options, into_folder, target)
-        return _say(options.file, source, target)
-    make = load_exporter(options.format)
+        return _say(options, source, target)
+    make = load_exporter(form)
     if not is_stdout and target.exists() and target.samefile(options.file):
         raise BadInput(f"{target} is what is to be exported. Choose another --out.")
     # Written beside and put in place when it is whole: a failed export replaces nothing. What is
     # there and no file (a pipe, a device) is written to as it is.
     has_place = is_stdout or (target.exists() and not target.is_file())
+    if not has_place and target.exists() and not options.force:
+        raise BadInput(f"{target} exists. Replace it with --force, or choose another --out.")
     written = target if has_place else target.with_name(f"{target.name}.{os.getpid()}.partial")
     stdout = contextlib.nullcontext(sys.stdout.buffer)
     try:
@@ -97,15 +101,42 @@ def run(options: argparse.Namespace) -> int:
         if not has_place:
             with contextlib.suppress(OSError):
                 written.unlink()
-    return _say(options.file, source, None if is_stdout else target)
+    return _say(options, source, None if is_stdout else target)
 
 
-def _say(file: Path, source: RingSource | RecordingSource, target: Path | None) -> int:
-    """Say what must be said of the source, and what was written."""
+def _format_of(options: argparse.Namespace) -> str:
+    """Return the format to write.
+
+    Raises:
+        BadInput: no format is given, and the output's suffix is not the default format's.
+    """
+    if options.format is not None:
+        given: str = options.format
+        return given
+    suffix = Path(options.out).suffix if options.out else ""
+    others = [name for name in exporter_names() if _suffix_of(name) == suffix != ".jsonl"]
+    if others:
+        raise BadInput(
+            f"--out {options.out} has the suffix of another format than jsonl, the default. "
+            f"Give --format {' or --format '.join((*others, 'jsonl'))}."
+        )
+    return "jsonl"
+
+
+def _suffix_of(form: str) -> str:
+    return _SUFFIXES.get(form, f".{form}")
+
+
+def _say(
+    options: argparse.Namespace, source: RingSource | RecordingSource, target: Path | None
+) -> int:
+    """Print the source's notes and what was written, with its format where none was given."""
     for note in source.notes():
-        sys.stderr.write(f"inferscope: {file}: {note}\n")
+        sys.stderr.write(f"inferscope: {options.file}: {note}\n")
     if target is not None:
-        sys.stderr.write(f"wrote {target}\n")
+        others = ", ".join(name for name in exporter_names() if name != "jsonl")
+        stated = "" if options.format else f" as jsonl (other formats: --format {others})"
+        sys.stderr.write(f"wrote {target}{stated}\n")
     return 0
 
 
@@ -136,7 +167,7 @@ def _export_folder(
     """Fold a file into an exporter of a folder, which is put in place when it is whole."""
     open_source(options.file).close()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadInput(f"{target} is there and not an empty folder. Choose another --out.")
+        raise BadInput(f"--out {target} exists and is not an empty folder. Choose another path.")
     try:
         written = Path(
             tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent)

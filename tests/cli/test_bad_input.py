@@ -134,7 +134,8 @@ def test_an_export_into_a_device_leaves_the_device_in_its_place(tmp_path: Path, 
 def test_an_export_closes_a_file_that_was_open_to_others(tmp_path: Path, demo: Run) -> None:
     target = tmp_path / "out.jsonl"
     target.touch(mode=0o644)
-    inferscope("export", str(demo.folder / "demo.isr"), "-o", str(target), rings=tmp_path)
+    recording = str(demo.folder / "demo.isr")
+    inferscope("export", recording, "--force", "-o", str(target), rings=tmp_path)
     assert target.stat().st_mode & 0o777 == 0o600
 
 

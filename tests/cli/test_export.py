@@ -73,7 +73,9 @@ def test_a_folder_cannot_go_to_stdout(
     assert list(tmp_path.iterdir()) == [recording]
 
 
-def test_on_a_terminal_it_is_a_file_beside_the_recording(recording: Path) -> None:
+def test_on_a_terminal_it_is_a_file_in_the_current_folder(recording: Path) -> None:
+    current = recording.parent / "current"
+    current.mkdir()
     ours, its_own = pty.openpty()
     try:
         done = subprocess.run(
@@ -82,10 +84,14 @@ def test_on_a_terminal_it_is_a_file_beside_the_recording(recording: Path) -> Non
             stderr=subprocess.PIPE,
             text=True,
             check=True,
+            cwd=current,
         )
         os.close(its_own)
-        target = recording.with_suffix(".jsonl")
-        assert done.stderr == f"wrote {target}\n"
+        target = current / "run.jsonl"
+        assert done.stderr == (
+            "wrote run.jsonl as jsonl (other formats: --format parquet, perfetto)\n"
+        )
+        assert not recording.with_suffix(".jsonl").exists()
         assert json.loads(target.read_text(encoding="utf-8").splitlines()[-1])["kind"] == "run"
         with pytest.raises(OSError, match="Input/output error"):  # nothing came before its end
             os.read(ours, 1)
@@ -105,6 +111,41 @@ def test_a_reader_that_leaves_ends_it_quietly(recording: Path, form: str) -> Non
     finally:
         os.close(its_own)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "perfetto"])
+def test_a_file_that_exists_is_replaced_with_force_alone(
+    recording: Path, tmp_path: Path, form: str
+) -> None:
+    target = tmp_path / "out"
+    target.write_text("precious", encoding="utf-8")
+    words = ("export", str(recording), "--format", form, "-o", str(target))
+    refused = inferscope(*words, rings=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        f"inferscope: {target} exists. Replace it with --force, or choose another --out.\n"
+    )
+    assert target.read_text(encoding="utf-8") == "precious"
+    assert inferscope(*words, "--force", rings=tmp_path).stderr == f"wrote {target}\n"
+    assert target.read_text(encoding="utf-8").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("a.parquet", "--format parquet or --format jsonl"), ("a.json", "--format perfetto or")],
+)
+def test_a_suffix_of_another_format_needs_the_format_named(
+    recording: Path, tmp_path: Path, name: str, advice: str
+) -> None:
+    target = tmp_path / name
+    refused = inferscope("export", str(recording), "-o", str(target), rings=tmp_path)
+    assert refused.returncode == 2
+    assert advice in refused.stderr
+    assert not target.exists()
+    done = inferscope(
+        "export", str(recording), "--format", "jsonl", "-o", str(target), rings=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_export_leaves_the_file_alone_that_another_is_writing(

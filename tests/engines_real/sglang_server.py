@@ -91,7 +91,7 @@ class Server:
 
     def export(self, out: Path, source: Path | None = None) -> list[dict[str, Any]]:
         """Return what the rings, or a recording, say as rows of the export."""
-        self.inferscope("export", str(source or self.home), "-o", str(out))
+        self.inferscope("export", str(source or self.home), "--force", "-o", str(out))
         return [json.loads(line) for line in out.read_text().splitlines()]
 
     def look(self) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def export(server: Server, source: Path | None = None) -> list[dict[str, Any]]:
     out = server.folder / "run.jsonl"
     source = source or server.home
     subprocess.run(
-        [sys.executable, "-m", "inferscope", "export", str(source), "-o", str(out)],
+        [sys.executable, "-m", "inferscope", "export", str(source), "--force", "-o", str(out)],
         check=True,
         stderr=subprocess.DEVNULL,
         timeout=120,
