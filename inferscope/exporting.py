@@ -18,6 +18,7 @@ from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
 from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
 from inferscope.collector.snapshot import Snapshot
+from inferscope.document import near
 from inferscope.errors import BadInput
 from inferscope.records import Record
 
@@ -310,4 +311,4 @@ def _load(name: str, names: Callable[[], list[str]]) -> Any:
                 return entry.load()
             except ImportError as error:
                 raise missing_extra(name, error) from error
-    raise BadInput(f"no exporter is called {name!r}. Installed: {', '.join(names())}.")
+    raise BadInput(f"no exporter is called {name!r}. {near(name, names())}")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
+from inferscope.cli.run_target import find_target
+from inferscope.errors import BadInput
+
 _PROC = Path("/proc")
+_WITH_AN_ENGINE = ("serve", "demo")
 
 
 def ancestors(pid: int) -> list[int]:
@@ -36,15 +41,38 @@ def descendants(pid: int) -> set[int]:
 
 
 def run_command(pid: int) -> str | None:
-    """Return the command that starts a process again, observed; None where it cannot be known."""
+    """Return the command that starts a process again, observed; None where there is none."""
+    words = command_line(pid)
+    if not words or own_command(words) is not None or not is_python(words):
+        return None
+    return f"inferscope run -- {shlex.join(words)}"
+
+
+def command_line(pid: int) -> list[str]:
+    """Return a process's program and arguments; none of a kernel thread or an ended process."""
     try:
         given = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
-        return None
+        return []
     words = [os.fsdecode(word) for word in given.removesuffix(b"\0").split(b"\0")]
-    if not words or not words[0]:
-        return None  # the kernel's own, or one that has ended
-    return f"inferscope run -- {shlex.join(words)}"
+    return words if words[0] else []
+
+
+def is_python(words: Sequence[str]) -> bool:
+    """Return whether a command line is that of a Python interpreter."""
+    try:
+        return find_target(words, os.environ).interpreter is not None
+    except BadInput:  # a title that the process gave itself, or a program not in our PATH
+        return False
+
+
+def own_command(words: Sequence[str]) -> str | None:
+    """Return the command of InferScope that a command line runs; None if it may be an engine's."""
+    for at, word in enumerate(words[:3]):
+        if Path(word).name == "inferscope":
+            command = next((word for word in words[at + 1 :] if not word.startswith("-")), "")
+            return None if command in _WITH_AN_ENGINE else f"inferscope {command}".strip()
+    return None
 
 
 def _parent(pid: int) -> int:

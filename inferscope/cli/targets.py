@@ -10,7 +10,13 @@ from typing import TypeAlias
 
 from inferscope.cli import remote
 from inferscope.cli.engine_list import is_named, write_list
-from inferscope.cli.processes import ancestors, descendants, run_command
+from inferscope.cli.processes import (
+    ancestors,
+    command_line,
+    descendants,
+    own_command,
+    run_command,
+)
 from inferscope.errors import NotFound
 from inferscope.ring.access import closed_under, is_there, why_closed
 from inferscope.ring.discovery import (
@@ -213,7 +219,20 @@ def _unknown_pid(pid: int) -> str:
         return (
             f"there is no process {pid}, nor a ring of one under {names_of(search_directories())}."
         )
+    words = command_line(pid)
+    if not words:
+        return f"process {pid} is not observed and has no command line. {_HOW_TO_START}"
+    ours = own_command(words)
+    if ours is not None:
+        return (
+            f"process {pid} is `{ours}`, which runs no model. Name an engine's process: "
+            "`inferscope attach` without a pid lists them where there are several."
+        )
     command = run_command(pid)
     if command is None:
-        return f"process {pid} is not observed and has no command line. {_HOW_TO_START}"
+        return (
+            f"process {pid} ({Path(words[0].split()[0]).name}) is not Python, and cannot be "
+            "observed. Name the engine's own process, or a server's address: "
+            "`inferscope attach http://HOST:PORT` reads its /metrics."
+        )
     return f"process {pid} is not observed. Start it like this, and it is: {command}"

@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli import remote
-from inferscope.cli.processes import ancestors, descendants, run_command
+from inferscope.cli.processes import (
+    ancestors,
+    command_line,
+    descendants,
+    is_python,
+    own_command,
+    run_command,
+)
 from inferscope.cli.targets import engine_of, is_remote
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from tests.children import child
+from tests.cli.running import ANY_PORT
 
 ENGINE = """
 import subprocess, sys
@@ -121,6 +129,54 @@ def test_an_unobserved_process_is_told_how_to_start_it(
         _, _, command = message.partition("inferscope run -- ")
         assert shlex.split(command) == words
         assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([sys.executable, "-m", "inferscope", "collect"], "is `inferscope collect`"),
+        (["cat"], "(cat) is not Python"),
+    ],
+    ids=["collector", "program"],
+)
+def test_no_command_is_advised_for_what_is_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    environment = {**os.environ, **ANY_PORT}
+    with child(words, stdin=subprocess.PIPE, env=environment) as process:
+        end_s = time.monotonic() + 60
+        while command_line(process.pid)[: len(words)] != words:  # not before its exec
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        with pytest.raises(NotFound) as caught:
+            engine_of(str(process.pid))
+    assert says in str(caught.value)
+    assert "inferscope run" not in str(caught.value)
+
+
+def test_the_first_process_is_advised_to_be_observed_if_it_is_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv(remote.ALLOW_VARIABLE, "0")
+    with pytest.raises(NotFound) as caught:
+        engine_of("1")
+    assert ("inferscope run" in str(caught.value)) == is_python(command_line(1))
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("python -m inferscope collect --slo x", "inferscope collect"),
+        ("/opt/bin/python /opt/bin/inferscope --x sampler", "inferscope sampler"),
+        ("/opt/bin/python /opt/bin/inferscope", "inferscope"),
+        ("python -m inferscope serve builtin", None),
+        ("/opt/bin/python /opt/bin/vllm serve inferscope", None),
+    ],
+)
+def test_a_command_of_our_own_is_recognised(line: str, command: str | None) -> None:
+    assert own_command(line.split()) == command
 
 
 def test_a_kernels_or_no_process_has_no_command() -> None:

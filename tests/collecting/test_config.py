@@ -345,7 +345,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"prometheuss": {}}, "no exporter is called 'prometheuss'"),
+        ({"prometheuss": {}}, "no exporter is called 'prometheuss'. Did you mean prometheus?"),
+        ({"statsd": {}}, "no exporter is called 'statsd'. There are: otlp, parquet, prometheus."),
         ({"jsonl": {}}, "jsonl writes files"),
         (
             {"prometheus": {"prot": 1}},
