@@ -151,7 +151,24 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
             sys.stderr.write(stderr.read().decode("utf-8", "replace"))
     if source.failure is not None:
         raise source.failure
+    folder = ring_directory() / engine_id
+    if folder.is_dir():  # else the engine had not begun
+        sys.stdout.write(_left_text(folder))
     return 0
+
+
+def _left_text(folder: Path) -> str:
+    """Return what a demo with a screen leaves, and commands that read it."""
+    name = folder.name
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.ring"))
+    return (
+        f"The demo has ended. Its records are in {folder} ({num_bytes / 1e6:.0f} MB) "
+        "for a day. Next:\n"
+        f"  inferscope findings {name}    which mistakes the run shows, and what to try\n"
+        f"  inferscope shares {name}      which requests used the device\n"
+        f"  inferscope why rag- {name} --pick 1    where one request's time went\n"
+        f"  inferscope attach {name} --since -1m    the screen, over its last minute\n"
+    )
 
 
 def _rings_of(engine_id: str) -> Callable[[], Iterable[Path]]:
