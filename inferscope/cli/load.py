@@ -108,6 +108,7 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
         )
     else:
         sys.stdout.write(f"server     {outcome.url}   model {outcome.model}\n")
+        sys.stdout.write(f"seed       {options.seed}   repeat this load: --seed {options.seed}\n")
         sys.stdout.write(summary_text(summary))
         if outcome.words is not None and not outcome.words.is_measured:
             sys.stdout.write(

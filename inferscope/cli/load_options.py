@@ -21,6 +21,7 @@ from inferscope.load.workload import KINDS, Ask
 DEFAULT_SECONDS = 60.0
 DEFAULT_RATE_S = 1.0
 _MOST_TEMPERATURE = 2.0
+_SEEDS = 1_000_000_000
 _DEFAULT_PROMPT, _DEFAULT_OUTPUT = "512", "128"
 
 
@@ -41,7 +42,12 @@ def add_arrivals(when: argparse._ArgumentGroup) -> None:
         help=f"seconds of sending (default: {DEFAULT_SECONDS:.0f} without --requests)",
     )
     when.add_argument("--requests", type=count, metavar="N", help="send so many and stop")
-    when.add_argument("--seed", type=int, default=0, help="of all of it (default: %(default)s)")
+    when.add_argument(
+        "--seed",
+        type=int,
+        default=secrets.randbelow(_SEEDS),
+        help="of all of it; the same again repeats a load (default: new each time, printed)",
+    )
 
 
 def add_requests(what: argparse._ArgumentGroup) -> None:

@@ -67,6 +67,7 @@ class ClientTimes:
         sent_ns: also when it was refused instead.
         sent_at_unix_ns: `sent_ns` on the wall clock, to compare with other machines' logs.
         tokens: as counted from the deliveries.
+        repeated_share: see `Ask`.
         tbt_ns: between deliveries of tokens.
         error: the failure's kind.
         detail: the failure's own words.
@@ -86,6 +87,7 @@ class ClientTimes:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    repeated_share: float | None = None
     tbt_ns: list[int] = field(default_factory=list)
     error: str = ""
     detail: str = ""
@@ -199,6 +201,7 @@ class OpenLoop:
             time.monotonic_ns(),
             time.time_ns(),
             ask.traceparent,
+            repeated_share=ask.repeated_share,
         )
         if self._most_open is not None and len(self._tasks) >= self._most_open:
             times.fail("refused", f"{self._most_open} open")

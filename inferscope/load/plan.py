@@ -8,6 +8,7 @@ what it is asked next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from random import Random
 from typing import TypeAlias
 
@@ -19,6 +20,8 @@ Composer: TypeAlias = Callable[[], tuple[str, str, int, Sections]]
 """Returns kind, prompt, most tokens and the prompt's sections of the next request."""
 
 MIX = "mix"
+_MOST_COMPARED = 10_000
+"""Requests whose prompts are compared with earlier ones; some 200 bytes are kept of each."""
 
 
 def stream(seed: int, purpose: str) -> Random:
@@ -60,12 +63,38 @@ def plan(
 ) -> Iterator[Ask]:
     """Yield what will be asked, in the order of time; names begin with the run's."""
     seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
+    prefixes = _Prefixes()
     for number, at_s in enumerate(arrivals):
         kind, prompt, max_tokens, sections = compose()
         name = f"{run}-{number:06d}"
         traceparent = _traceparent(traces) if is_traced else ""
         sampling_seed = seeds.getrandbits(31)
-        yield Ask(at_s, name, kind, prompt, max_tokens, sampling_seed, traceparent, sections)
+        yield Ask(
+            at_s,
+            name,
+            kind,
+            prompt,
+            max_tokens,
+            sampling_seed,
+            traceparent,
+            sections,
+            prefixes.repeated_share(prompt, sections) if number < _MOST_COMPARED else None,
+        )
+
+
+class _Prefixes:
+    """The beginnings of a load's prompts, up to the end of each section."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def repeated_share(self, prompt: str, sections: Sections) -> float:
+        """Return the part of a prompt that an earlier one begins with, and keep its beginnings."""
+        ends = list(accumulate(num_characters for _, num_characters in sections))
+        found = {end: hash(prompt[:end]) for end in ends}
+        repeated = max((end for end in ends if found[end] in self._seen), default=0)
+        self._seen.update(found.values())
+        return repeated / len(prompt) if prompt else 0.0
 
 
 def _traceparent(random: Random) -> str:

@@ -27,6 +27,13 @@ def summary_text(summary: Summary) -> str:
         "",
         _lateness(summary),
     ]
+    if summary.was_seen_before:
+        lines.append(
+            f"THE SERVER HAD SEEN THESE PROMPTS: {summary.seen_before_share:.0%} of the prompt "
+            "tokens that this load sends once came from the server's prefix cache, and TTFT is "
+            "that of repeated prompts. An earlier load had the same seed: leave --seed out, or "
+            "restart the server."
+        )
     if summary.refused:
         lines.append(
             f"{summary.refused} requests were refused by the generator, not by the server: too "
@@ -61,7 +68,8 @@ def _tokens(summary: Summary) -> str:
     output = f"{summary.output_tokens} output"
     if summary.is_output_counted:
         output += " (counted as events: the server sent no usage)"
-    found = "" if cached is None else f" ({cached} from its cache)"
+    share = "" if summary.cached_share is None else f", {summary.cached_share:.0%}"
+    found = "" if cached is None else f" ({cached} from its cache{share})"
     return f"tokens     {'-' if prompt is None else prompt} prompt{found}, {output}"
 
 

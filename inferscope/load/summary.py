@@ -15,6 +15,9 @@ from inferscope.load.quantiles import Durations, Quantiles
 
 LATE_P99_MS = 5.0
 """Beyond this the generator's clock is no longer that of the requests it was asked to make."""
+SEEN_BEFORE_SHARE = 0.5
+"""A chat template alone, which all prompts share, is a third of the shortest prompts at most."""
+_MOST_REPEATED_SHARE = 0.5
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         late: sent minus scheduled, of all requests.
         fell_behind: its p99 is above 5 ms.
         prompt_tokens: as the server's usage has it, of finished requests; None: it sent none.
+        cached_tokens: those of them that the server took from its prefix cache.
+        cached_share: of the prompt tokens, where the server reports both.
+        seen_before_share: part of the prompt tokens sent once in this load that the server had in
+            its cache; None where it reports none, or each prompt repeats more than half.
+        was_seen_before: it is above one half: TTFT is that of prompts which the server had
+            answered before this load.
         output_tokens: likewise, or as counted from the deliveries.
         is_output_counted: some server's usage was missing, and deliveries were counted instead.
     """
@@ -45,6 +54,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests_s: float
     prompt_tokens: int | None
     cached_tokens: int | None
+    cached_share: float | None
+    seen_before_share: float | None
+    was_seen_before: bool
     output_tokens: int
     output_tokens_s: float
     is_output_counted: bool
@@ -76,6 +88,8 @@ class Tally:
         self._last_ns = 0
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
+        self._cacheable_tokens = 0
+        self._new_tokens = self._known_tokens = 0.0
         self._output_tokens = 0
         self._is_output_counted = False
 
@@ -110,13 +124,22 @@ class Tally:
             self._prompt_tokens = (self._prompt_tokens or 0) + times.prompt_tokens
         if times.cached_tokens is not None:
             self._cached_tokens = (self._cached_tokens or 0) + times.cached_tokens
+            self._add_cached(times.prompt_tokens or 0, times.cached_tokens, times.repeated_share)
         self._is_output_counted |= times.output_tokens is None
         self._output_tokens += times.tokens if times.output_tokens is None else times.output_tokens
+
+    def _add_cached(self, prompt: int, cached: int, repeated_share: float | None) -> None:
+        self._cacheable_tokens += prompt
+        # Characters are no tokens: of a prompt that is mostly repeated the rest is not known well.
+        if repeated_share is not None and repeated_share <= _MOST_REPEATED_SHARE:
+            self._new_tokens += prompt * (1 - repeated_share)
+            self._known_tokens += cached - prompt * repeated_share
 
     def summary(self) -> Summary:
         """Return what it came to."""
         span_s = max(0, self._last_ns - (self._first_ns or self._last_ns)) / 1e9
         late = self.late.quantiles()
+        seen_before = _share(max(0.0, self._known_tokens), self._new_tokens)
         return Summary(
             scheduled=self.late.num,
             sent=self.late.num - self._refused,
@@ -129,6 +152,9 @@ class Tally:
             requests_s=_per_second(self.num_finished, span_s),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            cached_share=_share(self._cached_tokens or 0, self._cacheable_tokens),
+            seen_before_share=seen_before,
+            was_seen_before=(seen_before or 0.0) > SEEN_BEFORE_SHARE,
             output_tokens=self._output_tokens,
             output_tokens_s=_per_second(self._output_tokens, span_s),
             is_output_counted=self._is_output_counted,
@@ -138,6 +164,10 @@ class Tally:
             late=late,
             fell_behind=(late.p99_ms or 0.0) > LATE_P99_MS,
         )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 3) if whole > 0 else None
 
 
 def _per_second(num: int, span_s: float) -> float:

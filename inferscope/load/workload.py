@@ -36,6 +36,8 @@ class Ask:
         seed: of the sampling.
         traceparent: the W3C trace context to send along, if any.
         sections: of the prompt, all of it: what each is, and how many characters.
+        repeated_share: part of the prompt's characters that an earlier request of the same load
+            begins with, 0..1; None where that is not known.
     """
 
     at_s: float
@@ -46,6 +48,7 @@ class Ask:
     seed: int
     traceparent: str = ""
     sections: Sections = ()
+    repeated_share: float | None = None
 
 
 KINDS = ("chat", "rag", "agent")

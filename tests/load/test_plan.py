@@ -40,13 +40,37 @@ def test_the_same_seed_plans_the_same_load(seed: int, kind: str) -> None:
 def test_other_lengths_leave_arrivals_and_traces_where_they_were() -> None:
     def without_content(stream: list[Ask]) -> list[Ask]:
         return [
-            dataclasses.replace(ask, kind="", prompt="", max_tokens=0, sections=())
+            dataclasses.replace(
+                ask, kind="", prompt="", max_tokens=0, sections=(), repeated_share=None
+            )
             for ask in stream
         ]
 
     some = without_content(asks(3, lengths(3)))
     assert some == without_content(asks(3, lengths(3, prompt="900", tokens_per_word=2.0)))
     assert some == without_content(asks(3, of_kind(3, MIX)))
+
+
+def test_a_prompt_knows_how_much_of_it_an_earlier_one_begins_with() -> None:
+    for ask in asks(3, of_kind(3, "rag")):
+        assert ask.repeated_share == 0.0
+    sent: list[str] = []
+    for ask in asks(3, of_kind(3, "agent")):
+        shared = max((common(ask.prompt, other) for other in sent), default=0)
+        assert ask.repeated_share is not None
+        assert round(ask.repeated_share * len(ask.prompt)) == pytest.approx(shared, abs=3)
+        sent.append(ask.prompt)
+    behind = [ask for ask in asks(3, lengths(3)) if len(ask.sections) == 2]
+    assert behind[0].repeated_share == 0.0
+    assert [ask.repeated_share for ask in behind][1:] == [
+        ask.sections[0][1] / len(ask.prompt) for ask in behind[1:]
+    ]
+
+
+def common(one: str, other: str) -> int:
+    """Return how many characters two prompts have in common at their beginning."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in same)
 
 
 def test_the_tokenizer_decides_the_words_and_not_the_lengths() -> None:

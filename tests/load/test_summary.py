@@ -116,6 +116,25 @@ def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
     assert "the server sent no usage" in summary_text(summary)
 
 
+@pytest.mark.parametrize(
+    ("cached", "repeated", "was_seen"),
+    [(32, 0.0, False), (90, 0.0, True), (90, 0.5, True), (50, 0.5, False), (90, 0.9, False)],
+)
+def test_a_load_that_measures_the_prefix_cache_says_so(
+    cached: int, repeated: float, was_seen: bool
+) -> None:
+    tally = Tally()
+    for _ in range(3):
+        one = request()
+        one.cached_tokens, one.repeated_share = cached, repeated
+        tally.add(one)
+    summary = tally.summary()
+    assert summary.cached_share == cached / 100
+    assert summary.was_seen_before == was_seen
+    assert ("THE SERVER HAD SEEN THESE PROMPTS" in summary_text(summary)) == was_seen
+    assert f"({3 * cached} from its cache, {cached}%)" in summary_text(summary)
+
+
 def test_the_line_shown_while_it_runs_has_what_matters() -> None:
     tally = Tally()
     tally.add(request())

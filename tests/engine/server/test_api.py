@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
+from tests.cli.running import inferscope
 from tests.engine.server.running import Server, Stream, in_background
 
 if TYPE_CHECKING:
@@ -141,6 +143,25 @@ def test_stop_tokens_and_min_tokens(server: Server) -> None:
     some = {**body, "stop_token_ids": tokens, "min_tokens": 15}
     _, late, _ = server.post("/v1/completions", some)
     assert late["usage"]["completion_tokens"] > 15
+
+
+def test_a_load_sent_again_is_said_to_measure_the_prefix_cache(
+    server: Server, tmp_path: Path
+) -> None:
+    arguments = ("--rate", "20", "--requests", "6", "--prompt-tokens", "120..160")
+    arguments += ("--output-tokens", "2", "--shared-prefix", "60")
+
+    def summary(*more: str) -> Any:
+        url = f"http://127.0.0.1:{server.port}"
+        done = inferscope("load", url, *arguments, *more, "--json", rings=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    first, second = summary(), summary()
+    assert first["seed"] != second["seed"]
+    repeated = summary("--seed", str(second["seed"]))
+    assert [each["was_seen_before"] for each in (first, second, repeated)] == [False, False, True]
+    assert repeated["cached_share"] > 0.8 > second["cached_share"]
 
 
 def test_usage_counts_cached_tokens_and_runs_along(server: Server) -> None:
