@@ -49,6 +49,7 @@ _EXTRAS = {
     "prometheus": ("prometheus_client", "what collect serves"),
     "parquet": ("pyarrow", "Parquet files, of collect and export"),
     "grpc": ("grpc", "traces of requests over gRPC, sent by collect"),
+    "completion": ("shtab", "completion of commands and options in a shell"),
 }
 _ENGINES = {
     "vllm": "inferscope run -- vllm serve MODEL",

@@ -39,7 +39,7 @@ _LATEST_S = 90.0
 SHORT = frozenset(
     (
         *("attach", "collect", "doctor", "export", "findings", "load", "off", "on", "replay"),
-        *("run", "sampler", "shares", "slo", "why"),
+        *("run", "sampler", "shares", "slo", "why", "help", "version"),
     )
 )
 """Commands that take less than their imports do."""

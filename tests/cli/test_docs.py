@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.cli.main import COMMANDS, _parser
+from inferscope.cli.main import COMMANDS, build_parser
 from inferscope.collector.source import open_source
 from inferscope.exporting import load_exporter
 from tests.report.test_why import SAMPLE
@@ -41,7 +41,7 @@ def shown(text: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
     for words in shown(page.read_text(encoding="utf-8")):
-        _parser(words).parse_args(words)
+        build_parser(words[:1]).parse_args(words)
 
 
 def test_pages_show_commands() -> None:
@@ -74,10 +74,10 @@ def test_every_example_of_a_command_can_be_parsed(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        _parser([command]).parse_args([command, "--help"])
+        build_parser([command]).parse_args([command, "--help"])
     _, _, examples = capsys.readouterr().out.partition("examples:")
     for words in filter(None, map(typed, examples.splitlines())):
-        _parser(words).parse_args(words)
+        build_parser(words[:1]).parse_args(words)
 
 
 def test_pages_link_to_pages_and_headings_that_are_there() -> None:

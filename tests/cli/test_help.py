@@ -24,8 +24,45 @@ def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
     assert len(done.stdout.splitlines()) > 5
 
 
-def test_no_command_is_a_usage_error(tmp_path: Path) -> None:
-    assert inferscope_cold(rings=tmp_path).returncode == 2
+def test_no_command_prints_the_help(tmp_path: Path) -> None:
+    bare = inferscope_cold(rings=tmp_path)
+    assert (bare.returncode, bare.stderr) == (0, "")
+    assert bare.stdout == inferscope("help", rings=tmp_path).stdout
+    assert bare.stdout.startswith("usage: inferscope ")
+
+
+def test_help_and_version_are_commands_too(tmp_path: Path) -> None:
+    for words, same in (
+        (("help", "attach"), ("attach", "--help")),
+        (("help", "slo", "check"), ("slo", "check", "--help")),
+        (("version",), ("--version",)),
+    ):
+        done = inferscope(*words, rings=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == inferscope(*same, rings=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("atach", "inferscope: there is no command atach. Did you mean attach?"),
+        ("help exprt", "inferscope: there is no command exprt. Did you mean export?"),
+        ("xyzzy", "inferscope: there is no command xyzzy. `inferscope help` lists them."),
+        ("attach --windw 5", "arguments: --windw. Did you mean --window?"),
+        ("load http://x --ratee=4", "arguments: --ratee=4. Did you mean --rate?"),
+        ("slo check slo.yaml --jsn", "arguments: --jsn. Did you mean --json?"),
+        ("why x --xyzzy", "arguments: --xyzzy. `inferscope why --help` lists them."),
+        ("attach --js", "arguments: --js. Did you mean --json?"),
+        ("load http://x --r 4", "arguments: --r 4. Did you mean --rate or --requests or"),
+        ("slo chek slo.yaml", "invalid choice: 'chek'"),
+        ("slo chek slo.yaml", "Did you mean check?"),
+        ("load http://x --kind rga", "Did you mean rag?"),
+    ],
+)
+def test_a_misspelt_word_is_met_with_the_nearest(tmp_path: Path, words: str, said: str) -> None:
+    done = inferscope(*words.split(), rings=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
 
 
 def test_doctor_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
@@ -42,6 +79,7 @@ FIRST = {
     "export": (0, "FILE -o -", '"kind":"run"'),
     "findings": (0, "FILE", "requests"),
     "load": (1, "127.0.0.1:9", "no server answers"),
+    "help": (0, "attach", "usage: inferscope attach"),
     "off": (1, "", "no engine is running"),
     "on": (1, "", "no engine is running"),
     "replay": (0, "FILE --check", "cut off"),
@@ -49,6 +87,7 @@ FIRST = {
     "sampler": (0, "--once --counters host", "cores"),
     "shares": (0, "FILE", "Shapley value"),
     "slo": (0, "check SLOS FILE", "requests over"),
+    "version": (0, "", "inferscope "),
     "why": (0, "fe- FILE --pick 1", "fe-"),
 }
 """What a command gives that is the first of its interpreter: exit code, arguments, some words."""

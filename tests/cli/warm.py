@@ -24,7 +24,7 @@ PRELOADED = (
         f"inferscope.cli.{command}"
         for command in (
             *("attach", "collect", "doctor", "export", "findings", "load", "page", "replay"),
-            *("run", "sampler", "shares", "slo", "switch", "why"),
+            *("run", "sampler", "shares", "slo", "switch", "why", "help", "version"),
         )
     ),
     "inferscope.tui.once",

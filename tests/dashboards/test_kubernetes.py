@@ -16,7 +16,7 @@ from inferscope_otlp.resource import resource
 from inferscope_prometheus.page import MOST_LABEL
 from inferscope_prometheus.settings import read_settings
 
-from inferscope.cli.main import _parser
+from inferscope.cli.main import build_parser
 from inferscope.collecting.config import Config, read_config
 from inferscope.collecting.lock import LOCK_NAME
 from inferscope.collecting.outlets import FLUSH_S, make_exporters
@@ -264,7 +264,7 @@ def test_what_an_engine_did_last_is_scraped(way: Way) -> None:
 
 def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -> None:
     arguments = way.collector.command[1:]
-    options = _parser(arguments).parse_args(arguments)
+    options = build_parser(arguments[:1]).parse_args(arguments)
     (config,) = (m for m in way.collector.volume_mounts if m.name == "collect")
     assert options.config == Path(config.mount_path) / "collect.yaml"
     assert set(make_exporters(way.config.exporters)) == set(way.config.exporters)
