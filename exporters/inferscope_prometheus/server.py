@@ -151,6 +151,12 @@ class Gate:
             connection, server_side=True, do_handshake_on_connect=False
         )
 
+    def is_current(self, connection: socket.socket) -> bool:
+        """Return whether the certificates in force are those of the connection's handshake."""
+        self._renew()
+        wanted = connection.context if isinstance(connection, ssl.SSLSocket) else None
+        return wanted is self._context
+
     def _renew(self) -> None:
         now = self._now()
         if now == self._stamps:
@@ -184,6 +190,8 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client may renegotiate as often as it likes with OpenSSL 1.1.1, each time for a signature.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
         if settings.tls_client_ca is not None:
@@ -381,6 +389,10 @@ class _Handler(BaseHTTPRequestHandler):
         pages, path = self.server.pages, self.path.partition("?")[0]
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # what stands in its body is not read
+        if not pages.gate.is_current(self.connection):
+            # Without an answer: Prometheus then connects again and repeats its request.
+            self.close_connection = True
+            return None
         if path == _HEALTH:  # which says nothing of engines: those who probe have no token
             if pages.is_alive():
                 return self._answer(200, b"ok\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import os
 import shutil
 import socket
 import ssl
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from inferscope_prometheus import PrometheusExporter
-from inferscope_prometheus.server import Limits, Server
+from inferscope_prometheus.server import Limits, Server, tls_context
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.errors import BadInput
@@ -251,6 +252,116 @@ def test_clients_may_have_to_show_a_certificate(certificate: Path) -> None:
         assert get(port, context=known)[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError)):
             get(port, context=plain)
+
+
+def client_hello(certificate: Path) -> bytes:
+    """Return the first message of a handshake."""
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(certificate)).wrap_bio(
+        ssl.MemoryBIO(), sent, server_hostname="127.0.0.1"
+    )
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["nothing", "half", "one-message"])
+def test_handshakes_that_stop_make_room_for_a_scrape(certificate: Path, share: float) -> None:
+    hello = client_hello(certificate)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with serving(tls_cert=str(certificate), tls_key=str(certificate)) as port:
+        stopped = [
+            socket.create_connection(
+                ("127.0.0.1", port), source_address=(f"127.0.0.{2 + number}", 0)
+            )
+            for number in range(40)
+        ]
+        try:
+            for each in stopped:
+                with suppress(OSError):  # its place is another's by now
+                    each.sendall(hello[: round(share * len(hello))])
+            assert get(port, context=trusting)[0] == 200
+        finally:
+            for each in stopped:
+                each.close()
+
+
+def test_a_handshake_that_comes_byte_by_byte_has_a_deadline(certificate: Path) -> None:
+    path, hello = str(certificate), client_hello(certificate)
+    with (
+        serving(tls_cert=path, tls_key=path, limits=Limits(request_s=0.2)) as port,
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        for each in hello:
+            if not is_open(slow):
+                return
+            with suppress(OSError):
+                slow.sendall(bytes([each]))
+            time.sleep(0.02)
+        raise AssertionError("it is still open")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x00" + b"\0" * 64,
+        b"\x80\x2e\x01\x00\x02" + b"\0" * 64,
+        b"\x15\x03\x03\x00\x02\x02\x28",
+        b"\xff" * 20_000,
+    ],
+    ids=["http", "ssl-3", "ssl-2", "alert", "noise"],
+)
+def test_what_is_no_handshake_is_closed_at_once_and_logged_nowhere(
+    certificate: Path, begun: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(certificate)
+    with (
+        serving(tls_cert=path, tls_key=path, limits=Limits(request_s=60)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as other,
+    ):
+        answer = b""
+        with suppress(ConnectionError):
+            other.sendall(begun)
+            while received := other.recv(1000):
+                answer += received
+        assert b"HTTP" not in answer
+        assert b"text" not in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
+def test_old_protocols_and_renegotiation_are_refused(certificate: Path) -> None:
+    path = str(certificate)
+    old, section = ssl.create_default_context(cafile=path), {"tls_cert": path, "tls_key": path}
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with serving(**section) as port, pytest.raises((ssl.SSLError, ConnectionError)):
+        get(port, context=old)
+    context = tls_context(read_settings(section))
+    assert context is not None
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+def test_a_kept_connection_ends_with_the_certificates_of_its_handshake(
+    certificate: Path, tmp_path: Path
+) -> None:
+    """One whose client certificate is no longer accepted would be served as long as it asks."""
+    path, authority = str(certificate), tmp_path / "clients.pem"
+    authority.write_bytes(certificate.read_bytes())
+    known = ssl.create_default_context(cafile=path)
+    known.load_cert_chain(path)
+    with serving(tls_cert=path, tls_key=path, tls_client_ca=str(authority)) as port:
+        kept = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=known)
+        for _ in range(2):
+            kept.request("GET", "/metrics")
+            assert kept.getresponse().read() == b"text"
+        os.utime(authority, ns=(1, 1))
+        kept.request("GET", "/metrics")
+        with pytest.raises(http.client.RemoteDisconnected):
+            kept.getresponse()
+        kept.close()
+        assert get(port, context=known)[0] == 200
 
 
 @pytest.mark.parametrize(
