@@ -22,7 +22,8 @@ from inferscope.cli.numbers import above_zero
 from inferscope.cli.targets import engine_of
 from inferscope.collector.expansion import Expansion
 from inferscope.errors import InferScopeError, NotFound
-from inferscope.private import private_file
+from inferscope.foreign import printable
+from inferscope.private import open_own, private_file
 from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
 from inferscope.report.kernels import (
     KERNEL,
@@ -131,19 +132,34 @@ def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
                 f"pid {ring.identity.pid} does not answer. Is it hung, or of an older version?"
             )
         time.sleep(_LOOK_S)
-    if failed.exists():
-        reason = failed.read_text(encoding="utf-8", errors="replace")
-        raise InferScopeError(f"there is no profile: {reason}")
     try:
-        content = trace.read_bytes()
-    except FileNotFoundError:
+        if (said := _own_content(failed)) is not None:
+            reason = printable(said.decode("utf-8", "replace"))
+            raise InferScopeError(f"there is no profile: {reason}")
+        content = _own_content(trace)
+    except OSError as error:
+        raise InferScopeError(f"cannot read the profile: {error}.") from error
+    if content is None:
         raise InferScopeError(
             f"there is no profile: neither it nor the reason could be written to {trace.parent}. "
             "Is the disk full?"
-        ) from None
+        )
     trace.unlink()
     found: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     return found
+
+
+def _own_content(path: Path) -> bytes | None:
+    """Return the content of a plain file of this user's; None if there is none.
+
+    Raises:
+        OSError: it cannot be read, is a link or a pipe, or another user's.
+    """
+    try:
+        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def told_of(ring: RingFile, engine: EngineRings, now_ns: int) -> Iterator[Record]:

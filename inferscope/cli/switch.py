@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _switch(ring: RingFile, to: int) -> OSError | None:
     try:
-        switch(ring.path, to=to)
+        switch(ring.path, to=to, owner=ring.owner)
     except OSError as error:
         return error
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -111,7 +112,8 @@ def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
     """Return what finds an engine's rings, also of processes that start later, and samplers' rings.
 
     Where an engine's folder is in one of the usual places, its other processes may use another.
-    Rings of another user are not the engine's, whatever their folder is called.
+    Rings of another user are not the engine's, whatever their folder is called. Samplers' are read
+    of the engine's user, of this one and of root.
     """
     homes = {ring.path.parent for ring in engine.rings}
     owners = {ring.owner for ring in engine.rings}
@@ -123,7 +125,9 @@ def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
             beside |= set(usual)
         paths = (path for home in sorted(found) for path in home.glob("*.ring"))
         rings = [path for path in paths if owner_of(path) in owners]
-        return [*rings, *sampler_rings(*sorted(beside))]
+        trusted = owners | {os.geteuid(), 0}
+        samplers = sampler_rings(*sorted(beside))
+        return [*rings, *(path for path in samplers if owner_of(path) in trusted)]
 
     return find
 

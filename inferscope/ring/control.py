@@ -7,7 +7,9 @@ shortens the file first, and a mapped byte beyond the end of its file kills the 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,8 +69,14 @@ def open_control(ring_path: Path) -> ControlByte:
     return ControlByte(handle)
 
 
-def switch(ring_path: Path, *, to: int) -> None:
+def switch(ring_path: Path, *, to: int, owner: int | None = None) -> None:
     """Switch the probe that writes this ring on or off, within 100 ms and its next step.
+
+    Args:
+        ring_path: the ring.
+        to: SWITCHED_ON or SWITCHED_OFF.
+        owner: user of the ring as it was found; None if any will do. For root: the owner of a
+            folder can put a link to another user's folder in its place at any time.
 
     Raises:
         OSError: it has no control byte, or this user may not write it.
@@ -77,6 +85,10 @@ def switch(ring_path: Path, *, to: int) -> None:
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     handle = os.open(control_path(ring_path), flags)
     try:
+        status = os.fstat(handle)
+        is_theirs = owner is None or status.st_uid == owner
+        if not is_theirs or not stat.S_ISREG(status.st_mode):
+            raise PermissionError(errno.EPERM, f"not a plain file of uid {owner}")
         os.pwrite(handle, bytes([to]), 0)
     finally:
         os.close(handle)

@@ -74,10 +74,14 @@ def ask(ring_path: Path, seconds: float) -> Request:
         raise ProfileBusy(
             f"a profile of this process is under way ({path}). Wait for its end."
         ) from None
-    for old in (trace_path(ring_path), error_path(ring_path)):
-        old.unlink(missing_ok=True)
     with os.fdopen(handle, "wb", buffering=0) as file:
-        file.write(f"{seconds}\n".encode("ascii"))
+        try:
+            for old in (trace_path(ring_path), error_path(ring_path)):
+                old.unlink(missing_ok=True)
+            file.write(f"{seconds}\n".encode("ascii"))
+        except OSError:  # else the engine would be profiled to no purpose
+            path.unlink(missing_ok=True)
+            raise
         status = os.fstat(handle)
     return Request(seconds, status.st_ino, status.st_ctime_ns)
 

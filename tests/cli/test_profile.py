@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,40 @@ def test_a_profile_and_a_reason_that_could_not_be_written_are_one_line(tmp_path:
     me = Identity("a", "core", 0, 1, "host", "", 1, 2)
     with pytest.raises(InferScopeError, match="Is the disk full"):
         profile._answer(RingFile(tmp_path / "core-0-1.ring", 0, me, 0, 0), 0.0)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("answered", [trace_path, error_path], ids=["trace", "reason"])
+def test_an_answer_is_a_file_of_this_user_s_or_none(
+    tmp_path: Path, answered: Callable[[Path], Path], kind: str
+) -> None:
+    ring = tmp_path / "core-0-1.ring"
+    if kind == "pipe":
+        os.mkfifo(answered(ring))
+    else:
+        (tmp_path / "elsewhere").write_text("{}")
+        answered(ring).symlink_to(tmp_path / "elsewhere")
+    me = Identity("a", "core", 0, 1, "host", "", 1, 2)
+    with pytest.raises(InferScopeError, match="cannot read the profile"):
+        profile._answer(RingFile(ring, 0, me, 0, 0), 0.0)
+
+
+def test_a_reason_acts_on_no_terminal(tmp_path: Path) -> None:
+    ring = tmp_path / "core-0-1.ring"
+    error_path(ring).write_bytes(b"RuntimeError: \x1b]0;owned\x07\xff")
+    me = Identity("a", "core", 0, 1, "host", "", 1, 2)
+    with pytest.raises(InferScopeError) as caught:
+        profile._answer(RingFile(ring, 0, me, 0, 0), 0.0)
+    assert str(caught.value) == "there is no profile: RuntimeError: ?]0;owned?\ufffd"
+
+
+def test_a_request_that_cannot_be_made_whole_leaves_none_behind(tmp_path: Path) -> None:
+    ring = tmp_path / "core-0-1.ring"
+    trace_path(ring).mkdir()  # an old answer that cannot be removed
+    with pytest.raises(OSError, match=r"trace\.json"):
+        ask(ring, 2.0)
+    assert requested(ring) is None
+    assert not request_path(ring).exists()
 
 
 def test_a_process_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

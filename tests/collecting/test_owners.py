@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from inferscope.cli.targets import rings_of
 from inferscope.collecting.engines import Engines
+from inferscope.records import SAMPLER_ROLE
 from inferscope.ring import discovery
+from inferscope.ring.discovery import find_engines
 from tests.collecting.rings import Ring, Time
 from tests.collector.scripts import Finals
 
@@ -40,3 +43,39 @@ def test_rings_of_another_user_are_not_folded_into_an_engine(
     engines.close()
     for ring in rings:
         ring.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_samples_of_another_user_are_not_folded_into_an_engine(tmp_path: Path) -> None:
+    """They could state anything of a device: its energy, and what its tenants are billed."""
+    shared, time, rings = tmp_path / "rings", Time(), {}
+    for name, uid in (("engine", 12345), ("own", 12345), ("host", 0), ("evil", 11111)):
+        home = shared / name
+        home.mkdir(parents=True)
+        role = "core" if name == "engine" else SAMPLER_ROLE
+        rings[name] = Ring(home, time, role=role, engine_id=name)
+        for path in (home, *home.iterdir()):
+            os.chown(path, uid, uid)
+        rings[name].tell()
+    shared.chmod(0o1777)
+    engines = Engines(shared, sink=Finals(), clock=time)
+    for _ in range(4):
+        for ring in rings.values():
+            ring.tell()
+        time.now_ns += 1_000_000_000
+        engines.advance()
+    (followed,) = engines._followed.values()
+    assert {path.parent.name for path in followed._source._follower._find()} == {
+        "engine",
+        "own",
+        "host",
+    }
+    engines.close()
+    (engine,) = find_engines(shared)
+    (shared / SAMPLER_ROLE).mkdir()
+    ring = Ring(shared / SAMPLER_ROLE, time, role=SAMPLER_ROLE, engine_id=SAMPLER_ROLE)
+    assert ring.path in rings_of(engine)()
+    os.chown(ring.path, 11111, 11111)
+    assert ring.path not in rings_of(engine)()
+    for each in (*rings.values(), ring):
+        each.close()

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from inferscope.ring.profile_request import error_path, request_path
 from tests.collecting.other_user import as_user, can_run_as, open_folder
 from tests.collecting.running import collecting, engine_by_hand, eventually
 
@@ -124,6 +126,28 @@ def test_who_may_read_does_not_write(folder: Path) -> None:
         assert json.loads(looked.stdout)["engines"][0]["health"]["probe_state"] == "on"
 
 
+def test_reading_a_ring_permits_neither_a_profile_nor_a_file(folder: Path) -> None:
+    rings = folder / "rings"
+    with engine_by_hand(rings, "e", within=SHARED):
+        (ring,) = (rings / "e").glob("*.ring")
+        done = command(MEMBER, "profile", "e", rings=rings)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"is of uid {ENGINE_UID}. Run as the user that runs the engine." in done.stderr
+        tried = subprocess.run(
+            [*MEMBER, sys.executable, "-c", _INTRUDER, str(ring)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert tried.stdout == "PermissionError\n" * 7, tried.stdout
+        # Root may make the file; the probe takes requests of its own user only.
+        request_path(ring).write_text("1.0")
+        assert request_path(ring).stat().st_uid != ENGINE_UID
+        time.sleep(0.3)  # three times as long as the probe takes to look
+        assert request_path(ring).read_text() == "1.0"
+        assert not error_path(ring).exists()
+
+
 def test_a_group_that_the_engine_is_not_in_is_named_and_the_engine_runs(folder: Path) -> None:
     rings = folder / "rings"
     within = (*as_user(ENGINE_UID), "env", f"INFERSCOPE_GROUP={GROUP}")
@@ -150,6 +174,24 @@ def test_a_collector_in_a_folder_of_another_user_says_what_would_do(folder: Path
     assert "Name one: folder: in its configuration, or INFERSCOPE_COLLECT_FOLDER." in line
 
 
+_INTRUDER = """
+import os, sys
+from pathlib import Path
+ring = Path(sys.argv[1])
+for suffix, flags in (
+    (".control", os.O_WRONLY), (".ring", os.O_WRONLY), (".profile", os.O_WRONLY | os.O_CREAT),
+    (".trace.json", os.O_WRONLY | os.O_CREAT), (".ring.partial", os.O_WRONLY | os.O_CREAT),
+):
+    try:
+        os.close(os.open(ring.with_suffix(suffix), flags))
+    except OSError as error:
+        print(type(error).__name__)
+for action in (ring.unlink, lambda: ring.with_suffix(".control").rename(ring.parent / "other")):
+    try:
+        action()
+    except OSError as error:
+        print(type(error).__name__)
+"""
 _PROBE = """
 from inferscope.probe import EngineInfo, Probe
 print(Probe.open(EngineInfo(0, "test")).on)

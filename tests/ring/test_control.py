@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from inferscope.ring.control import SWITCHED_OFF, open_control, switch
+import pytest
+
+from inferscope.ring.control import SWITCHED_OFF, control_path, open_control, switch
 
 
 def test_the_descriptor_has_a_high_number(tmp_path: Path) -> None:
@@ -35,3 +37,28 @@ def test_a_number_that_the_host_has_closed_is_left_alone(tmp_path: Path) -> None
     os.close(control._handle)
     assert control.is_on()
     control.close()
+
+
+def test_no_engine_of_another_user_is_switched_in_place_of_the_one_that_is_meant(
+    tmp_path: Path,
+) -> None:
+    """Root's command finds a user's ring; by then his folder is a link to another user's."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    control = open_control(theirs / "core-0-1.ring")
+    (tmp_path / "meant").symlink_to(theirs)
+    with pytest.raises(PermissionError, match=r"not a plain file of uid"):
+        switch(tmp_path / "meant" / "core-0-1.ring", to=SWITCHED_OFF, owner=os.geteuid() + 1)
+    assert control.is_on()
+    switch(theirs / "core-0-1.ring", to=SWITCHED_OFF, owner=os.geteuid())
+    assert not control.is_on()
+    control.close()
+
+
+def test_a_pipe_that_is_read_is_no_control_byte(tmp_path: Path) -> None:
+    ring = tmp_path / "core-0-1.ring"
+    os.mkfifo(control_path(ring))
+    reading = os.open(control_path(ring), os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match=r"not a plain file|Illegal seek"):
+        switch(ring, to=SWITCHED_OFF)
+    os.close(reading)
