@@ -114,18 +114,31 @@ class Compactor:
                 self._has_failed = False
 
     def _merge_before(self, hour: int) -> None:
+        trouble: Exception | None = None
         for table in self._settings.tables:
             for folder in sorted((self._settings.folder / table).glob("date=*/hour=*")):
                 if self._is_over:
                     raise Unfinished
                 if hour_of(folder) >= hour:
                     continue
-                with suppress(FileNotFoundError):  # one was the oldest, and had to go
-                    changed_ns = folder.stat().st_mtime_ns
-                    if self._seen.get(folder) != changed_ns:
-                        if compact(folder, table, self._settings, is_over=lambda: self._is_over):
-                            changed_ns = folder.stat().st_mtime_ns
-                        self._seen[folder] = changed_ns
+                try:
+                    self._merge(folder, table)
+                except FileNotFoundError:  # one was the oldest, and had to go
+                    continue
+                except (OSError, pa.ArrowException) as error:
+                    if isinstance(error, OSError) and error.errno in _CANNOT:
+                        raise
+                    trouble = trouble or error  # a damaged file keeps no other hour waiting
+        if trouble is not None:
+            raise trouble
+
+    def _merge(self, folder: Path, table: str) -> None:
+        """Merge an hour, unless nothing has changed there since the last time."""
+        changed_ns = folder.stat().st_mtime_ns
+        if self._seen.get(folder) != changed_ns:
+            if compact(folder, table, self._settings, is_over=lambda: self._is_over):
+                changed_ns = folder.stat().st_mtime_ns
+            self._seen[folder] = changed_ns
 
 
 def compact(

@@ -29,7 +29,7 @@ from inferscope_parquet.exchange import exchange
 from inferscope_parquet.folder import Folder
 from inferscope_parquet.naming import is_by
 from inferscope_parquet.settings import Settings
-from inferscope_parquet.tables import SCHEMAS
+from inferscope_parquet.tables import SCHEMA_KEY, SCHEMAS
 
 from tests.exporters.parquet.reading import OLDER, table
 
@@ -230,6 +230,49 @@ def test_a_file_system_without_exchange_keeps_small_files_and_says_so_once(
     assert "small files stay" in caplog.text
     assert len(files(tmp_path)) == NUM + 3
     assert not (tmp_path / COMPACTING).exists()
+
+
+def test_a_damaged_file_keeps_its_own_hour_from_being_merged_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    compactor = Compactor(settings)
+    folder = Folder(settings, compactor=compactor)
+    write(folder, 0, 1)
+    damaged, _ = files(tmp_path)
+    content = bytearray(damaged.read_bytes())
+    footer_at = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[4:footer_at] = bytes(footer_at - 4)  # its columns, not its schema
+    damaged.write_bytes(content)
+    pq.read_schema(damaged)
+    for hour in (1, 2, 3):
+        write(folder, 2 * hour, 2 * hour + 1, hour=hour)
+    eventually(lambda: len(files(tmp_path)) == 6)
+    eventually(lambda: bool(caplog.records))
+    write(folder, 8, hour=4)
+    eventually(lambda: len(files(tmp_path)) == 6)
+    folder.close()
+    assert damaged.exists()
+    assert damaged.read_bytes() == content
+    assert [record.getMessage().count("small files stay for now") for record in caplog.records] == [
+        1
+    ]
+
+
+def test_files_of_a_release_in_which_columns_mean_something_else_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    write(Folder(settings), *range(4))
+    others = files(tmp_path)[:2]
+    for path in others:
+        rows = pq.ParquetFile(path).read()
+        pq.write_table(rows.replace_schema_metadata({SCHEMA_KEY: "2"}), path)
+    kept = [path.read_bytes() for path in others]
+    assert compact(the_hour(tmp_path), "steps", settings)
+    assert [path.read_bytes() for path in others] == kept
+    assert len(files(tmp_path)) == 3
+    assert numbers(tmp_path) == list(range(4))
 
 
 def test_folders_that_cannot_change_places_are_an_error(tmp_path: Path) -> None:
