@@ -180,7 +180,7 @@ class OtlpExporter:
             cause = top_cause(request, self._objectives)
         # A thousand waiting requests of a hundred thousand tokens each would fill the memory.
         small = replace(request, token_times_ns=_NO_TIMES, tokens_per_event=())
-        self._traces[1].put(Finished(small, gaps, facts, parent, found, cause))
+        self._traces[1].put(Finished(small, gaps, facts, parent, found, cause, self._offset_ns))
 
     def kept_trace(self, request: FinalRequest) -> str | None:
         """Return the id of a request's trace, None where it is not kept."""
@@ -284,7 +284,9 @@ class OtlpExporter:
         for finished in batch:
             engine_id = finished.request.engine_id
             engine = engines.get(engine_id) or Engine(engine_id)
-            trace = trace_of(finished, engine, offset_ns, residual=residuals.get(engine_id))
+            # A wall clock that is set while a trace waits does not move it.
+            of_it_ns = finished.offset_ns or offset_ns
+            trace = trace_of(finished, engine, of_it_ns, residual=residuals.get(engine_id))
             encoded = trace_bytes(trace)
             by_engine.setdefault(engine_id, []).append(encoded)
         parts = []

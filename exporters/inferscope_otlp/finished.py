@@ -47,6 +47,8 @@ class Finished(msgspec.Struct, frozen=True):
     verdicts: dict[str, bool]
     cause: str | None = None
     """Why it missed a threshold; None where it did not, or nobody can tell."""
+    offset_ns: int = 0
+    """Wall clock less monotonic clock when it had finished; 0 if not known yet."""
 
 
 def tbt_ns_of(request: FinalRequest) -> Ints | None:

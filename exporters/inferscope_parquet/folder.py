@@ -34,6 +34,7 @@ from inferscope_parquet.tables import (
 
 _PARTIAL = ".partial"
 _MOST_GROUP_ROWS = 1 << 17
+_HOUR_NS = 3_600_000_000_000
 
 
 class Folder:
@@ -57,6 +58,7 @@ class Folder:
         self._compactor = compactor
         self._open: dict[tuple[str, int], _File] = {}
         self._newest_hour = 0
+        self._first_offset_ns: int | None = None
         self.num_lost = 0
         settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(settings.folder, os.W_OK | os.X_OK):
@@ -72,7 +74,10 @@ class Folder:
         """
         written = 0
         try:
-            for name, hour, part in self._parts(batch):
+            parts = self._parts(batch)
+            if parts:
+                self._newest_hour = self._hour_of(batch, max(hour for _, hour, _ in parts))
+            for name, hour, part in parts:
                 file = self._file(name, hour, part)
                 file.write(part)
                 written += part.num_rows
@@ -118,6 +123,16 @@ class Folder:
         tables = [(name, table_of(name, batch, host=self._settings.host)) for name in names]
         return [(name, *hour) for name, table in tables for hour in by_hour(name, table).items()]
 
+    def _hour_of(self, batch: Batch, hour: int) -> int:
+        """Return the hour from which the age of files is counted.
+
+        A wall clock that was set ahead, be it for a moment, makes no file old.
+        """
+        assert batch.offset_ns is not None
+        if self._first_offset_ns is None:
+            self._first_offset_ns = batch.offset_ns
+        return hour - max(0, batch.offset_ns - self._first_offset_ns) // _HOUR_NS
+
     def close(self) -> None:
         """Merge no more; files that are open stay unfinished."""
         if self._compactor is not None:
@@ -143,7 +158,6 @@ class Folder:
                     each.mkdir(mode=0o700, exist_ok=True)
                 path = folder / f"{stem}-{secrets.token_hex(4)}.parquet"
                 self._open[key] = _File(path, SCHEMAS[name])
-            self._newest_hour = max(self._newest_hour, hour)
         return self._open[key]
 
     def _end(self, name: str, hour: int) -> None:

@@ -1,7 +1,9 @@
 """What is left of an error budget: good and bad over a window that moves with the wall clock.
 
 The window is cut into pieces, so that what is kept does not grow with the load; a piece leaves as a
-whole. A clock that is set back puts what follows into pieces that are there already.
+whole. A clock that is set back puts what follows into pieces that are there already. Pieces that
+have left the window are kept for a while: a clock that is ahead for a moment takes none away, and
+what is counted meanwhile, further ahead than a window, is not of this window.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ class Budget:
         piece = self._pieces.setdefault(real_ns // self._piece_ns, [0, 0])
         piece[0] += good
         piece[1] += bad
+        if len(self._pieces) > 2 * _PIECES:
+            now = real_ns // self._piece_ns
+            del self._pieces[max(self._pieces, key=lambda number: abs(number - now))]
 
     def counts(self, real_ns: int) -> tuple[int, int]:
         """Return good and bad over the window that ends at a wall time."""
-        first = real_ns // self._piece_ns - _PIECES
-        for number in [number for number in self._pieces if number <= first]:
-            del self._pieces[number]
-        pieces = self._pieces.values()
+        now = real_ns // self._piece_ns
+        window = range(now - _PIECES + 1, now + _PIECES)
+        pieces = [piece for number, piece in self._pieces.items() if number in window]
         return sum(piece[0] for piece in pieces), sum(piece[1] for piece in pieces)
 
     def remaining(self, real_ns: int) -> float:

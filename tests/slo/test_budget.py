@@ -53,4 +53,38 @@ def test_what_is_kept_does_not_grow_with_time() -> None:
     for hour in range(24 * 20):
         budget.add(_NOW_NS + hour * 3600 * 10**9, good=1)
         budget.counts(_NOW_NS + hour * 3600 * 10**9)
-    assert len(budget.entries()) <= 25
+    assert budget.counts(_NOW_NS + 24 * 20 * 3600 * 10**9)[0] == 23
+    assert len(budget.entries()) <= 2 * 144
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2 * _DAY_NS), st.booleans()), max_size=30),
+    st.integers(-(10**9), 10**9).map(lambda step_s: step_s * 10**9),
+    st.integers(0, 200),
+)
+def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_away(
+    events: list[tuple[int, bool]], step_ns: int, num_meanwhile: int
+) -> None:
+    """Not even one that is 30 years ahead; what is counted meanwhile is all that can be wrong."""
+    budget, end_ns = Budget(OBJECTIVE), _NOW_NS + 2 * _DAY_NS
+    for at_ns, is_good in events:
+        budget.add(_NOW_NS + at_ns, good=is_good, bad=not is_good)
+    before = budget.counts(end_ns)
+    for _ in range(num_meanwhile):
+        budget.add(end_ns + step_ns, good=1)
+        budget.counts(end_ns + step_ns)
+    good, bad = budget.counts(end_ns)
+    assert bad == before[1]
+    is_of_window = abs(step_ns) < _DAY_NS - _DAY_NS // 144
+    is_beyond = abs(step_ns) > _DAY_NS + _DAY_NS // 144
+    assert good - before[0] in ({num_meanwhile} if is_of_window else {0, num_meanwhile})
+    assert good == before[0] or not is_beyond
+
+
+def test_a_clock_that_was_ahead_for_months_and_is_corrected_leaves_room_for_what_comes() -> None:
+    budget = Budget(OBJECTIVE)
+    for piece in range(400):
+        budget.add(_NOW_NS + 400 * _DAY_NS + piece * _DAY_NS // 144, good=1)
+    for piece in range(200):
+        budget.add(_NOW_NS + piece * _DAY_NS // 144, bad=1)
+    assert budget.counts(_NOW_NS + 199 * _DAY_NS // 144) == (0, 144)

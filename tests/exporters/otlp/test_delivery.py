@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.client import responses
 from pathlib import Path
 
@@ -320,6 +322,76 @@ def test_nothing_is_sent_before_the_wall_clock_is_known(finals: Finals) -> None:
         assert close(exporter) < AT_ONCE_S
         assert exporter.num_dropped["closed"] == len(finals.requests)
         assert sink.num_connections == 0
+
+
+def test_a_wall_clock_that_is_set_while_traces_wait_does_not_move_them(finals: Finals) -> None:
+    view, request = finals.view, finals.requests[0]
+    assert view is not None
+    set_by_ns = 600_000_000_000
+    with receiving(status=503) as sink:
+        exporter = OtlpExporter({"endpoint": sink.url})
+        exporter.open()
+        exporter.look(view)
+        exporter.request(request)
+        wait_until(lambda: sink.num_connections > 0)
+        exporter.look(dataclasses.replace(view, real_ns=view.real_ns + set_by_ns))
+        exporter.request(replace(request, request_id="later"))
+        sink.status = 200
+        wait_until(lambda: exporter.num_sent == 2)
+        close(exporter)
+        starts = {
+            root.attributes["inferscope.request.id"]: root.span.start_time_unix_nano
+            for root in sink.roots()
+        }
+    offset_ns = view.real_ns - view.mono_ns
+    assert starts[request.request_id] == request.arrived_ns + offset_ns
+    assert starts["later"] == request.arrived_ns + offset_ns + set_by_ns
+
+
+def test_an_hour_without_a_receiver_is_bounded_counted_and_made_up_for_by_the_newest(
+    finals: Finals, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One request ends every second."""
+    num, room = 3600, 300
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "queue_size": room})
+    exporter.open()
+    flood(exporter, finals, num // 2)
+    wait_until(lambda: bool(caplog.records))
+    flood(exporter, finals, num // 2)
+    assert room <= exporter.num_waiting <= room + MOST_AT_ONCE
+    assert accounted(exporter) == num
+    with receiving(port=port) as sink:
+        wait_until(lambda: exporter.num_waiting == 0)
+        arrived = [root.attributes["inferscope.request.id"] for root in sink.roots()]
+    assert close(exporter) < AT_ONCE_S
+    assert exporter.num_sent == len(arrived) >= room
+    assert exporter.num_dropped["queue_full"] == num - exporter.num_sent
+    # The second half of the ids came again: all that arrived are the newest of it.
+    assert set(arrived[-room:]) == {f"r{number}" for number in range(num // 2 - room, num // 2)}
+    assert len(caplog.records) == 4  # that it begins, that it is too much, its end, and the count
+
+
+def test_closing_does_not_wait_for_a_receiver_that_is_not_there(finals: Finals) -> None:
+    """Its queue of connections is full: a connection is neither made nor refused."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as taken:
+        held = [socket.socket() for _ in range(4)]
+        for each in held:
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect(taken.getsockname())
+        port = taken.getsockname()[1]
+        exporter = OtlpExporter({"endpoint": f"http://127.0.0.1:{port}/v1/traces", "timeout_s": 30})
+        exporter.open()
+        flood(exporter, finals, MOST_AT_ONCE)
+        wait_until(
+            lambda: exporter._traces is not None and exporter._traces[0]._connection is not None
+        )
+        assert close(exporter) < AT_ONCE_S
+        assert exporter.num_dropped["closed"] == MOST_AT_ONCE
+        for each in held:
+            each.close()
 
 
 def test_a_trace_arrives_soon_and_closing_is_safe_twice(finals: Finals) -> None:

@@ -116,6 +116,28 @@ def test_old_hours_go(tmp_path: Path) -> None:
     assert table(tmp_path, "steps")["step"].to_pylist() == list(range(14, 20))
 
 
+@pytest.mark.parametrize("is_set_back", [True, False])
+def test_a_wall_clock_that_is_set_years_ahead_makes_no_file_old(
+    tmp_path: Path, is_set_back: bool
+) -> None:
+    folder, year_s = Folder(Settings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
+    for number in range(6):
+        is_ahead = number == 2 or (number > 2 and not is_set_back)
+        offset_ns = (T0_S + (year_s if is_ahead else 0)) * SECOND_NS
+        one = step(number, number, num_slices=5)
+        folder.write(Batch([one], offset_ns=offset_ns, ends_files=True))
+    assert sorted(table(tmp_path, "steps")["step"].to_pylist()) == list(range(6))
+
+
+def test_a_wall_clock_that_is_set_back_by_years_keeps_what_comes(tmp_path: Path) -> None:
+    folder, year_s = Folder(Settings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
+    for number in range(4):
+        offset_ns = (T0_S - (year_s if number > 1 else 0)) * SECOND_NS
+        one = step(number, number, num_slices=5)
+        folder.write(Batch([one], offset_ns=offset_ns, ends_files=True))
+    assert {2, 3} <= set(table(tmp_path, "steps")["step"].to_pylist())
+
+
 def table_without(foreign: Path, folder: Path) -> list[int]:
     files = [path for path in sorted(folder.glob("steps/**/*.parquet")) if path != foreign]
     return [number for file in files for number in pq.ParquetFile(file).read()["step"].to_pylist()]
