@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,26 @@ def test_a_page_holds_back_its_tickets_and_blindness_the_pages(
                 }
             )
         )
+
+
+def test_what_blindness_held_back_is_sent_when_it_ends(tmp_path: Path, webhook: Webhook) -> None:
+    def sent(path: str = "/page", status: str = "firing") -> set[str]:
+        notes = [note for note in webhook.notes if note.path == path]
+        alerts = [each for note in notes for each in note.alerts if each["status"] == status]
+        return {each["labels"]["alertname"] for each in alerts}
+
+    stalled, trickles = alert("InferScopeStalled", "page", model="m"), TICKETS[2]
+    with alertmanager(tmp_path, routing_text(routing(SCALE)), webhook) as url:
+        send(url, BLIND)
+        eventually(lambda: sent() == {"InferScopeBlind"})
+        send(url, BURN, trickles)
+        held = {("InferScopeBudgetBurnsFast", "m"), ("InferScopeBudgetTrickles", "m")}
+        eventually(lambda: held_back(url) == held)
+        send(url, stalled)  # a page of the same group: the others were due by the time it is sent
+        eventually(lambda: sent() == {"InferScopeBlind", "InferScopeStalled"})
+        assert sent("/ticket") == set()
+        ended = datetime.now(timezone.utc).isoformat()
+        send(url, BLIND | {"startsAt": "2026-01-01T00:00:00Z", "endsAt": ended})
+        eventually(lambda: sent(status="resolved") == {"InferScopeBlind"})
+        eventually(lambda: "InferScopeBudgetBurnsFast" in sent())
+        eventually(lambda: sent("/ticket") == {"InferScopeBudgetTrickles"})
