@@ -10,7 +10,28 @@ from typing import Annotated, Literal
 
 import msgspec
 
-Labels = dict[str, str]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+"""An RFC 1123 label, as most objects, volumes and containers need."""
+PortName = Annotated[
+    str, msgspec.Meta(pattern=r"^(?=.*[a-z])[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=15)
+]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Quantity = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)?([EPTGMk]i?|Ki|m)?$")]
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=86400)]
+VariableName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+AbsolutePath = Annotated[str, msgspec.Meta(pattern=r"^/(?!.*(^|/)\.\.(/|$))[^:]*$")]
+FileMode = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+UserId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Key = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
+]
+Value = Annotated[
+    str, msgspec.Meta(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)
+]
+Labels = dict[Key, Value]
+Span = Annotated[str, msgspec.Meta(pattern=r"^((\d+)d)?((\d+)h)?((\d+)m)?((\d+)s)?((\d+)ms)?$")]
+"""A time as the operator's resource definition takes it."""
 
 
 class Struct(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -18,8 +39,8 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class Metadata(Struct):
-    name: str
-    namespace: str | None = None
+    name: Name
+    namespace: Name | None = None
     labels: Labels = {}
 
 
@@ -40,35 +61,35 @@ class ValueFrom(Struct):
 
 
 class Variable(Struct):
-    name: str
+    name: VariableName
     value: str | None = None
     value_from: ValueFrom | None = None
 
 
-class Port(Struct):
-    name: str
-    container_port: int
+class ContainerPort(Struct):
+    name: PortName
+    container_port: Port
 
 
 class TcpSocket(Struct):
-    port: int | str
+    port: Port | PortName
 
 
 class HttpGet(Struct):
-    path: str
-    port: int | str
+    path: AbsolutePath
+    port: Port | PortName
 
 
 class Probe(Struct):
     tcp_socket: TcpSocket | None = None
     http_get: HttpGet | None = None
-    initial_delay_seconds: int = 0
-    period_seconds: int = 10
+    initial_delay_seconds: Seconds = 0
+    period_seconds: Seconds = 10
 
 
 class Resources(Struct):
-    requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
+    requests: dict[Key, Quantity] = {}
+    limits: dict[Key, Quantity] = {}
 
 
 class Capabilities(Struct):
@@ -81,22 +102,22 @@ class ContainerSecurity(Struct):
     read_only_root_filesystem: bool
     capabilities: Capabilities
     run_as_non_root: bool | None = None
-    run_as_user: int | None = None
+    run_as_user: UserId | None = None
 
 
 class Mount(Struct):
-    name: str
-    mount_path: str
+    name: Name
+    mount_path: AbsolutePath
     read_only: bool = False
 
 
 class Container(Struct, kw_only=True):
-    name: str
+    name: Name
     image: str
     command: list[str] = []
     args: list[str] = []
     env: list[Variable] = []
-    ports: list[Port] = []
+    ports: list[ContainerPort] = []
     liveness_probe: Probe | None = None
     readiness_probe: Probe | None = None
     resources: Resources
@@ -111,38 +132,38 @@ class Seccomp(Struct):
 
 class PodSecurity(Struct):
     run_as_non_root: bool
-    run_as_user: int
-    run_as_group: int
+    run_as_user: UserId
+    run_as_group: UserId
     seccomp_profile: Seccomp
-    fs_group: int | None = None
-    supplemental_groups: list[int] = []
+    fs_group: UserId | None = None
+    supplemental_groups: list[UserId] = []
 
 
 class EmptyDir(Struct):
     medium: Literal["", "Memory"] = ""
-    size_limit: str | None = None
+    size_limit: Quantity | None = None
 
 
 class HostPath(Struct):
-    path: str
+    path: AbsolutePath
     type: Literal["Directory", "DirectoryOrCreate"]
 
 
 class ConfigMapVolume(Struct):
-    name: str
+    name: Name
 
 
 class SecretVolume(Struct):
-    secret_name: str
-    default_mode: int = 0o644
+    secret_name: Name
+    default_mode: FileMode = 0o644
 
 
 class Claim(Struct):
-    claim_name: str
+    claim_name: Name
 
 
 class Volume(Struct):
-    name: str
+    name: Name
     empty_dir: EmptyDir | None = None
     host_path: HostPath | None = None
     config_map: ConfigMapVolume | None = None
@@ -162,7 +183,7 @@ class PodSpec(Struct, kw_only=True):
     volumes: list[Volume]
     security_context: PodSecurity
     automount_service_account_token: bool
-    termination_grace_period_seconds: int
+    termination_grace_period_seconds: Seconds
     node_selector: Labels = {}
     tolerations: list[Toleration] = []
 
@@ -196,7 +217,7 @@ class DaemonSet(Struct, tag_field="kind", tag="DaemonSet"):
 
 
 class KeyOfSecret(Struct):
-    name: str
+    name: Name
     key: str
 
 
@@ -206,9 +227,9 @@ class Authorization(Struct):
 
 
 class PodMetricsEndpoint(Struct):
-    port: str
-    path: str
-    interval: str
+    port: PortName
+    path: AbsolutePath
+    interval: Span
     authorization: Authorization
 
 
@@ -226,7 +247,7 @@ class PodMonitor(Struct, tag_field="kind", tag="PodMonitor"):
 
 
 class PolicyPort(Struct):
-    port: int
+    port: Port
 
 
 class Peer(Struct):
@@ -274,10 +295,6 @@ class Kustomization(Struct, tag_field="kind", tag="Kustomization"):
     namespace: str | None = None
 
 
-Span = Annotated[str, msgspec.Meta(pattern=r"^((\d+)d)?((\d+)h)?((\d+)m)?((\d+)s)?((\d+)ms)?$")]
-"""A time as the operator's resource definition takes it."""
-
-
 class Rule(Struct, rename=None):
     """Either records or alerts; a mapping with keys of Prometheus' own style."""
 
@@ -286,8 +303,8 @@ class Rule(Struct, rename=None):
     alert: str | None = None
     for_: Span | None = msgspec.field(default=None, name="for")
     keep_firing_for: Span | None = None
-    labels: Labels = {}
-    annotations: Labels = {}
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if (self.record is None) == (self.alert is None):
@@ -314,13 +331,13 @@ Manifest = Deployment | DaemonSet | PodMonitor | NetworkPolicy | Namespace | Pro
 
 
 class PatchedContainer(Struct):
-    name: str
+    name: Name
     env: list[Variable]
     volume_mounts: list[Mount]
 
 
 class PatchedSecurity(Struct):
-    supplemental_groups: list[int]
+    supplemental_groups: list[UserId]
 
 
 class PatchedPod(Struct):

@@ -128,6 +128,47 @@ def test_a_field_that_nobody_knows_is_refused() -> None:
         msgspec.convert(manifest, Manifest)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("memory: 1GiB", "memory: 1Gi"),
+        ("memory: -1Gi", "memory: 1Gi"),
+        ("cpu: half", "cpu: 500m"),
+        ("containerPort: 94640", "containerPort: 9464"),
+        ("- name: inferscope-metrics-page\n", "- name: inferscope\n"),
+        ("- name: Rings\n", "- name: rings\n"),
+        ("- name: NODE NAME", "- name: NODE_NAME"),
+        ("mountPath: run/inferscope", "mountPath: /run/inferscope"),
+        ("path: /run/../etc", "path: /run/inferscope"),
+        ("defaultMode: 1440", "defaultMode: 0440"),
+        ("runAsUser: -1", "runAsUser: 10001"),
+        ("periodSeconds: 20s", "periodSeconds: 20"),
+        ('app.kubernetes.io/name: "a b"', "app.kubernetes.io/name: inferscope"),
+    ],
+)
+def test_a_value_that_kubernetes_refuses_is_refused(wrong: str, right: str) -> None:
+    text = (FOLDER / "daemonset" / "daemonset.yaml").read_text(encoding="utf-8")
+    assert right in text
+    msgspec.convert(yaml.safe_load(text), Manifest)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(yaml.safe_load(text.replace(right, wrong)), Manifest)
+
+
+@pytest.mark.parametrize("release", ["1.30", "1.32", "1.36"])
+def test_the_schemas_of_kubernetes_take_them(way: Way, release: str) -> None:
+    """Those of its own OpenAPI, with no field beyond them; PodMonitor is not of Kubernetes."""
+    checker = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate (100 MB of schemas) is not installed"
+    )
+    checked = set()
+    for name in way.kustomization.resources:
+        manifest = yaml.safe_load((way.folder / name).read_text(encoding="utf-8"))
+        if manifest["kind"] != "PodMonitor":
+            checker.validate(manifest, release, strict=True)
+            checked.add(manifest["kind"])
+    assert {type(way.workload).__name__, "NetworkPolicy"} <= checked
+
+
 def test_who_selects_selects_these_pods(way: Way) -> None:
     labels = way.template.metadata.labels.items()
     monitor, policy = way.only(PodMonitor), way.only(NetworkPolicy)
