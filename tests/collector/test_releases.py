@@ -22,7 +22,7 @@ NEW_CODE = 999
 
 
 def appended(frame: RecordedFrame) -> list[RecordedFrame]:
-    """Give a record fields that this release does not know."""
+    """Append fields that this release does not know to a record."""
     known = encode(decode(frame.code, frame.payload))  # a later release writes all that this has
     fields = [*msgspec.msgpack.decode(known), "of a later release", {"a": [1]}]
     return [frame._replace(payload=msgspec.msgpack.encode(fields))]
