@@ -346,7 +346,7 @@ def test_who_is_aborted_in_the_queue_or_while_running_has_cancelled(
     requests[0].to_finish = Reason("abort", message="Aborted", status_code=None)
     scheduler.run_event_loop()
     finishes = {e.index: e.reason for e in of(RequestEvent, path_of(probe)) if e.reason}
-    assert finishes == {0: "client_cancel", 1: "client_cancel", 2: "rejected"}
+    assert finishes == {0: "client_cancel", 1: "client_cancel", 2: "shed"}
 
 
 def test_verified_drafts_are_told_with_the_result(tmp_path: Path, patches: Patches) -> None:

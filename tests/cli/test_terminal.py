@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.cli import terminal
+from tests.children import child
 from tests.cli.running import inferscope_cold
 from tests.report.test_why import SAMPLE
 
@@ -23,7 +23,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 def test_a_dumb_terminal_gets_one_look_as_text(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
+    with child(
         [sys.executable, "-m", "inferscope", "attach", str(SAMPLE)],
         stdin=theirs, stdout=theirs, stderr=theirs,
         env={**os.environ, "INFERSCOPE_DIR": str(tmp_path), "TERM": "dumb"},
