@@ -4,6 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 CORE := .venv/.core
+# The distribution's former name: an environment that has both finds each plug-in twice.
+FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
 .PHONY: install install-core demo test quick check test-engines bench dashboards sbom clean
 
@@ -12,6 +14,7 @@ install: $(READY)
 # Both install into the same environment, and neither removes anything: the larger one completes it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	@$(FORGET)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all,dev]"
 	touch $(CORE) $(READY)
 
@@ -20,6 +23,7 @@ install-core: $(CORE)
 
 $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	@$(FORGET)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[core]"
 	touch $(CORE)
 
