@@ -238,15 +238,24 @@ class RingWriter:
             return
         self._pending = start_ns = start_ns if start_ns > 0 else 0
         if start_ns:
-            word = layout.WORD.pack(start_ns)
-            # The log's lock is not held: `close` leaves the descriptor to this use, as to a beat.
-            is_in_use = self._in_use.acquire(blocking=False)
-            self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
-            if is_in_use:
-                if self._unclosed >= 0:
+            word, lock = layout.WORD.pack(start_ns), self._in_use
+            if lock._is_owned():  # type: ignore[attr-defined]
+                # By a use around this one, which is interrupted, and closes the file at its end.
+                self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
+                return
+            # A signal handler may raise right behind any call, so no note of the acquisition is
+            # sure to be made. Its result is not needed: only the owner can release the lock.
+            try:
+                # The log's lock is not held: `close` leaves the descriptor to this use.
+                lock.acquire(blocking=False)
+                self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
+            finally:
+                try:
+                    lock.release()
+                except RuntimeError as error:  # another thread owns it
+                    pass_on(error)
+                if self._unclosed >= 0 and lock.acquire(blocking=False):
                     self._leave()
-                else:
-                    self._in_use.release()
 
     def inspect(self) -> str:
         """Repair a file that was shortened or overwritten; from a thread beside the writer's.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,7 @@ from inferscope.ring.reader import Frame, Loss, RingReader
 from inferscope.ring.writer import RingWriter, with_high_number
 from tests import children
 from tests.probe.fakes import FakeClock, everything, make_probe, make_ring
+from tests.ring.interrupted_lock import InterruptedLock, is_free
 from tests.ring.test_ring import fill, keyframe, num_seen
 
 WRITER = """
@@ -341,6 +345,71 @@ def test_a_heartbeat_overwrites_no_newer_words(
     _, head, sequence, heartbeat_ns, pending_ns, _ = reader.words()
     assert (head, sequence, heartbeat_ns, pending_ns) == (ring._head, 1, 77, 5)
     assert head > 0
+    reader.close()
+    ring.close()
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("place", ["acquire", "write", "release"])
+def test_a_handler_that_interrupts_set_pending_leaves_the_heartbeat_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, raised: type[BaseException]
+) -> None:
+    def handler(*_: object) -> None:
+        raise raised
+
+    def write(*arguments: Any) -> int:
+        num_written = releasing_pwrite(*arguments)
+        if place == "write":
+            signal.raise_signal(signal.SIGALRM)
+        return num_written
+
+    ring = make_ring(tmp_path)
+    lock = InterruptedLock(place)
+    monkeypatch.setattr(ring, "_in_use", lock)
+    monkeypatch.setattr(ring, "_pwrite", write)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(raised):
+            ring.set_pending(5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert is_free(lock)
+
+
+def test_at_the_end_of_the_stack_set_pending_leaves_the_heartbeat_free(tmp_path: Path) -> None:
+    ring, num_raised = make_ring(tmp_path), 0
+
+    def deep(num: int, start_ns: int) -> None:
+        if num:
+            deep(num - 1, start_ns)
+        else:
+            ring.set_pending(start_ns)
+
+    most = sys.getrecursionlimit()
+    for num in range(most // 2, most):  # calls of C functions count as well in some versions
+        try:
+            deep(num, num)
+        except (RecursionError, ctypes.ArgumentError):
+            num_raised += 1
+        assert not ring._in_use._is_owned()  # type: ignore[attr-defined]
+        if num_raised == 20:
+            break
+    assert num_raised == 20
+
+
+def test_set_pending_leaves_a_use_of_the_file_around_it_as_it_is(tmp_path: Path) -> None:
+    ring = make_ring(tmp_path)
+    with ring._in_use:
+        ring.set_pending(5)
+        assert ring._in_use._is_owned()  # type: ignore[attr-defined]
+    other = threading.Thread(target=ring.set_pending, args=(6,))
+    with ring._in_use:
+        other.start()
+        other.join()
+        assert ring._in_use._is_owned()  # type: ignore[attr-defined]
+    assert not ring._in_use._is_owned()  # type: ignore[attr-defined]
+    reader = RingReader(ring.path)
+    assert reader.words()[4] == 6
     reader.close()
     ring.close()
 
