@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from inferscope.host_signals import start_thread
+from inferscope.host_signals import pass_on, start_thread
 
 _PATIENCE_S = 1.0
 
@@ -42,11 +42,19 @@ def run_locked(lock: Any, action: Callable[[], None]) -> None:
         with lock:
             action()
 
-    if lock.acquire(timeout=_PATIENCE_S):
-        try:
-            action()
-        finally:
-            lock.release()
+    if lock._is_owned():  # by a call around this one, which releases it
+        action()
         return
+    # A signal handler may raise right behind any call, so no note of the acquisition is sure to be
+    # made. None is needed: only the owner can release the lock.
+    try:
+        if lock.acquire(timeout=_PATIENCE_S):
+            action()
+            return
+    finally:
+        try:
+            lock.release()
+        except RuntimeError as error:  # it was not acquired
+            pass_on(error)
     with suppress(RuntimeError):  # the interpreter is ending, and all rings are closed
         start_thread(run)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from inferscope.probe import probe as probe_module
 from inferscope.probe.forked_lock import forked_lock
 from inferscope.probe.opening import make_ring
 from tests.adapters.test_llama_cpp import Llama
+from tests.ring.interrupted_lock import InterruptedLock, is_free
 
 
 def test_an_action_waits_for_the_lock_and_its_caller_does_not(
@@ -27,6 +29,34 @@ def test_an_action_waits_for_the_lock_and_its_caller_does_not(
         assert not caller.is_alive()
         assert not is_done.is_set()
     assert is_done.wait(30)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("place", ["acquire", "release"])
+def test_a_handler_that_interrupts_a_locked_call_leaves_the_lock_free(
+    place: str, raised: type[BaseException]
+) -> None:
+    def handler(*_: object) -> None:
+        raise raised
+
+    lock = InterruptedLock(place)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(raised):
+            run_locked(lock, lambda: None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert is_free(lock)
+
+
+def test_a_locked_call_leaves_the_lock_to_the_call_around_it() -> None:
+    lock, found = forked_lock(), []
+    run_locked(lock, lambda: run_locked(lock, lambda: found.append(1)) or found.append(2))
+    assert found == [1, 2]
+    assert not lock._is_owned()
+    with lock:
+        run_locked(lock, lambda: None)
+        assert lock._is_owned()
 
 
 class Service:
