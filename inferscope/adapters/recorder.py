@@ -93,6 +93,7 @@ class Recorder:
 
     Attributes:
         thread: identity of the thread that uses it until `give_back_own`, or 0.
+        num_taken: number of times that `take` has returned it.
         deferred: what is noted and not recorded yet, None before anything is.
     """
 
@@ -101,6 +102,7 @@ class Recorder:
         self.model = model
         self.rank = rank
         self.thread = 0
+        self.num_taken = 0
         self.deferred: Deferred | None = None
         self._next_step = 0
         self._seen: set[tuple[str, int]] = set()
@@ -169,8 +171,10 @@ class Recorders:
         with self._lock:
             known = self._known(model, place)
             if known is not None and known.free:
-                known.free[-1].thread = thread
-                return known.free.pop()
+                recorder = known.free.pop()
+                recorder.thread = thread
+                recorder.num_taken += 1
+                return recorder
             if len(self._open) == MAX_RECORDERS:
                 self._patches.unsupported(
                     "more models or threads generating at once; some go unrecorded"
@@ -197,7 +201,8 @@ class Recorders:
 
         Requests that an interrupt has left in it end as `client_cancel`.
         """
-        run_locked(self._lock, lambda: self._give_back(recorder))
+        num_taken = recorder.num_taken
+        run_locked(self._lock, lambda: self._give_back(recorder, num_taken))
 
     def give_back_own(self) -> None:
         """Return the recorders that this thread still uses after an interrupt."""
@@ -298,7 +303,9 @@ class Recorders:
             for known in [each for each in self._models.values() if each.ref is ref]:
                 self._retire(known)
 
-    def _give_back(self, recorder: Recorder) -> None:
+    def _give_back(self, recorder: Recorder, num_taken: int) -> None:
+        if recorder.num_taken != num_taken:  # this call was delayed: it is in use again
+            return
         for index in recorder.probe.live_requests:
             recorder.probe.finished(index, "client_cancel")
         known = recorder.model
