@@ -75,6 +75,10 @@ class Results:
             ones = [1] * len(held.indices)
             self._probe.emitted(held.indices, ones, step=held.step, at_ns=held.at_ns)
 
+    def forget(self) -> None:
+        """Drop the engine's objects, and the emission that is held."""
+        self.held, self._before = None, []
+
     def expect_verified(self, step: int, mode: str) -> None:
         """Note that the rows of a speculative batch are known with its result."""
         self._verified[step] = mode

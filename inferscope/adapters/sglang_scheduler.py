@@ -252,7 +252,8 @@ class SchedulerWatch:
     def forget(self) -> None:
         """Drop the engine's objects that are kept: no hook is called any more."""
         self.deferred.facts.clear()
-        self._launch = self._team = self._results.held = None
+        self._launch = self._team = None
+        self._results.forget()
 
     def _record_launch(self, scheduler: Any, launch: Launch) -> None:
         """Record a batch behind its launch, or during one that takes long."""

@@ -811,6 +811,30 @@ def test_the_result_of_a_verified_batch_leaves_no_request_behind(
     assert alive() is None
 
 
+def test_after_a_fault_amid_a_verified_result_no_request_is_kept(
+    tmp_path: Path, patches: Patches
+) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=1000))
+    watch, scheduler, request = SchedulerWatch(probe, is_core=True), Scheduler(), Req("r", 8, 100)
+    patches.forgetting.append(watch.forget)
+    watch.enqueued(scheduler, request)
+    batch = Batch([request])
+    batch.spec_algorithm = Speculation(is_on=True)
+    batch.seq_lens_cpu = Tensor([8])
+    watch.launching(scheduler, batch)
+    watch.launched()
+    batch.forward_iter = 1
+    watch.result_begins(scheduler, batch)
+    alive = weakref.ref(request)
+    del request, batch
+    gc.collect()
+    assert alive() is not None
+    patches.fail(run, ValueError("a fault"))
+    gc.collect()
+    assert alive() is None
+    probe.close()
+
+
 @pytest.mark.parametrize("mode", [ForwardMode.TARGET_VERIFY, ForwardMode.EXTEND])
 def test_a_batch_is_recorded_as_it_was_launched_whatever_its_worker_makes_of_it(
     tmp_path: Path, patches: Patches, mode: ForwardMode
