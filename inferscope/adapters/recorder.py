@@ -171,10 +171,10 @@ class Recorders:
         with self._lock:
             known = self._known(model, place)
             if known is not None and known.free:
-                recorder = known.free.pop()
-                recorder.thread = thread
+                recorder = known.free[-1]
+                recorder.thread = thread  # before it is taken: an interrupt here loses none
                 recorder.num_taken += 1
-                return recorder
+                return known.free.pop()
             if len(self._open) == MAX_RECORDERS:
                 self._patches.unsupported(
                     "more models or threads generating at once; some go unrecorded"
