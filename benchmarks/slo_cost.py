@@ -28,12 +28,12 @@ _ROUNDS = 7
 _NUM = 1000
 _OBJECTIVES = Objectives(
     (
-        Objective("ttft", "ttft", 0.5, 0.99, 86400.0),
-        Objective("tbt", "tbt", 0.2, 0.99, 86400.0),
-        Objective("tpot", "tpot", 0.1, 0.99, 86400.0),
-        Objective("e2e", "e2e", 60.0, 0.99, 86400.0),
-        Objective("availability", "availability", None, 0.999, 86400.0),
-        Objective("goodput", "goodput", None, 0.99, 86400.0),
+        Objective("ttft", "ttft", 500_000_000, 0.99, 86400 * 10**9),
+        Objective("tbt", "tbt", 200_000_000, 0.99, 86400 * 10**9),
+        Objective("tpot", "tpot", 100_000_000, 0.99, 86400 * 10**9),
+        Objective("e2e", "e2e", 60_000_000_000, 0.99, 86400 * 10**9),
+        Objective("availability", "availability", None, 0.999, 86400 * 10**9),
+        Objective("goodput", "goodput", None, 0.99, 86400 * 10**9),
     )
 )
 

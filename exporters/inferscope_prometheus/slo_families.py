@@ -54,8 +54,8 @@ def slo_families(told: Told, promised: Promised) -> Iterator[Metric]:
         for cause, num in count.causes.items():
             breaches.add_metric([*at, cause], num)
         warm_up.add_metric(at, count.num_warm_up)
-        if one.threshold_s is not None:
-            threshold.add_metric(at, one.threshold_s)
+        if one.threshold_ns is not None:
+            threshold.add_metric(at, one.threshold_ns / 1e9)
         objective.add_metric(at, one.objective)
     yield from (requests, breaches, warm_up, threshold, objective)
     yield from _budgets(promised)

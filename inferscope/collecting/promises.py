@@ -168,7 +168,7 @@ class Promises:
             for judge, _ in (self._judges[engine_id],)
         }
         budgets = [
-            _BudgetState(model, one.name, one.metric, one.threshold_s, budget.entries())
+            _BudgetState(model, *_promise(one), budget.entries())
             for (model, one), budget in self._budgets.items()
         ]
         now_ns, real_ns = self._clock.monotonic_ns(), self._clock.real_ns()
@@ -233,7 +233,8 @@ class Promises:
 
 
 def _promise(one: Objective) -> _Promise:
-    return one.name, one.metric, one.threshold_s
+    threshold_s = None if one.threshold_ns is None else one.threshold_ns / 1e9
+    return one.name, one.metric, threshold_s
 
 
 def _by_name(item: tuple[tuple[str, Objective], Budget]) -> tuple[str, str]:

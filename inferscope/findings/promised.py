@@ -165,9 +165,9 @@ class Promised:
 
 def _beyond(one: Objective, request: FinalRequest) -> Breach | None:
     """Return by how much a request missed a threshold; None where there is none."""
-    if one.limit_ns is None:
+    if one.threshold_ns is None:
         return None
-    limit = breach.Objective(explaining(one, request), one.limit_ns)
+    limit = breach.Objective(explaining(one, request), one.threshold_ns)
     return next(iter(breaches(request, (limit,))), None)
 
 

@@ -22,7 +22,7 @@ class Budget:
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
-        self._piece_ns = max(_NS, round(objective.window_s * _NS / _PIECES))
+        self._piece_ns = max(_NS, round(objective.window_ns / _PIECES))
         self._pieces: dict[int, list[int]] = {}
         """Good and bad, by number of the piece since the epoch."""
 

@@ -136,9 +136,9 @@ class Judge:
             self.model, self._is_known = model, True
             self._objectives = self._all.of_model(model)
             self._deadlines = tuple(
-                (one, one.limit_ns)
+                (one, one.threshold_ns)
                 for one in self._objectives
-                if one.metric in ("ttft", "e2e") and one.limit_ns is not None
+                if one.metric in ("ttft", "e2e") and one.threshold_ns is not None
             )
             self._least_ns = min((limit_ns for _, limit_ns in self._deadlines), default=0)
             self._least_e2e_ns = min(
@@ -275,9 +275,9 @@ class Judge:
     def _explain(self, request: Explained, names: set[str], is_warm_up: bool) -> str | None:
         """Tell the causes of what a request missed; return that of the worst."""
         limits = {
-            one.name: breach.Objective(explaining(one, request), one.limit_ns)
+            one.name: breach.Objective(explaining(one, request), one.threshold_ns)
             for one in self._objectives
-            if one.limit_ns is not None
+            if one.threshold_ns is not None
         }
         missed = breaches(request, limits.values(), self._peers)
         by_metric = {each.metric: each for each in missed}

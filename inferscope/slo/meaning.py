@@ -26,7 +26,7 @@ def objectives_summary(objectives: Objectives) -> str:
     """Return all objectives in a line, the first few by name: `ttft 99% within 500 ms`."""
     parts = []
     for one in objectives.all[:_MOST_NAMED]:
-        limit = "" if one.threshold_s is None else f" within {_span(one.threshold_s)}"
+        limit = "" if one.threshold_ns is None else f" within {_span(one.threshold_ns)}"
         model = "" if one.model is None else f" for {one.model}"
         parts.append(f"{one.name} {one.objective * 100:g}%{limit}{model}")
     more = len(objectives.all) - len(parts)
@@ -46,7 +46,8 @@ def outcome_line(count: Count) -> str:
 
 def good_line(one: Objective) -> str:
     """Say what an objective counts as good."""
-    return _GOOD[one.metric].format(limit="" if one.threshold_s is None else _span(one.threshold_s))
+    limit = "" if one.threshold_ns is None else _span(one.threshold_ns)
+    return _GOOD[one.metric].format(limit=limit)
 
 
 def worst_causes(count: Count) -> list[tuple[str, int]]:
@@ -62,12 +63,13 @@ def _line(one: Objective, objectives: Objectives) -> str:
         whose += f" but {', '.join(excepted)}"
     return (
         f"{one.name}, {whose}: {good_line(one)}, "
-        f"{one.objective * 100:g} % of requests over {_span(one.window_s)}; "
+        f"{one.objective * 100:g} % of requests over {_span(one.window_ns)}; "
         f"1 of {1 / one.budget:.4g} may be bad"
     )
 
 
-def _span(seconds: float) -> str:
+def _span(span_ns: int) -> str:
+    seconds = span_ns / 1e9
     for unit, size_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= size_s and (seconds / size_s).is_integer():
             return f"{seconds / size_s:g} {unit}"

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -47,32 +46,24 @@ _LONGEST_THRESHOLD_NS = 86400 * 10**9
 
 @dataclass(frozen=True)
 class Objective:
-    """One promise.
-
-    Attributes:
-        name: the label `slo` of its time series.
-        metric: what it is about.
-        threshold_s: of a single request; None for `availability` and `goodput`.
-        objective: the share of requests that is to be good, above 0 and below 1.
-        window_s: over which the share counts.
-        model: by its served name; None for every model that has none of this name of its own.
-    """
+    """One objective for the requests of one model, or of all models."""
 
     name: str
+    """Name of the objective, the label `slo` of its time series."""
     metric: Metric
-    threshold_s: float | None
+    """Metric that the objective is about."""
+    threshold_ns: int | None
+    """Threshold for a single request; None for `availability` and `goodput`."""
     objective: float
-    window_s: float
+    """Target share of good requests, above 0 and below 1."""
+    window_ns: int
+    """Window over which the share counts."""
     model: str | None = None
+    """Served name of the model; None for all models without an own objective of this name."""
 
     def __hash__(self) -> int:
         """Return a number by the name alone: of all fields it takes longer than to decide."""
         return hash(self.name)
-
-    @cached_property
-    def limit_ns(self) -> int | None:
-        """Return the threshold in nanoseconds."""
-        return None if self.threshold_s is None else round(self.threshold_s * 1e9)
 
     @property
     def budget(self) -> float:
@@ -160,9 +151,9 @@ def _objective(section: Section) -> Objective:
     return Objective(
         name,
         _METRIC[metric],
-        None if threshold_ns is None else threshold_ns / 1e9,
+        threshold_ns,
         objective,
-        window_ns / 1e9,
+        window_ns,
         section.text("model"),
     )
 

@@ -97,10 +97,11 @@ def burns(objectives: Objectives, *, floor: int, page_rate_s: float) -> tuple[Bu
     for objective in objectives.all:
         excepted = objectives.excepted(objective)
         # Beyond its window an objective promises nothing.
-        pairs = [pair for pair in PAIRS if pair[2] <= objective.window_s]
+        window_s = objective.window_ns / 1e9
+        pairs = [pair for pair in PAIRS if pair[2] <= window_s]
         if not pairs:
             raise BadInput(
-                f"{_of(objective)} has a window of {Scaled(1).span(objective.window_s)}, and the "
+                f"{_of(objective)} has a window of {Scaled(1).span(window_s)}, and the "
                 f"shortest rule looks back for {Scaled(1).span(PAIRS[0][2])}. Give a longer one."
             )
         for severity, factor, long_s, short_s in pairs:
@@ -318,8 +319,8 @@ def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[
     where = "{model=%q, slo=%q}"
     labels = ("model", "slo")
     promise = f"{objective.objective:.6g} of its requests"
-    if objective.threshold_s is not None:
-        promise += f" with a {objective.metric} of at most {objective.threshold_s:g} s"
+    if objective.threshold_ns is not None:
+        promise += f" with a {objective.metric} of at most {objective.threshold_ns / 1e9:g} s"
     what = {
         FAST: "burns its budget fast enough to wake somebody",
         SLOW: "burns its budget faster than it lasts",

@@ -108,8 +108,10 @@ def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.Objective, .
     """Return the thresholds among objectives, the strictest of each metric."""
     limits_ns: dict[str, int] = {}
     for one in objectives:
-        if one.limit_ns is not None:
-            limits_ns[one.metric] = min(one.limit_ns, limits_ns.get(one.metric, one.limit_ns))
+        if one.threshold_ns is not None:
+            limits_ns[one.metric] = min(
+                one.threshold_ns, limits_ns.get(one.metric, one.threshold_ns)
+            )
     return tuple(
         breach.Objective(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
     )
@@ -121,13 +123,13 @@ def judged(request: Explained, objectives: Iterable[Objective]) -> dict[str, boo
     results: dict[str, bool] = {}
     has_missed = False
     for one in objectives:
-        if one.limit_ns is not None:
-            result = verdict(request, one.metric, one.limit_ns)
+        if one.threshold_ns is not None:
+            result = verdict(request, one.metric, one.threshold_ns)
             if result is not None:
                 results[one.name] = result
                 has_missed |= not result
     for one in objectives:
-        if one.limit_ns is None:
+        if one.threshold_ns is None:
             result = verdict(request, one.metric, None, has_missed=has_missed)
             if result is not None:
                 results[one.name] = result

@@ -69,7 +69,7 @@ def test_check_judges_a_recording_as_its_export_has_it(slo: Path, tmp_path: Path
     for count in by_name.values():
         assert sum(count["causes"].values()) == count["num_bad"]
     ttft = by_name["ttft"]
-    assert ttft["objective"]["threshold_s"] == 0.3
+    assert ttft["objective"]["threshold_ns"] == 300_000_000
     late = [
         line["first_token_ns"] - line["arrived_ns"] > 300_000_000
         for line in requests

@@ -80,10 +80,10 @@ def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_comman
         read_config(None, {"INFERSCOPE_COLLECT_SLO_FILE": str(tmp_path / "slo.yaml")}),
     ):
         assert config.slo.objectives is not None
-        assert [one.threshold_s for one in config.slo.objectives.all] == [1.0]
+        assert [one.threshold_ns for one in config.slo.objectives.all] == [1_000_000_000]
     told = read_config(short, whole, slo=other).slo
     assert told.objectives is not None
-    assert [one.threshold_s for one in told.objectives.all] == [2.0]
+    assert [one.threshold_ns for one in told.objectives.all] == [2_000_000_000]
     assert told.state == Path("/var/state.json")
     assert read_config(None, {}).slo == SloSettings()
     with pytest.raises(BadInput, match=r"cannot read .*none\.yaml"):

@@ -20,7 +20,7 @@ from inferscope.private import own_folder
 from inferscope.slo import Objective, Objectives
 from tests.collecting.rings import Ring, Time
 
-OBJECTIVES = Objectives((Objective("availability", "availability", None, 0.99, 86400.0),))
+OBJECTIVES = Objectives((Objective("availability", "availability", None, 0.99, 86400 * 10**9),))
 OTHER_UID = 64_321
 PRECIOUS = "not the collector's\n"
 

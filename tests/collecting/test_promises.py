@@ -127,7 +127,7 @@ def test_a_hung_request_is_bad_once_whoever_is_there_when_it_ends(tmp_path: Path
             assert seen.total("inferscope_slo_breaches_total", slo="ttft") == 1
 
 
-_OBJECTIVE = Objective("ttft", "ttft", 1.0, 0.9, 86400.0)
+_OBJECTIVE = Objective("ttft", "ttft", 1_000_000_000, 0.9, 86400 * 10**9)
 
 
 def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[Promises, list[str]]:
@@ -174,8 +174,8 @@ def test_a_budget_is_its_promises_and_outlives_another_window(tmp_path: Path) ->
     first, _ = kept(tmp_path, time, _OBJECTIVE)
     spend(first, time)
     first.save({"e": time.now_ns})
-    longer = Objective("ttft", "ttft", 1.0, 0.99, 7 * 86400.0)
-    laxer = Objective("ttft", "ttft", 2.0, 0.9, 86400.0)
+    longer = Objective("ttft", "ttft", 1_000_000_000, 0.99, 7 * 86400 * 10**9)
+    laxer = Objective("ttft", "ttft", 2_000_000_000, 0.9, 86400 * 10**9)
     for objective, num_bad in ((longer, 1), (laxer, 0)):
         then, _ = kept(tmp_path, time, objective)
         (budget,) = then.look(["m"]).budgets

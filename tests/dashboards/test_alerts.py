@@ -15,8 +15,8 @@ GRAFANA = "https://grafana.example.org"
 def test_every_alert_leads_to_a_dashboard_and_sets_its_variables() -> None:
     promised = Objectives(
         (
-            Objective("ttft", "ttft", 0.5, 0.99, 30 * 86400.0),
-            Objective("goodput", "goodput", None, 0.95, 30 * 86400.0),
+            Objective("ttft", "ttft", 500_000_000, 0.99, 30 * 86400 * 10**9),
+            Objective("goodput", "goodput", None, 0.95, 30 * 86400 * 10**9),
         )
     )
     file = rule_file(promised, RuleOptions(dashboards=GRAFANA))

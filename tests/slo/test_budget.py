@@ -11,7 +11,7 @@ from inferscope.slo.budget import Budget
 
 _DAY_NS = 86400 * 10**9
 _NOW_NS = 1_700_000_000 * 10**9
-OBJECTIVE = Objective("ttft", "ttft", 1.0, 0.99, 86400.0)
+OBJECTIVE = Objective("ttft", "ttft", 1_000_000_000, 0.99, 86400 * 10**9)
 
 
 def test_nothing_spent_is_all_of_it_and_too_much_is_below_nothing() -> None:

@@ -15,10 +15,10 @@ from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import MOST_WARM_UP, Judge
 from tests.collector.scripts import MS, START_NS, Finals, Ring, Script
 
-TTFT = Objective("ttft", "ttft", 1.0, 0.99, 86400.0)
-E2E = Objective("e2e", "e2e", 4.0, 0.99, 86400.0)
-AVAILABLE = Objective("availability", "availability", None, 0.99, 86400.0)
-GOODPUT = Objective("goodput", "goodput", None, 0.99, 86400.0)
+TTFT = Objective("ttft", "ttft", 1_000_000_000, 0.99, 86400 * 10**9)
+E2E = Objective("e2e", "e2e", 4_000_000_000, 0.99, 86400 * 10**9)
+AVAILABLE = Objective("availability", "availability", None, 0.99, 86400 * 10**9)
+GOODPUT = Objective("goodput", "goodput", None, 0.99, 86400 * 10**9)
 ALL = (TTFT, AVAILABLE, GOODPUT)
 
 Told = list[tuple[str, str]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inferscope.errors import BadInput
 from inferscope.slo import Objective, Objectives, read_objectives
 
-_DAY_S = 86400.0
+_DAY_NS = 86400 * 10**9
 _WHOLE = """
 slos:
   - metric: ttft
@@ -40,32 +40,27 @@ def one(**changed: str) -> str:
 
 def test_a_whole_file_is_read(tmp_path: Path) -> None:
     assert read_objectives(written(tmp_path, _WHOLE)).all == (
-        Objective("ttft", "ttft", 0.5, 0.99, 30 * _DAY_S),
-        Objective("ttft", "ttft", 2.0, 0.95, 7 * _DAY_S, "big"),
-        Objective("chat-tbt", "tbt", 0.2, pytest.approx(0.999), 7 * _DAY_S, "small"),
-        Objective("availability", "availability", None, 0.999, 30 * _DAY_S),
-        Objective("goodput", "goodput", None, 0.9, 3600.0),
+        Objective("ttft", "ttft", 500_000_000, 0.99, 30 * _DAY_NS),
+        Objective("ttft", "ttft", 2_000_000_000, 0.95, 7 * _DAY_NS, "big"),
+        Objective("chat-tbt", "tbt", 200_000_000, pytest.approx(0.999), 7 * _DAY_NS, "small"),
+        Objective("availability", "availability", None, 0.999, 30 * _DAY_NS),
+        Objective("goodput", "goodput", None, 0.9, 3600 * 10**9),
     )
 
 
 def test_a_models_own_objective_takes_the_place_of_the_one_for_all(tmp_path: Path) -> None:
     objectives = read_objectives(written(tmp_path, _WHOLE))
     names = {
-        model: [(each.name, each.threshold_s) for each in objectives.of_model(model)]
+        model: [(each.name, each.threshold_ns) for each in objectives.of_model(model)]
         for model in ("big", "small", "unheard of")
     }
     rest = [("availability", None), ("goodput", None)]
     assert names == {
-        "big": [("ttft", 2.0), *rest],
-        "small": [("ttft", 0.5), ("chat-tbt", 0.2), *rest],
-        "unheard of": [("ttft", 0.5), *rest],
+        "big": [("ttft", 2 * 10**9), *rest],
+        "small": [("ttft", 500_000_000), ("chat-tbt", 200_000_000), *rest],
+        "unheard of": [("ttft", 500_000_000), *rest],
     }
     assert [objectives.excepted(each) for each in objectives.all] == [("big",), (), (), (), ()]
-
-
-def test_a_threshold_is_whole_nanoseconds() -> None:
-    assert Objective("ttft", "ttft", 0.3, 0.99, _DAY_S).limit_ns == 300_000_000
-    assert Objective("availability", "availability", None, 0.99, _DAY_S).limit_ns is None
 
 
 @pytest.mark.parametrize(

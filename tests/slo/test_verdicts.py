@@ -79,8 +79,8 @@ def test_a_failure_is_the_servers_and_a_leaving_is_nobodys(finish: str) -> None:
 
 
 def objective(metric: Metric, limit_ms: int | None = None, name: str = "") -> Objective:
-    limit_s = None if limit_ms is None else limit_ms / 1e3
-    return Objective(name or metric, metric, limit_s, 0.99, 86400.0)
+    limit_ns = None if limit_ms is None else limit_ms * MS
+    return Objective(name or metric, metric, limit_ns, 0.99, 86400 * 10**9)
 
 
 @given(

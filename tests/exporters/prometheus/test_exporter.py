@@ -26,7 +26,7 @@ from tests.exporters.otlp.sink import receiving
 
 PRICE = 3.6
 """Dollars per hour: a tenth of a cent per second."""
-TTFT = Objective("ttft", "ttft", 0.5, 0.9, 86400.0)
+TTFT = Objective("ttft", "ttft", 500_000_000, 0.9, 86400 * 10**9)
 OPEN = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 

@@ -39,7 +39,7 @@ from tests.exporters.otlp.conftest import Finals
 
 ROOT = Path(__file__).parents[3]
 LIST = ROOT / "tests" / "golden" / "metrics.txt"
-_OBJECTIVE = Objective("ttft", "ttft", 0.5, 0.99, 3600.0)
+_OBJECTIVE = Objective("ttft", "ttft", 500_000_000, 0.99, 3600 * 10**9)
 _BY_PHASE = {"prefill": 1, "decode": 1}
 
 
