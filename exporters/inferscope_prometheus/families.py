@@ -246,7 +246,7 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
         for look in looks
         if look.view.is_alive
         for name in {device.device.partition("#")[0]: None for device in look.view.devices}
-        for source, flops_s in look.view.counters.compute_peaks.items()
+        for source, flops_s in look.view.counters.compute_peaks_flops_s.items()
     ]
     if rows:
         yield _gauge(

@@ -83,5 +83,5 @@ def _budgets(promised: Promised) -> Iterator[Metric]:
         "Before this collector began, time in which nobody judged.",
         labels=names.LABELS,
     )
-    gap.add_metric(names.OF_ALL, promised.uncounted_s)
+    gap.add_metric(names.OF_ALL, promised.uncounted_ns / 1e9)
     yield from (window, remaining, gap)

@@ -154,7 +154,7 @@ class Promises:
                 views.append(BudgetView(model, objective, good, bad, budget.remaining(real_ns)))
             else:
                 del self._budgets[model, objective]
-        return Promised(tuple(views), self._uncounted_ns / 1e9)
+        return Promised(tuple(views), self._uncounted_ns)
 
     def save(self, through_ns: dict[str, int]) -> None:
         """Write the file; a disk that does not take it costs one line.

@@ -56,8 +56,8 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         use=_use(engine, window_ns),
         devices=_devices(engine),
         host=counters.host_use_now(engine.now_ns),
-        memory_peaks=engine.book.memory_peaks,
-        compute_peaks=engine.book.compute_peaks,
+        memory_peaks_bytes_s=engine.book.memory_peaks,
+        compute_peaks_flops_s=engine.book.compute_peaks,
         clock_error_ns=max(
             (ring.clock.error_ns for ring in engine.rings.values() if ring.clock.error_ns),
             default=None,

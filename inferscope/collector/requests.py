@@ -69,7 +69,7 @@ class Request(msgspec.Struct, eq=False):
     """When it ended or went out of sight: what comes from there on is not its own."""
     is_partial: bool = False
     """It was in a step of which no rank reported the execution."""
-    tbt_p99: tuple[int, float] | None = None
+    tbt_p99: tuple[int, int] | None = None
     """Number of events it was computed from, nanoseconds."""
 
     def bind(self, slots: SlotMap, index: int) -> None:

@@ -45,11 +45,11 @@ class Quantiles:
     """A distribution over the window, in nanoseconds."""
 
     num: int
-    mean_ns: float | None
-    p50_ns: float | None
-    p95_ns: float | None
-    p99_ns: float | None
-    max_ns: float | None
+    mean_ns: int | None
+    p50_ns: int | None
+    p95_ns: int | None
+    p99_ns: int | None
+    max_ns: int | None
 
 
 NO_QUANTILES = Quantiles(0, None, None, None, None, None)
@@ -71,8 +71,8 @@ class RequestRow:
     cached_tokens: int | None
     output_tokens: int
     ttft_ns: int | None
-    tbt_mean_ns: float | None
-    tbt_p99_ns: float | None
+    tbt_mean_ns: int | None
+    tbt_p99_ns: int | None
     e2e_ns: int | None
     prefill_ns: int
     """Attributed compute, summed over ranks (apportioned, unless it was alone in its steps)."""
@@ -106,8 +106,8 @@ class Series:
     prefill_share: tuple[float, ...]
     """Of the device's wall time; the same for decode."""
     decode_share: tuple[float, ...]
-    ttft_p95_ns: tuple[float | None, ...]
-    tbt_p99_ns: tuple[float | None, ...]
+    ttft_p95_ns: tuple[int | None, ...]
+    tbt_p99_ns: tuple[int | None, ...]
     running: tuple[int, ...]
     waiting: tuple[int, ...]
     kv_share: tuple[float, ...]
@@ -149,8 +149,8 @@ class PhaseUse:
     """SMs with a warp resident, mean over SMs and time."""
     busy_share: float | None
     """With any kernel running: the rest is gaps between launches."""
-    read_bytes_per_s: float | None
-    write_bytes_per_s: float | None
+    read_bytes_s: float | None
+    write_bytes_s: float | None
     power_w: float | None
 
 
@@ -188,9 +188,9 @@ class CountersView:
     several of one board."""
     host: dict[str, float] = field(default_factory=dict)
     """What the engine's processes take of it: `cpu_cores` and `rss_bytes`."""
-    memory_peaks: dict[str, float] = field(default_factory=dict)
+    memory_peaks_bytes_s: dict[str, float] = field(default_factory=dict)
     """Bytes per second: `spec` by the device's maker, `measured` by its calibration."""
-    compute_peaks: dict[str, float] = field(default_factory=dict)
+    compute_peaks_flops_s: dict[str, float] = field(default_factory=dict)
     """FLOPs per second in what the model computes in, likewise."""
     clock_error_ns: int | None = None
     """Of the device's clock against the host's, by its newest anchor."""
@@ -325,7 +325,7 @@ class EngineView:
     queued_prompt_tokens: int | None = 0
     """Of requests that wait, held ones included; None where the length of one is not known."""
 
-    prefill_flops_per_s: float | None = None
+    prefill_flops_s: float | None = None
     """Of the model's own FLOPs, by prefill's share of device time; None where they are unknown."""
     ranks: tuple[RankView, ...] = ()
     """Those beside which another of the same stage is seen."""
@@ -367,7 +367,7 @@ class Promised:
     """What a collector's objectives have come to."""
 
     budgets: tuple[BudgetView, ...]
-    uncounted_s: float
+    uncounted_ns: int
     """Before this collector began, the time for which nobody has decided anything."""
 
 

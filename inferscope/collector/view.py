@@ -193,7 +193,7 @@ def _engine(
         is_counted=engine.lives.rates is not None,
         counters=counters_view(engine, window_ns),
         has_scheduler=not all(ring.is_worker for ring in rings),
-        prefill_flops_per_s=_rate(amounts["prefill_flops"], amounts["prefill_flops_ns"]),
+        prefill_flops_s=_rate(amounts["prefill_flops"], amounts["prefill_flops_ns"]),
         ranks=overdue(
             engine.rings.values(),
             engine.joins.pending(),
@@ -299,7 +299,7 @@ def _series(buckets: list[Bucket]) -> Series:
     def gauge(name: str) -> tuple[int, ...]:
         return tuple(bucket.gauges[name] for bucket in buckets)
 
-    def quantile(name: str, share: float) -> tuple[float | None, ...]:
+    def quantile(name: str, share: float) -> tuple[int | None, ...]:
         return tuple(bucket.durations[name].quantile_ns(share) for bucket in buckets)
 
     return Series(
@@ -422,7 +422,7 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
         cached_tokens=request.cached_tokens if request.admitted_ns else None,
         output_tokens=int(table.output_tokens[slot]),
         ttft_ns=None if first_ns is None else first_ns - request.arrived_ns,
-        tbt_mean_ns=(times[-1] - times[0]) / num_gaps if num_gaps > 0 else None,
+        tbt_mean_ns=round((times[-1] - times[0]) / num_gaps) if num_gaps > 0 else None,
         tbt_p99_ns=_tbt_p99(request, times),
         e2e_ns=None,
         prefill_ns=prefill[COMPUTE_NS],
@@ -436,14 +436,14 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
     )
 
 
-def _tbt_p99(request: Request, times: array[int]) -> float | None:
+def _tbt_p99(request: Request, times: array[int]) -> int | None:
     """Return the request's own TBT p99, recomputed only once it has a tenth more tokens."""
     num = len(times)
     if num < 2:
         return None
     if request.tbt_p99 is None or num > 1.1 * request.tbt_p99[0]:
         gaps = np.diff(np.frombuffer(times, dtype=np.int64))
-        request.tbt_p99 = (num, float(np.percentile(gaps, 99)))
+        request.tbt_p99 = (num, round(float(np.percentile(gaps, 99))))
     return request.tbt_p99[1]
 
 
@@ -464,8 +464,8 @@ def finished_row(final: FinalRequest) -> RequestRow:
         cached_tokens=None if final.ledger_missing else final.cached_tokens,
         output_tokens=final.output_tokens,
         ttft_ns=None if first_ns is None else first_ns - final.arrived_ns,
-        tbt_mean_ns=sum(gaps) / len(gaps) if gaps else None,
-        tbt_p99_ns=float(np.percentile(gaps, 99)) if gaps else None,
+        tbt_mean_ns=round(sum(gaps) / len(gaps)) if gaps else None,
+        tbt_p99_ns=round(float(np.percentile(gaps, 99))) if gaps else None,
         e2e_ns=None if last_ns is None else last_ns - final.arrived_ns,
         prefill_ns=final.prefill_ns,
         decode_ns=final.decode_ns,

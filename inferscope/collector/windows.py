@@ -100,7 +100,7 @@ class _Distribution:
         self.sum_ns += other.sum_ns
         self.longest_ns = max(self.longest_ns, other.longest_ns)
 
-    def quantile_ns(self, share: float) -> float | None:
+    def quantile_ns(self, share: float) -> int | None:
         """Return the middle of the bin in which the quantile lies."""
         self.settle()
         rank, reached = share * self.num, 0
@@ -108,7 +108,7 @@ class _Distribution:
             reached += self.bins[number]
             if reached >= rank:
                 middle_ns = _LOWEST_NS * math.exp((number + 0.5) / _BINS_PER_E)
-                return min(float(self.longest_ns), middle_ns)
+                return min(self.longest_ns, round(middle_ns))
         return None
 
 
@@ -223,7 +223,7 @@ def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
     if not whole.num:
         return NO_QUANTILES
     p50, p95, p99 = (whole.quantile_ns(share) for share in (0.50, 0.95, 0.99))
-    return Quantiles(whole.num, whole.sum_ns / whole.num, p50, p95, p99, whole.longest_ns)
+    return Quantiles(whole.num, round(whole.sum_ns / whole.num), p50, p95, p99, whole.longest_ns)
 
 
 def amounts(buckets: list[Bucket]) -> dict[str, int]:

@@ -166,8 +166,8 @@ def _finding(run: Run, bad: _Bad, cause: str) -> Finding:
             f"Without `{cause}`, the mean {bad.mean} would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             f"{bad.mean.lower()}_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         ),
         causes=(cause,),
     )

@@ -19,10 +19,10 @@ class Distribution(msgspec.Struct, frozen=True):
     """A metric over all requests, or over all gaps."""
 
     num: int
-    mean_ns: float
-    p50_ns: float
-    p95_ns: float
-    p99_ns: float
+    mean_ns: int
+    p50_ns: int
+    p95_ns: int
+    p99_ns: int
 
 
 class Disaggregation(msgspec.Struct, frozen=True):
@@ -49,5 +49,5 @@ def _of(durations: Durations) -> Distribution | None:
     mean_ns = durations.mean_ns
     if mean_ns is None:
         return None
-    p50, p95, p99 = (durations.quantile_ns(share) or 0.0 for share in _PERCENTILES)
-    return Distribution(durations.num, mean_ns, p50, p95, p99)
+    p50, p95, p99 = (round(durations.quantile_ns(share) or 0) for share in _PERCENTILES)
+    return Distribution(durations.num, round(mean_ns), p50, p95, p99)

@@ -29,8 +29,8 @@ class Counterfactual(msgspec.Struct, frozen=True):
 
     sentence: str
     metric: str
-    actual_ns: float
-    without_ns: float
+    actual_ns: int
+    without_ns: int
     provenance: Provenance = "modelled"
 
 

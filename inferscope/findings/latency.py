@@ -144,8 +144,8 @@ def _without(
         f"Without `{cause}`, the mean {name} would be {duration(without_ns)} instead of "
         f"{duration(actual_ns)}.",
         metric,
-        actual_ns,
-        without_ns,
+        round(actual_ns),
+        round(without_ns),
     )
 
 
@@ -190,8 +190,8 @@ def starved_decodes(run: Run) -> Finding | None:
             f"Without others' prefills, TBT p99 would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "tbt_p99",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         ),
     )
 
@@ -272,8 +272,8 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
             f"With half the batch, the mean TPOT would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "tpot_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         ),
     )
 
@@ -296,8 +296,8 @@ def _unqueued(run: Run) -> Counterfactual | None:
         f"Without the queue, E2E p95 would be {duration(without_ns)} instead of "
         f"{duration(actual_ns)}, had the steps stayed as they were.",
         "e2e_p95",
-        actual_ns,
-        without_ns,
+        round(actual_ns),
+        round(without_ns),
     )
 
 

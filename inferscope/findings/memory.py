@@ -62,8 +62,8 @@ def short_of_kv(run: Run) -> Finding | None:
             f"Without {what}, E2E p95 would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}, had the steps stayed as they were.",
             "e2e_p95",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         )
     return Finding(
         id="short_of_kv",
@@ -119,7 +119,7 @@ def unused_prefixes(run: Run) -> Finding | None:
             f"With these tokens cached, the mean TTFT would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}: less of its own prompt to compute, the queue as it was.",
             "ttft_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         ),
     )

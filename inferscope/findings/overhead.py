@@ -48,8 +48,8 @@ def host_bound_decode(run: Run) -> Finding | None:
             f"Without the host's gaps, the mean TPOT would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "tpot_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
             "measured",
         ),
     )
@@ -92,8 +92,8 @@ def cold_starts(run: Run) -> Finding | None:
             f"On a warm server, TTFT p99 would be {duration(warm_ns)} instead of "
             f"{duration(actual_ns)}.",
             "ttft_p99",
-            actual_ns,
-            warm_ns,
+            round(actual_ns),
+            round(warm_ns),
         ),
     )
 
@@ -131,8 +131,8 @@ def mostly_reasoning(run: Run) -> Finding | None:
             f"Without reasoning, the mean E2E would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "e2e_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
             "measured",
         ),
     )
@@ -175,7 +175,7 @@ def costly_speculation(run: Run) -> Finding | None:
             f"Without speculation, the mean TPOT would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "tpot_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         ),
     )

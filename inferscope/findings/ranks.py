@@ -62,8 +62,8 @@ def slow_rank(run: Run) -> Finding | None:
             f"With a rank like the others, the mean step would take {duration(usual_ns)} instead "
             f"of {duration(mean_ns)}.",
             "step_mean",
-            mean_ns,
-            usual_ns,
+            round(mean_ns),
+            round(usual_ns),
             "measured",
         ),
     )

@@ -136,8 +136,8 @@ def slow_steps(run: Run) -> Finding | None:
             f"Without `slowdown`, the mean TPOT would be {duration(without_ns)} instead of "
             f"{duration(actual_ns)}.",
             "tpot_mean",
-            actual_ns,
-            without_ns,
+            round(actual_ns),
+            round(without_ns),
         )
     sentences = [f"{percent(lost_share)} of the time is `slowdown`.", *found.sentences]
     if starved >= _STARVED:

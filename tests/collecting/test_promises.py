@@ -161,7 +161,7 @@ def test_what_nobody_watched_is_said_and_its_budget_survives(tmp_path: Path) -> 
     assert late.counts_from_ns("e", 7) == 7
     assert said == ["objectives: 400 s were watched by nobody"]
     look = late.look([])
-    assert look.uncounted_s == 400
+    assert look.uncounted_ns == 400 * 10**9
     (budget,) = look.budgets
     assert (budget.model, budget.num_good, budget.num_bad) == ("m", 0, 1)
     assert {budget.model for budget in late.look(["n", ""]).budgets} == {"m", "n"}

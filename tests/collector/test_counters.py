@@ -364,7 +364,7 @@ def test_what_prefills_compute_in_a_second_is_told_with_and_without_samples(
     rows = [request_row(each)["by_phase"]["prefill"] for each in finals.requests]
     took_ns = sum(request_row(each)["compute_ns"]["prefill"] for each in finals.requests)
     assert took_ns
-    assert view.prefill_flops_per_s == pytest.approx(
+    assert view.prefill_flops_s == pytest.approx(
         sum(row["flops"] for row in rows) / took_ns * 1e9, rel=1e-3
     )
     assert collector.engines["engine"].lives.counters.is_on is is_sampled

@@ -190,12 +190,12 @@ def test_ranks_on_another_host_do_not_make_those_here_compute_faster() -> None:
     """FLOPs are the whole model's, and the second rank's seconds are on the other host."""
     fleet = Fleet(mixed=False, shape=SHAPE)
     first, second = fleet.ranks
-    together = fleet.on_host([fleet.core, first, second]).view.prefill_flops_per_s
-    here = fleet.on_host([fleet.core, first]).view.prefill_flops_per_s
+    together = fleet.on_host([fleet.core, first, second]).view.prefill_flops_s
+    here = fleet.on_host([fleet.core, first]).view.prefill_flops_s
     assert together is not None
     # Of the prefill's 10 and 12 ms the first rank took 10, for half of what there was to compute.
     assert here == pytest.approx(together * 22 / 2 / 10)
-    assert fleet.on_host([second]).view.prefill_flops_per_s is None
+    assert fleet.on_host([second]).view.prefill_flops_s is None
 
 
 def test_device_hours_are_paid_for_on_both_hosts(hosts: tuple[Host, Host]) -> None:

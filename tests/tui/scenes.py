@@ -228,11 +228,11 @@ def engine_view(tick: int = 0) -> EngineView:
         listed_ns=60 * SECOND,
         num_finished_since=607,
         health=Health("on", 0.004, 1_204_512, 0, 0, 0, 0, ""),
-        prefill_flops_per_s=4.55e14,
+        prefill_flops_s=4.55e14,
         counters=CountersView(
             use={"decode": PhaseUse(0.35, 0.97, 2.9e12, 0.1e12, 431.0)},
-            memory_peaks={"spec": 4.8e12, "measured": 4.05e12},
-            compute_peaks={"spec": 9.89e14, "measured": 7.4e14},
+            memory_peaks_bytes_s={"spec": 4.8e12, "measured": 4.05e12},
+            compute_peaks_flops_s={"spec": 9.89e14, "measured": 7.4e14},
         ),
     )
 

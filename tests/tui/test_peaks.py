@@ -15,24 +15,24 @@ MEMORY, COMPUTE = {"spec": 4.8e12, "measured": 4e12}, {"spec": 1e15, "measured":
 @pytest.mark.parametrize(
     ("flops_s", "counters", "words"),
     [
-        (4e14, CountersView(use=USE, memory_peaks=MEMORY, compute_peaks=COMPUTE),
+        (4e14, CountersView(use=USE, memory_peaks_bytes_s=MEMORY, compute_peaks_flops_s=COMPUTE),
          "MFU 40/50%  MBU 62/75%"),
-        (4e14, CountersView(use=USE, memory_peaks={"measured": 4e12}, compute_peaks={"spec": 1e15}),
+        (4e14, CountersView(use=USE, memory_peaks_bytes_s={"measured": 4e12}, compute_peaks_flops_s={"spec": 1e15}),
          "MFU 40/-%  MBU -/75%"),
-        (4e14, CountersView(memory_peaks=MEMORY, compute_peaks=COMPUTE), "MFU 40/50%"),
-        (None, CountersView(use=USE, memory_peaks=MEMORY), "MBU 62/75%"),
-        (None, CountersView(compute_peaks=COMPUTE), ""),
+        (4e14, CountersView(memory_peaks_bytes_s=MEMORY, compute_peaks_flops_s=COMPUTE), "MFU 40/50%"),
+        (None, CountersView(use=USE, memory_peaks_bytes_s=MEMORY), "MBU 62/75%"),
+        (None, CountersView(compute_peaks_flops_s=COMPUTE), ""),
     ],
 )  # fmt: skip
 def test_utilisation_is_of_both_peaks_and_one_without_a_rate_or_peak_is_left_out(
     flops_s: float | None, counters: CountersView, words: str
 ) -> None:
-    view = replace(engine_view(0), prefill_flops_per_s=flops_s, counters=counters)
+    view = replace(engine_view(0), prefill_flops_s=flops_s, counters=counters)
     assert peak_words(view) == words
 
 
 def test_a_phase_of_which_only_reads_are_told_has_no_traffic() -> None:
     use = {"decode": PhaseUse(None, None, 2.9e12, None, None)}
-    counters = CountersView(use=use, memory_peaks=MEMORY)
-    view = replace(engine_view(0), prefill_flops_per_s=None, counters=counters)
+    counters = CountersView(use=use, memory_peaks_bytes_s=MEMORY)
+    view = replace(engine_view(0), prefill_flops_s=None, counters=counters)
     assert "MBU" not in peak_words(view)

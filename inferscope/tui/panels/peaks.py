@@ -20,11 +20,11 @@ def peak_words(view: EngineView) -> str:
     counters = view.counters
     decode = counters.use.get("decode")
     moved = None
-    if decode is not None and None not in (decode.read_bytes_per_s, decode.write_bytes_per_s):
-        moved = (decode.read_bytes_per_s or 0.0) + (decode.write_bytes_per_s or 0.0)
+    if decode is not None and None not in (decode.read_bytes_s, decode.write_bytes_s):
+        moved = (decode.read_bytes_s or 0.0) + (decode.write_bytes_s or 0.0)
     known = (
-        ("MFU", _of(view.prefill_flops_per_s, counters.compute_peaks)),
-        ("MBU", _of(moved, counters.memory_peaks)),
+        ("MFU", _of(view.prefill_flops_s, counters.compute_peaks_flops_s)),
+        ("MBU", _of(moved, counters.memory_peaks_bytes_s)),
     )
     return "  ".join(f"{name} {shares}" for name, shares in known if shares)
 

@@ -101,9 +101,9 @@ def trouble_words(view: EngineView) -> str:
 
 
 def _terabytes(use: PhaseUse | None) -> str:
-    if use is None or use.read_bytes_per_s is None or use.write_bytes_per_s is None:
+    if use is None or use.read_bytes_s is None or use.write_bytes_s is None:
         return "-"
-    return f"{(use.read_bytes_per_s + use.write_bytes_per_s) / 1e12:.2f}"
+    return f"{(use.read_bytes_s + use.write_bytes_s) / 1e12:.2f}"
 
 
 def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:

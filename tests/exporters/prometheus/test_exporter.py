@@ -140,7 +140,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
         kept.append(name)
         budgets = tuple(BudgetView(each, TTFT, 8, 2, -1.0) for each in kept)
         engine = replace(view, model=name, objectives=(Count(TTFT, 8, 2),))
-        return replace(finals.view, engines=(engine,), promised=Promised(budgets, 0.0))
+        return replace(finals.view, engines=(engine,), promised=Promised(budgets, 0))
 
     it = exported()
     nums = set()
@@ -171,7 +171,7 @@ def test_what_is_left_of_several_models_budgets_is_left_of_them_together(
         BudgetView("", TTFT, 100, 0, 1.0),
     ]
     it = exported()
-    it.exporter.look(replace(finals.view, engines=(), promised=Promised(tuple(budgets), 0.0)))
+    it.exporter.look(replace(finals.view, engines=(), promised=Promised(tuple(budgets), 0)))
     scrape = it.scrape()
     window = "inferscope_slo_window_requests"
     assert scrape.one(window, model_name="other", result="good") == 270

@@ -53,7 +53,7 @@ def with_everything(view: EngineView) -> EngineView:
         totals=totals,
         devices={"GPU-1": device},
         errors={"energy_uj": 0.02, "sm_active_ns": None},
-        compute_peaks={"spec": 1e15},
+        compute_peaks_flops_s={"spec": 1e15},
     )
     health = DeviceHealth(dict.fromkeys(THROTTLES.values(), 0), 0, {})
     return replace(
