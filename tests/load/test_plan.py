@@ -58,7 +58,8 @@ def test_a_prompt_knows_how_much_of_it_an_earlier_one_begins_with() -> None:
     for ask in asks(3, of_kind(3, "agent")):
         shared = max((common(ask.prompt, other) for other in sent), default=0)
         assert ask.repeated_share is not None
-        assert round(ask.repeated_share * len(ask.prompt)) == pytest.approx(shared, abs=3)
+        by_chance = shared - round(ask.repeated_share * len(ask.prompt))
+        assert 0 <= by_chance <= 16, "excerpts of our own source may begin with one indentation"
         sent.append(ask.prompt)
     behind = [ask for ask in asks(3, lengths(3)) if len(ask.sections) == 2]
     assert behind[0].repeated_share == 0.0
