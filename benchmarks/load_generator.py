@@ -127,10 +127,10 @@ async def climb(seconds: float) -> list[dict[str, object]]:
                     "shape": name,
                     "offered_requests_s": rate_s,
                     "requests_s": round(summary.requests_s, 1),
-                    "chunks_s": round(summary.output_tokens_s),
-                    "late_p50_ms": summary.late.p50_ms,
-                    "late_p99_ms": summary.late.p99_ms,
-                    "tbt_p50_ms": summary.tbt.p50_ms,
+                    "chunks_s": round(summary.output_tok_s),
+                    "late_p50_ms": _ms(summary.late.p50_ns),
+                    "late_p99_ms": _ms(summary.late.p99_ns),
+                    "tbt_p50_ms": _ms(summary.tbt.p50_ns),
                     "core_share": round(core, 3),
                     "kept_up": not summary.fell_behind,
                 }
@@ -142,6 +142,10 @@ async def climb(seconds: float) -> list[dict[str, object]]:
     process.stdin.close()
     await process.wait()
     return rows
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else round(duration_ns / 1e6, 3)
 
 
 def main() -> None:

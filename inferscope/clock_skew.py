@@ -24,14 +24,17 @@ class SkewedClock:
     """A process whose monotonic clock is not that of the others of its engine, or of the reader."""
 
     engine_id: str
+    """Name of the engine."""
     role: str
+    """Role of the process."""
     rank: int
+    """Rank of the process."""
     pid: int
-    """In its own namespace."""
+    """Process id in its own namespace."""
     skew_ns: int
-    """What must be added to its times; negative where its clock is ahead."""
+    """Correction to add to its times; negative where its clock is ahead."""
     is_corrected: bool = True
-    """The reader has added it; else its times are wrong by it."""
+    """Whether the reader has added the correction; if not, its times are wrong by it."""
 
     def in_words(self) -> str:
         """Return the line for screens and logs."""

@@ -37,14 +37,16 @@ _LIKE = 2
 
 
 class BreachCause(msgspec.Struct, frozen=True):
-    """One cause of the time that an objective is about."""
+    """One cause of the time that an objective limits."""
 
     cause: str
+    """Ledger row."""
     ns: int
+    """Time of the cause."""
     is_sufficient: bool | None
-    """But for it, the objective would have been met; None where that cannot be told."""
+    """Whether the objective would have been met without the cause; None where that is not known."""
     typical_ns: int | None = None
-    """What it takes in the median compliant peer; None without peers."""
+    """Time of the cause in the median compliant peer; None without peers."""
 
     @property
     def excess_ns(self) -> int | None:
@@ -53,25 +55,28 @@ class BreachCause(msgspec.Struct, frozen=True):
 
 
 class Breach(msgspec.Struct, frozen=True):
-    """An objective that was missed, and why."""
+    """One missed objective and its causes."""
 
     metric: Metric
+    """Metric of the objective."""
     limit_ns: int
+    """Limit of the objective."""
     actual_ns: int
-    """Of `tbt`, the longest gap; of `tpot`, rounded. At least this, where no token ever came."""
+    """Metric's value: of `tbt` the longest gap; a lower bound where no token came."""
     over_ns: int
-    """Beyond the limit, summed over the request's gaps for `tbt` and `tpot`, as causes are."""
+    """Time beyond the limit, summed over the gaps for `tbt` and `tpot`."""
     num_gaps: int
-    """That were summed over; 1 where the metric is one span."""
+    """Number of summed gaps; 1 where the metric is one span."""
     causes: tuple[BreachCause, ...]
-    """Most out of the ordinary first; without peers the longest first, own work last."""
+    """Causes, those with the largest excess over their peers first; without peers the longest
+    first, own work last."""
     top: str | None
-    """The cause to blame; None where nobody can tell."""
+    """Main cause; None where it is not known."""
     minimal_set: tuple[str, ...]
-    """The fewest causes without which it would have passed; empty where that cannot be told."""
+    """Fewest causes without which the objective would have been met; empty where they are not
+    known."""
     num_peers: int
-    """Compliant requests of like length that it was compared with, the nearest in time; 0 for too
-    few."""
+    """Compliant requests of similar length that it was compared with; 0 where there are too few."""
 
     @property
     def is_for_own_work(self) -> bool:

@@ -20,12 +20,14 @@ _KEPT = 16
 
 
 class Culprit(NamedTuple):
-    """One request's part of what another waited, for one cause."""
+    """One request's part of another's wait, for one cause."""
 
     cause: str
+    """Ledger row of the wait."""
     request_id: str | None
-    """None: all others together, those who are not known among them."""
+    """Request that was waited for; None: all others together, unknown ones included."""
     ns: int
+    """Its part of the wait."""
 
 
 _culprit = tuple.__new__

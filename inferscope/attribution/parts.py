@@ -40,20 +40,22 @@ Told = Sequence[tuple[str, int]]
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
-    """What one part of a prompt took."""
+    """Cost of one part of a prompt."""
 
     name: str
+    """Label of the part."""
     tokens: int
+    """Tokens of the part."""
     cached_tokens: int
-    """Found in the prefix cache when it was admitted."""
+    """Tokens found in the prefix cache at admission."""
     recomputed_tokens: int
-    """Computed again after preemptions; not counted in `tokens`."""
+    """Tokens computed again after preemptions; not counted in `tokens`."""
     compute_ns: int
-    """Of the request's attributed prefill, recomputed tokens included."""
+    """Part of the request's attributed prefill, recomputed tokens included."""
     ttft_ns: int | None
-    """Of the `prefill_own` of its first token's ledger; None where that is not known."""
+    """Part of the `prefill_own` row of its first token's ledger; None where that is not known."""
     flops: int | None
-    """Modelled; None where the model's shape is not known."""
+    """Modelled FLOPs; None where the model's shape is not known."""
 
 
 class Flops(Protocol):

@@ -93,10 +93,12 @@ def _by_cause(row: Row) -> dict[str, int]:
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What a request has to meet."""
+    """Latency limit for one request."""
 
     metric: Metric
+    """Metric that is limited."""
     limit_ns: int
+    """Limit."""
 
 
 class Peer(msgspec.Struct):

@@ -24,7 +24,7 @@ from inferscope.cli.past import open_past
 from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
 from inferscope.cli.terminal import can_draw
 from inferscope.collector.history import HistorySource
-from inferscope.collector.snapshot import to_json
+from inferscope.collector.snapshot import json_of
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import NotFound
 from inferscope.findings import Watch
@@ -131,7 +131,7 @@ def _chooser(options: argparse.Namespace) -> Choose | None:
 
 def _list_as_json(engines: list[EngineRings]) -> EngineRings:
     """Print the engines as JSON: a script that asked for one look has to name one of them."""
-    sys.stdout.write(list_json(engines) + "\n")
+    sys.stdout.write(list_json(engines))
     raise NotFound(f"{len(engines)} engines are running. Name one by its model, id or pid.")
 
 
@@ -144,7 +144,7 @@ def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
         catch_up(source.source, patience_s=_PATIENCE_S)
         looked = source.snapshot(window_ns)
     if options.json:
-        sys.stdout.write(to_json(looked).decode() + "\n")
+        sys.stdout.write(json_of(looked))
         return 0
     from inferscope.tui.once import once_text
 

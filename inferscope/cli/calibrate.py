@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,23 +21,80 @@ from inferscope.cost.peaks import Peaks, peaks_of
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.start import imports_that_stay
 from inferscope.errors import BadInput, InferScopeError
+from inferscope.json_document import Document, json_line
 
 _FLOAT8 = "float8_e4m3fn"  # as engine.ceilings calls it, which imports torch
 _SHOWN_TOKENS = (1, 8, 64, 512)
 
 
-class Rate(NamedTuple):
-    """One measured rate beside the maker's; `share` is of that."""
+class MemoryRate(msgspec.Struct, frozen=True):
+    """One measured rate of the device's memory beside its peak."""
 
     name: str
-    measured: float
-    maker: float | None
-    unit: str
+    """copy, or read."""
+    measured_bytes_s: float
+    """Measured rate."""
+    peak_bytes_s: float | None
+    """Peak by the device's maker; None where it is not known."""
+    share: float | None
+    """Measured share of the peak."""
 
-    @property
-    def share(self) -> float | None:
-        """Return the measured rate as a share of the maker's."""
-        return None if self.maker is None else self.measured / self.maker
+
+class ComputeRate(msgspec.Struct, frozen=True):
+    """One measured rate of dense matrix products beside the device's peak."""
+
+    name: str
+    """Data type of the matrices."""
+    measured_flops_s: float
+    """Measured rate."""
+    peak_flops_s: float | None
+    """Peak by the device's maker; None where it is not known."""
+    share: float | None
+    """Measured share of the peak."""
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Step times of the reference engine on one model, as a cost model."""
+
+    model: str
+    """Name of the model."""
+    mode: str
+    """Execution mode."""
+    coefficients: dict[str, float]
+    """Coefficients of the cost model; a name has its unit before the dot."""
+    num_steps: int
+    """Number of measured steps."""
+    error: float
+    """Median of |modelled / measured - 1| over the steps."""
+
+
+class CalibrationDocument(Document, frozen=True, kw_only=True):
+    """Rates and step times of one device (`inferscope calibrate --json`)."""
+
+    device: str
+    """Name of the device; of a CPU its model."""
+    device_uuid: str
+    """Id of the GPU; empty for a CPU."""
+    driver: str
+    """Version of the NVIDIA driver; empty for a CPU."""
+    clocks_mhz: tuple[int, int] | None
+    """Highest clocks of SMs and memory; None where they are not known."""
+    num_threads: int
+    """Threads that computed, on a CPU; 0 on a GPU."""
+    measured_real_ns: int
+    """Wall time of the measurement, since the Unix epoch."""
+    versions: dict[str, str]
+    """Versions of the measuring software, by name."""
+    memory: tuple[MemoryRate, ...]
+    """Rates of the device's memory."""
+    compute: tuple[ComputeRate, ...]
+    """Rates of dense matrix products, by data type."""
+    launch_ns: int
+    """Host time to launch one operation."""
+    steps: tuple[StepTimes, ...]
+    """Step times by model."""
+    path: str
+    """File in which the calibration is kept."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -82,26 +138,55 @@ def run(options: argparse.Namespace) -> int:
         raise InferScopeError(
             f"cannot keep the calibration: {error}. Set INFERSCOPE_CACHE to a folder of your own."
         ) from error
-    rates = rates_of(calibration)
+    document = document_of(calibration, path)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(_told(calibration, rates, path)).decode() + "\n")
+        sys.stdout.write(json_line(document))
     else:
-        sys.stdout.write("\n".join(_lines(calibration, rates, path)) + "\n")
+        sys.stdout.write("\n".join(_lines(calibration, document)) + "\n")
     return 0
 
 
-def rates_of(calibration: Calibration) -> list[Rate]:
-    """Return the measured rates beside the maker's, where those are known."""
+def document_of(calibration: Calibration, path: Path) -> CalibrationDocument:
+    """Return a calibration with the maker's peaks beside its rates, where those are known.
+
+    Args:
+        calibration: what was measured.
+        path: the file in which it is kept.
+    """
     peaks = peaks_of(calibration.device) if calibration.device_uuid else None
     peaks = peaks if peaks is not None and peaks.is_known else None
-    memory = None if peaks is None else peaks.memory_bytes_s
-    rates = [
-        Rate("copy", calibration.copy_bytes_s, memory, "B/s"),
-        Rate("read", calibration.read_bytes_s, memory, "B/s"),
-    ]
-    for dtype, flops_s in calibration.flops_s.items():
-        rates.append(Rate(dtype, flops_s, _maker_s(peaks, dtype), "FLOP/s"))
-    return rates
+    memory_s = None if peaks is None else peaks.memory_bytes_s
+    measured = (("copy", calibration.copy_bytes_s), ("read", calibration.read_bytes_s))
+    products = (
+        (dtype, flops_s, _maker_s(peaks, dtype)) for dtype, flops_s in calibration.flops_s.items()
+    )
+    return CalibrationDocument(
+        device=calibration.device,
+        device_uuid=calibration.device_uuid,
+        driver=calibration.driver,
+        clocks_mhz=calibration.clocks_mhz,
+        num_threads=calibration.num_threads,
+        measured_real_ns=calibration.measured_real_s * 10**9,
+        versions=calibration.versions,
+        memory=tuple(
+            MemoryRate(name, rate_s, memory_s, _share(rate_s, memory_s))
+            for name, rate_s in measured
+        ),
+        compute=tuple(
+            ComputeRate(dtype, rate_s, peak_s, _share(rate_s, peak_s))
+            for dtype, rate_s, peak_s in products
+        ),
+        launch_ns=round(calibration.launch_s * 1e9),
+        steps=tuple(
+            StepTimes(table.model, table.mode, table.coefficients, table.num_steps, table.error)
+            for table in calibration.steps
+        ),
+        path=str(path),
+    )
+
+
+def _share(measured: float, peak: float | None) -> float | None:
+    return None if peak is None else measured / peak
 
 
 def _maker_s(peaks: Peaks | None, dtype: str) -> float | None:
@@ -112,25 +197,14 @@ def _maker_s(peaks: Peaks | None, dtype: str) -> float | None:
     return peaks.fp8_flops_s if dtype == _FLOAT8 else None
 
 
-def _told(calibration: Calibration, rates: list[Rate], path: Path) -> dict[str, object]:
-    return {
-        "calibration": calibration,
-        "rates": [{**rate._asdict(), "share": rate.share} for rate in rates],
-        "path": str(path),
-    }
-
-
-def _lines(calibration: Calibration, rates: list[Rate], path: Path) -> Iterator[str]:
+def _lines(calibration: Calibration, document: CalibrationDocument) -> Iterator[str]:
     yield _device(calibration)
-    for rate in rates:
-        maker = (
-            "-"
-            if rate.share is None
-            else f"{rate.share:.0%} of {_si(rate.maker or 0.0)}{rate.unit}"
-        )
-        yield f"  {rate.name:<14} {_si(rate.measured) + rate.unit:>14}   {maker}"
+    for memory in document.memory:
+        yield _rate(memory.name, memory.measured_bytes_s, memory.peak_bytes_s, "B/s")
+    for compute in document.compute:
+        yield _rate(compute.name, compute.measured_flops_s, compute.peak_flops_s, "FLOP/s")
     yield f"  {'launch':<14} {calibration.launch_s * 1e6:>10.2f} µs/op"
-    for table in calibration.steps:
+    for table in document.steps:
         f, g = (
             ", ".join(
                 f"{name}({num}) {table.coefficients[f'{name}_ns.{num}'] / 1e6:.2f} ms"
@@ -141,7 +215,12 @@ def _lines(calibration: Calibration, rates: list[Rate], path: Path) -> Iterator[
         yield f"  {table.model}: {table.num_steps} steps, median model error {table.error:.1%}"
         yield f"    tokens  {f}"
         yield f"    rows    {g}"
-    yield f"kept in {path}; engines that start on this device from now on begin with it"
+    yield f"kept in {document.path}; engines that start on this device from now on begin with it"
+
+
+def _rate(name: str, measured: float, peak: float | None, unit: str) -> str:
+    of_peak = "-" if peak is None else f"{measured / peak:.0%} of {_si(peak)}{unit}"
+    return f"  {name:<14} {_si(measured) + unit:>14}   {of_peak}"
 
 
 def _device(calibration: Calibration) -> str:

@@ -23,7 +23,7 @@ from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw
-from inferscope.collector.snapshot import to_json
+from inferscope.collector.snapshot import json_of
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.config import EngineOptions
 from inferscope.errors import BadInput, InferScopeError
@@ -272,7 +272,7 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
         raise InferScopeError(f"{recording} does not replay to the numbers seen live")
     snapshot = replayed.snapshot(300_000_000_000)
     if options.json:
-        sys.stdout.write(to_json(snapshot).decode() + "\n")
+        sys.stdout.write(json_of(snapshot))
         return 0
     from inferscope.tui.once import once_text
 

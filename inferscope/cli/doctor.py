@@ -10,14 +10,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-
-import msgspec
 
 from inferscope import __version__
 from inferscope.adapters.needs.check import engines_of
 from inferscope.calibration import stored
-from inferscope.cli.doctor_device import Finding, devices, tracing
+from inferscope.cli.doctor_device import Check, DoctorDocument, devices, tracing
 from inferscope.cli.doctor_pod import pod
 from inferscope.cli.run_target import (
     DISTRIBUTION,
@@ -30,6 +27,7 @@ from inferscope.cli.run_target import (
 from inferscope.clock_skew import SkewedClock
 from inferscope.counters.source import has_nvidia
 from inferscope.errors import BadInput, InferScopeError
+from inferscope.json_document import json_line
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.access import closed_under, why_closed
 from inferscope.ring.discovery import (
@@ -77,8 +75,7 @@ def run(options: argparse.Namespace) -> int:
     """Look around and print what was found."""
     findings = examine(options.python)
     if options.json:
-        rows = [asdict(finding) for finding in findings]
-        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+        sys.stdout.write(json_line(DoctorDocument(checks=tuple(findings))))
         return 0
     for finding in findings:
         mark = "ok" if finding.is_fine else "--"
@@ -89,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def examine(program: str | None = None) -> list[Finding]:
+def examine(program: str | None = None) -> list[Check]:
     """Return what this machine allows.
 
     Args:
@@ -101,7 +98,7 @@ def examine(program: str | None = None) -> list[Finding]:
     cores = len(os.sched_getaffinity(0))
     return [
         _own(),
-        Finding("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
+        Check("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
         *_searched(),
         *pod(os.environ, has_engine=any(map(_is_installed, ("vllm", "sglang")))),
@@ -115,84 +112,84 @@ def examine(program: str | None = None) -> list[Finding]:
     ]
 
 
-def _own() -> Finding:
+def _own() -> Check:
     found = f"{__version__}, Python {platform.python_version()}"
     namesake = find_namesake(sys.executable, (), os.environ)
     if namesake is None:
-        return Finding("inferscope", True, found)
+        return Check("inferscope", True, found)
     found += f"; a package of another project with the same import name is installed: {namesake}"
-    return Finding("inferscope", False, found, replace_namesake(sys.executable))
+    return Check("inferscope", False, found, replace_namesake(sys.executable))
 
 
-def _rings() -> Finding:
+def _rings() -> Check:
     folder = ring_directory()
     try:
         line = make_private(folder)
         free_mb = shutil.disk_usage(folder).free // _MEGABYTE
     except (InferScopeError, OSError) as error:
-        return Finding("ring folder", False, str(error))
+        return Check("ring folder", False, str(error))
     found = f"{folder}, {free_mb} MB free"
     if free_mb < 256:
-        return Finding("ring folder", False, found, "set INFERSCOPE_DIR to a folder with more room")
+        return Check("ring folder", False, found, "set INFERSCOPE_DIR to a folder with more room")
     if line:
         found = f"{found}. {line}"
-    return Finding("ring folder", True, found)
+    return Check("ring folder", True, found)
 
 
-def _searched() -> Iterator[Finding]:
+def _searched() -> Iterator[Check]:
     """Yield the content of each folder that readers search."""
     now_ns, own = time.monotonic_ns(), ring_directory()
     for folder in search_directories():
         if folder != own and not folder.is_dir():
-            yield Finding("searched", True, f"{folder}: is not there")
+            yield Check("searched", True, f"{folder}: is not there")
             continue
         engines = find_engines(folder)
         num_alive = sum(engine.is_alive(now_ns) for engine in engines)
         found = f"{folder}: {num_alive} engines now, {len(engines) - num_alive} ended"
         if folder == own:
             found += "; a probe started here writes to it"
-        yield Finding("searched", True, found)
+        yield Check("searched", True, found)
 
 
-def _running() -> Finding:
+def _running() -> Check:
     now_ns = time.monotonic_ns()
     engines = [engine for engine in find_engines() if engine.is_alive(now_ns)]
     closed = next((path for each in search_directories() for path in closed_under(each)), None)
     if closed is not None:
-        return Finding("engines", False, f"{len(engines)} observed now", why_closed(closed))
+        return Check("engines", False, f"{len(engines)} observed now", why_closed(closed))
     if not engines:
-        return Finding("engines", True, "none observed here now", "start one: inferscope demo")
+        return Check("engines", True, "none observed here now", "start one: inferscope demo")
     pids = ", ".join(str(pid) for engine in engines for pid in engine.pids)
-    return Finding("engines", True, f"{len(engines)} observed now (pid {pids})")
+    return Check("engines", True, f"{len(engines)} observed now (pid {pids})")
 
 
-def _skewed() -> Iterator[Finding]:
+def _skewed() -> Iterator[Check]:
     """Yield the observed processes whose monotonic clock is not this one's."""
     now_ns = time.monotonic_ns()
     for ring in find_rings():
         if ring.skew_ns and ring.is_alive(now_ns):
             me = ring.identity
             skewed = SkewedClock(me.engine_id, me.role, me.rank, me.pid, ring.skew_ns)
-            yield Finding("clock", True, skewed.in_words())
+            yield Check("clock", True, skewed.in_words())
 
 
-def _sampler() -> Finding:
+def _sampler() -> Check:
     """Say whether somebody samples this host's devices; without a GPU there is little to it."""
     now_ns = time.monotonic_ns()
     folders = [folder / SAMPLER_ROLE for folder in search_directories()]
     found = [ring for ring in find_rings(*folders) if ring.is_alive(now_ns)]
     if found:
         pids = ", ".join(str(ring.identity.pid) for ring in found)
-        return Finding("sampler", True, f"runs (pid {pids}): what devices count reaches readers")
+        return Check("sampler", True, f"runs (pid {pids}): what devices count reaches readers")
     fix = "inferscope sampler, or --counters auto of run, serve and collect; what it could tell: "
-    return Finding("sampler", not has_nvidia(), "none runs", f"{fix}inferscope sampler --once")
+    return Check("sampler", not has_nvidia(), "none runs", f"{fix}inferscope sampler --once")
 
 
-def _extra(name: str, module: str, use: str) -> Finding:
+def _extra(name: str, module: str, use: str) -> Check:
     if not _is_installed(module):
         fix = f'pip install "{DISTRIBUTION}[{name}]"'
-        return Finding(f"extra {name}", False, f"not installed: no {use}", fix)
-    return Finding(f"extra {name}", True, use)
+        return Check(f"extra {name}", False, f"not installed: no {use}", fix)
+    return Check(f"extra {name}", True, use)
 
 
 def _is_installed(module: str) -> bool:
@@ -202,7 +199,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _elsewhere(program: str) -> Iterator[Finding]:
+def _elsewhere(program: str) -> Iterator[Check]:
     """Yield what another environment has: inferscope, and engines."""
     target = find_target([program], os.environ)
     if target.interpreter is None:
@@ -210,21 +207,21 @@ def _elsewhere(program: str) -> Iterator[Finding]:
     try:
         shim_of(target, os.environ)
     except Unobservable as reason:
-        yield Finding("its Python", False, f"{target.interpreter}: {reason.what}", reason.fix)
+        yield Check("its Python", False, f"{target.interpreter}: {reason.what}", reason.fix)
     else:
-        yield Finding("its Python", True, f"{target.interpreter}: imports inferscope")
+        yield Check("its Python", True, f"{target.interpreter}: imports inferscope")
     findings = list(_engines(target.interpreter))
-    yield from findings or [Finding("its engines", False, "none is installed there")]
+    yield from findings or [Check("its engines", False, "none is installed there")]
 
 
-def _engines(python: str) -> Iterator[Finding]:
+def _engines(python: str) -> Iterator[Check]:
     """Yield the engines of an environment, and a line for each feature that one lacks."""
     for engine in engines_of(python):
         name = engine.engine.package
         version = engine.version or "version unknown"
-        yield Finding(name, engine.is_observed, f"{version}; observe it: {_ENGINES[name]}")
+        yield Check(name, engine.is_observed, f"{version}; observe it: {_ENGINES[name]}")
         for lack in engine.lacks:
-            yield Finding(name, False, f"unsupported: {lack}")
+            yield Check(name, False, f"unsupported: {lack}")
 
 
 def _threads() -> set[int]:

@@ -10,10 +10,11 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+
+import msgspec
 
 from inferscope.calibration import Calibration, cpu_name, driver_version
 from inferscope.counters.cupti import (
@@ -28,6 +29,7 @@ from inferscope.counters.cupti_pm import how_to_pass
 from inferscope.counters.cupti_search import NO_LIBRARY, Trial, candidates, trials
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
 from inferscope.counters.source import Unavailable, has_nvidia
+from inferscope.json_document import Document
 from inferscope.records import plain_uuid
 
 _PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -70,17 +72,27 @@ _AMD = Path("/dev/kfd")
 _DAY_S = 86_400
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at; `fix` is what to do where it is not as it should be."""
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
 
     name: str
+    """Name of the thing: a folder, an extra, a device, an engine."""
     is_fine: bool
+    """Whether it is as it should be."""
     found: str
+    """Description of the state found."""
     fix: str = ""
+    """Action that provides what is missing; empty where nothing is."""
 
 
-def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> Iterator[Finding]:
+class DoctorDocument(Document, frozen=True, kw_only=True):
+    """Capabilities of this machine (`inferscope doctor --json`)."""
+
+    checks: tuple[Check, ...]
+    """Checks, in the order of the text."""
+
+
+def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> Iterator[Check]:
     """Yield what there is to compute on, and what may be counted of it.
 
     Args:
@@ -91,21 +103,21 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
     if not has_nvidia():
         found = "steps are timed by the host's clock, SM and HBM columns show -"
         if _AMD.exists():
-            yield Finding("GPU", False, f"AMD's, whose counters are unsupported: {found}")
+            yield Check("GPU", False, f"AMD's, whose counters are unsupported: {found}")
         else:
-            yield Finding("GPU", False, f"no NVIDIA driver: {found}", _GIVE_GPU)
+            yield Check("GPU", False, f"no NVIDIA driver: {found}", _GIVE_GPU)
         return
     yield _driver()
     try:
         nvml = open_nvml()
     except Unavailable as reason:
-        yield Finding("NVML", False, f"utilisation, power, clocks and GPM are not read: {reason}")
+        yield Check("NVML", False, f"utilisation, power, clocks and GPM are not read: {reason}")
     else:
         try:
             for device in find_devices(nvml, ()):
                 yield from _device(nvml, device, calibrations)
         except Unavailable as reason:
-            yield Finding("GPU", False, str(reason))
+            yield Check("GPU", False, str(reason))
         finally:
             with suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
@@ -113,13 +125,13 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
     yield _permission()
 
 
-def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Finding]:
+def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Check]:
     """Yield what this kernel lets other tools see of a running engine."""
     scope = _number(ptrace)
     if scope is not None:
         words = _PTRACE_WORDS.get(scope, "unknown")
         fix = _PTRACE_FIX if scope else ""
-        yield Finding("ptrace", scope == 0, f"ptrace_scope={scope}: {words}", fix)
+        yield Check("ptrace", scope == 0, f"ptrace_scope={scope}: {words}", fix)
     paranoid = _number(perf)
     has_perf = shutil.which("perf") is not None
     if paranoid is None:
@@ -130,17 +142,17 @@ def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Finding]:
         if paranoid <= 1
         else "to profile the host side: sudo sysctl kernel.perf_event_paranoid=1"
     )
-    yield Finding("perf", paranoid <= 1, found, fix)
+    yield Check("perf", paranoid <= 1, found, fix)
 
 
-def _driver() -> Finding:
+def _driver() -> Check:
     version = driver_version()
     if not version:
-        return Finding("GPU driver", False, "its version is not told here (WSL, or a container)")
-    return Finding("GPU driver", True, version)
+        return Check("GPU driver", False, "its version is not told here (WSL, or a container)")
+    return Check("GPU driver", True, version)
 
 
-def _device(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Iterator[Finding]:
+def _device(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Iterator[Check]:
     """Yield what there is to say of one device, of a sick one why there is no more."""
     found = f"{device.name}, {device.uuid}"
     if device.is_divided:
@@ -152,25 +164,25 @@ def _device(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -
             f"ask the driver: nvidia-smi -q -i {device.uuid}; sudo dmesg | grep -i xid; a device "
             "that is lost returns when the machine is started again"
         )
-        yield Finding("GPU", False, f"{found}, does not answer: {error}", fix)
+        yield Check("GPU", False, f"{found}, does not answer: {error}", fix)
         return
-    yield Finding("GPU", True, found)
+    yield Check("GPU", True, found)
     yield from told
 
 
-def _gpm(nvml: ModuleType, device: Device) -> Finding:
+def _gpm(nvml: ModuleType, device: Device) -> Check:
     query = getattr(nvml, "nvmlGpmQueryDeviceSupport", None)
     if query is None:
         fix = "pip install -U nvidia-ml-py"
-        return Finding("GPM", False, "nvidia-ml-py is older than GPM: it is not read", fix)
+        return Check("GPM", False, "nvidia-ml-py is older than GPM: it is not read", fix)
     support = ask(nvml, lambda: query(device.handle))
     if support is None or not support.isSupportedDevice:
         found = "none (before Hopper, or a virtual GPU): --counters auto tells no SM activity"
-        return Finding("GPM", False, found, _WITHOUT_GPM)
-    return Finding("GPM", True, "SM activity and memory traffic, with --counters auto")
+        return Check("GPM", False, found, _WITHOUT_GPM)
+    return Check("GPM", True, "SM activity and memory traffic, with --counters auto")
 
 
-def _cupti() -> Finding:
+def _cupti() -> Check:
     """Return which library PM sampling would use, tried in a child, and what it cannot count.
 
     The finding holds the reason of each library that cannot be used, also where another one can.
@@ -179,18 +191,18 @@ def _cupti() -> Finding:
     try:
         tried += trials(candidates())
     except Unavailable as reason:
-        return Finding("CUPTI", False, f"no PM sampling: {reason}")
+        return Check("CUPTI", False, f"no PM sampling: {reason}")
     refused = " ".join(trial.reason for trial in tried if trial.reason)
     if not tried or tried[-1].reason:
         found = f"no PM sampling: {refused or NO_LIBRARY}"
-        return Finding("CUPTI", False, found, _how_to_get_cupti())
+        return Check("CUPTI", False, found, _how_to_get_cupti())
     used = tried[-1]
     release = cuda_release(used.version) or "not known"
     found = f"{used.version} (CUDA {release}), {used.path}"
     for chip, words in sorted(used.missing.items()):
         found += f"; {chip}: {'does not count ' + ', '.join(words) if words else 'counts all'}"
     has_bytes = not any("dram_read_bytes" in words for words in used.missing.values())
-    return Finding(
+    return Check(
         "CUPTI", has_bytes, f"{found}. {refused}".rstrip(". "), "" if has_bytes else _NO_BYTES
     )
 
@@ -207,21 +219,21 @@ def _how_to_get_cupti() -> str:
     )
 
 
-def _permission() -> Finding:
+def _permission() -> Check:
     is_allowed = may_profile()
     if is_allowed is False:
-        return Finding("PM sampling", False, NOT_PERMITTED, _ALLOW_COUNTERS)
+        return Check("PM sampling", False, NOT_PERMITTED, _ALLOW_COUNTERS)
     held_by = rivals()
     if held_by:
         found = f"{listed(held_by)} may hold the counters"
-        return Finding("PM sampling", False, found, how_to_pass(held_by))
+        return Check("PM sampling", False, found, how_to_pass(held_by))
     if is_allowed is None:
         found = "whether it is allowed is not known here: /proc/driver/nvidia/params is not to read"
-        return Finding("PM sampling", False, found, _ASK_AS_ADMIN)
-    return Finding("PM sampling", True, "allowed, with --counters pm: bytes and SMs within a step")
+        return Check("PM sampling", False, found, _ASK_AS_ADMIN)
+    return Check("PM sampling", True, "allowed, with --counters pm: bytes and SMs within a step")
 
 
-def _cpu(calibrations: list[Calibration], num_threads: Iterable[int]) -> Iterator[Finding]:
+def _cpu(calibrations: list[Calibration], num_threads: Iterable[int]) -> Iterator[Check]:
     for threads in sorted(set(num_threads)):
         known = [
             each
@@ -233,7 +245,7 @@ def _cpu(calibrations: list[Calibration], num_threads: Iterable[int]) -> Iterato
         yield _calibrated(name, known, command)
 
 
-def _calibrated_gpu(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Finding:
+def _calibrated_gpu(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Check:
     of_device = [
         each for each in calibrations if plain_uuid(each.device_uuid) == plain_uuid(device.uuid)
     ]
@@ -241,28 +253,26 @@ def _calibrated_gpu(nvml: ModuleType, device: Device, calibrations: list[Calibra
     known = [each for each in of_device if each.driver == driver_version()]
     if of_device and not known:
         found = f"measured with driver {of_device[0].driver}, which is another now"
-        return Finding("calibration", False, found, command)
+        return Check("calibration", False, found, command)
     clocks = tuple(
         ask(nvml, partial(nvml.nvmlDeviceGetMaxClockInfo, device.handle, clock))
         for clock in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM)
     )
     if known and known[0].clocks_mhz not in (None, clocks):
         found = f"measured with clocks up to {known[0].clocks_mhz} MHz, which are {clocks} now"
-        return Finding("calibration", False, found, command)
+        return Check("calibration", False, found, command)
     return _calibrated("calibration", known, command)
 
 
-def _calibrated(name: str, known: list[Calibration], command: str) -> Finding:
+def _calibrated(name: str, known: list[Calibration], command: str) -> Check:
     if not known:
-        return Finding(
-            name, False, "not calibrated: shares of what is possible are guesses", command
-        )
+        return Check(name, False, "not calibrated: shares of what is possible are guesses", command)
     newest = known[0]
     models = ", ".join(table.model for table in newest.steps) or "no model"
     days = max(0, int(time.time()) - newest.measured_real_s) // _DAY_S
     when = "today" if not days else f"{days} day{'s' if days > 1 else ''} ago"
     found = f"read {newest.read_bytes_s / 1e9:.3g} GB/s, {models}, measured {when}"
-    return Finding(name, True, found)
+    return Check(name, True, found)
 
 
 def _number(path: Path) -> int | None:

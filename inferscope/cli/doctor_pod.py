@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from inferscope.cli.doctor_device import Finding
+from inferscope.cli.doctor_device import Check
 
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
@@ -35,7 +35,7 @@ env:
 
 def pod(
     environment: Mapping[str, str], *, has_engine: bool, mounts: Path = _MOUNTS
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """Look at the container that this runs in; nothing outside a pod.
 
     Args:
@@ -47,20 +47,20 @@ def pod(
         return
     folder = environment.get("INFERSCOPE_DIR", "")
     if not folder:
-        yield Finding("pod: rings", False, "INFERSCOPE_DIR is not set", _DIR % _FOLDER)
+        yield Check("pod: rings", False, "INFERSCOPE_DIR is not set", _DIR % _FOLDER)
     where = folder or _FOLDER
     if _is_own(where, mounts):
         found = f"{where} is the container's own: no other container sees it"
-        yield Finding("pod: volume", False, found, _VOLUME % where)
+        yield Check("pod: volume", False, found, _VOLUME % where)
     elif folder:
-        yield Finding("pod: rings", True, f"{folder} is a volume, which containers can share")
+        yield Check("pod: rings", True, f"{folder} is a volume, which containers can share")
     if not has_engine:
         return
     if environment.get("INFERSCOPE") != "1":
-        yield Finding("pod: engine", False, "INFERSCOPE is not 1: engines are not seen", _SWITCH)
+        yield Check("pod: engine", False, "INFERSCOPE is not 1: engines are not seen", _SWITCH)
     if not environment.get("INFERSCOPE_ENGINE_ID"):
         found = "INFERSCOPE_ENGINE_ID is not set: engines have made-up names"
-        yield Finding("pod: name", False, found, _NAME)
+        yield Check("pod: name", False, found, _NAME)
 
 
 def _is_own(folder: str, mounts: Path) -> bool:

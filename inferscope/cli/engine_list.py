@@ -13,6 +13,7 @@ import msgspec
 
 from inferscope.cli.listening import listening_addresses
 from inferscope.errors import NotFound
+from inferscope.json_document import Document, json_line
 from inferscope.records import EngineInfo
 from inferscope.ring.description import description_of_rings
 from inferscope.ring.discovery import EngineRings, RingFile
@@ -28,29 +29,35 @@ _LEAST_MODEL = 12
 
 
 class ListedEngine(msgspec.Struct, frozen=True):
-    """One engine of the list.
-
-    Attributes:
-        engine_id: its name for every command.
-        model: the served name, else the model's; None if its rings do not hold it.
-        engine: vLLM, SGLang, …, with its version.
-        pid: of its server's process.
-        pids: of all its observed processes.
-        addresses: host and port on which its server listens; empty if that cannot be known.
-        is_alive: whether its heartbeat is fresh.
-        age_s: since its first process started.
-        ended_s_ago: since its last record; None of an engine that is alive.
-    """
+    """One engine of the list."""
 
     engine_id: str
+    """Name of the engine, for every command."""
     model: str | None
+    """Served name of the model, else its own name; None where the rings do not hold it."""
     engine: str | None
+    """Inference engine with its version; None where the rings do not hold it."""
     pid: int
+    """Process of the server."""
     pids: tuple[int, ...]
+    """All observed processes."""
     addresses: tuple[str, ...]
+    """Hosts and ports on which the server listens; empty where they are not known."""
     is_alive: bool
-    age_s: float
-    ended_s_ago: float | None
+    """Whether the heartbeat is fresh."""
+    age_ns: int
+    """Time since the first process started."""
+    ended_ago_ns: int | None
+    """Time since the last record; None while the engine is alive."""
+
+
+class EngineList(Document, frozen=True, kw_only=True):
+    """Engines of this host, printed where a command needs one of several."""
+
+    source: str = SOURCE
+    """Source of the document, always `engine list`."""
+    engines: tuple[ListedEngine, ...]
+    """Engines, the newest first."""
 
 
 def listed(engine: EngineRings) -> ListedEngine:
@@ -71,8 +78,8 @@ def listed(engine: EngineRings) -> ListedEngine:
         pids=engine.pids,
         addresses=tuple(dict.fromkeys(found)),
         is_alive=is_alive,
-        age_s=max(0, real_ns - engine.rings[0].identity.start_real_ns) / 1e9,
-        ended_s_ago=None if is_alive else max(0, real_ns - last_ns) / 1e9,
+        age_ns=max(0, real_ns - engine.rings[0].identity.start_real_ns),
+        ended_ago_ns=None if is_alive else max(0, real_ns - last_ns),
     )
 
 
@@ -124,10 +131,8 @@ def write_list(engines: Sequence[EngineRings]) -> None:
 
 
 def list_json(engines: Sequence[EngineRings]) -> str:
-    """Write all engines as one JSON object."""
-    return msgspec.json.encode(
-        {"source": SOURCE, "engines": [listed(each) for each in engines]}
-    ).decode()
+    """Return all engines as one JSON document."""
+    return json_line(EngineList(engines=tuple(map(listed, engines))))
 
 
 def ask_which(engines: list[EngineRings]) -> EngineRings:
@@ -166,9 +171,9 @@ def _model(info: EngineInfo | None) -> str | None:
 
 
 def _state(engine: ListedEngine) -> str:
-    if engine.ended_s_ago is None:
-        return f"up {duration(1e9 * engine.age_s)}"
-    return f"ended {duration(1e9 * engine.ended_s_ago)} ago"
+    if engine.ended_ago_ns is None:
+        return f"up {duration(engine.age_ns)}"
+    return f"ended {duration(engine.ended_ago_ns)} ago"
 
 
 def _terminal_width() -> int:

@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   inferscope findings demo.isr
   inferscope findings                       of the only engine running, up to now
   inferscope findings demo.isr --slo slo.yaml
-  inferscope findings 41233 --json | jq '.[].findings[].id'
+  inferscope findings 41233 --json | jq '.engines[].findings[].id'
 """
 
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
     if options.json:
-        sys.stdout.write(findings_json(found).decode() + "\n")
+        sys.stdout.write(findings_json(found))
         return 0
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 40)).columns)
     sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))

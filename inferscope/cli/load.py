@@ -18,8 +18,6 @@ import resource
 import sys
 from pathlib import Path
 
-import msgspec
-
 from inferscope.cli.load_options import (
     add_arrivals,
     add_requests,
@@ -31,7 +29,8 @@ from inferscope.cli.load_options import (
 )
 from inferscope.cli.load_run import Outcome, Run, drive
 from inferscope.errors import BadInput, InferScopeError
-from inferscope.load.report import summary_text
+from inferscope.json_document import json_line
+from inferscope.load.report import LoadDocument, summary_text
 from inferscope.load.server import server_url
 
 _OTHER_FILES = 64
@@ -94,18 +93,17 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
     """
     summary = outcome.summary
     if options.json:
-        head = {
-            "url": outcome.url,
-            "model": outcome.model,
-            "endpoint": options.endpoint,
-            "seed": options.seed,
-            "run": options.run_name,
-            "words": outcome.words,
-            "interrupted": outcome.was_interrupted,
-        }
-        sys.stdout.write(
-            msgspec.json.encode({**head, **msgspec.structs.asdict(summary)}).decode() + "\n"
+        document = LoadDocument(
+            url=outcome.url,
+            model=outcome.model,
+            endpoint=options.endpoint,
+            seed=options.seed,
+            run=options.run_name,
+            words=outcome.words,
+            interrupted=outcome.was_interrupted,
+            summary=summary,
         )
+        sys.stdout.write(json_line(document))
     else:
         sys.stdout.write(f"server     {outcome.url}   model {outcome.model}\n")
         sys.stdout.write(f"seed       {options.seed}   repeat this load: --seed {options.seed}\n")

@@ -10,6 +10,7 @@ import msgspec
 
 from inferscope.cli.terminal import can_draw
 from inferscope.errors import BadInput
+from inferscope.json_document import json_line
 from inferscope.metrics_page.fetch import page_url
 from inferscope.metrics_page.view import PageSource, PageView
 
@@ -60,7 +61,7 @@ def _two_looks(source: PageSource, window_ns: int) -> PageView:
 
 def _print(view: PageView, options: argparse.Namespace) -> None:
     if options.json:
-        sys.stdout.write(msgspec.json.encode(view).decode() + "\n")
+        sys.stdout.write(json_line(view))
         return
     from inferscope.tui.page_lines import page_text
 

@@ -23,14 +23,16 @@ from inferscope.cli.targets import engine_of
 from inferscope.collector.expansion import Expansion
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.foreign import printable
+from inferscope.json_document import json_line
 from inferscope.private import open_own, private_file
 from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
 from inferscope.report.kernels import (
     KERNEL,
-    Spent,
+    KernelTime,
+    ProfileDocument,
     slowdown,
     spent,
-    stall,
+    stall_ns,
     steps_of,
     with_steps,
 )
@@ -86,24 +88,21 @@ def run(options: argparse.Namespace) -> int:
         withdraw(ring.path, request)
         raise
     steps = steps_of(told_of(ring, engine, now_ns), trace)
-    rows, cost, stall_ms = spent(trace, steps), slowdown(trace, steps), stall(trace, steps)
+    rows, cost, stopped_ns = spent(trace, steps), slowdown(trace, steps), stall_ns(trace, steps)
     with private_file(options.out) as file:
         file.write(msgspec.json.encode(with_steps(trace, steps)))
     if options.json:
-        told = {
-            "pid": pid,
-            "trace": str(options.out),
-            "slowdown": cost,
-            "stall_ms": stall_ms,
-            "rows": [row._asdict() for row in rows],
-        }
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        document = ProfileDocument(
+            pid=pid, trace=str(options.out), slowdown=cost, stall_ns=stopped_ns, rows=tuple(rows)
+        )
+        sys.stdout.write(json_line(document))
     else:
         sys.stdout.writelines(f"{line}\n" for line in _lines(rows, options.top))
         if cost is not None:
             sys.stdout.write(f"what it cost: steps took {cost:+.0%} while it ran\n")
-        if stall_ms is not None:
-            sys.stdout.write(f"and the longest, while the trace was made, {stall_ms:.0f} ms\n")
+        if stopped_ns is not None:
+            stopped_ms = stopped_ns / 1e6
+            sys.stdout.write(f"and the longest, while the trace was made, {stopped_ms:.0f} ms\n")
         sys.stdout.write(f"trace: {options.out} (open it in ui.perfetto.dev)\n")
     return 0
 
@@ -202,15 +201,15 @@ def _records(ring: RingFile) -> Iterator[Record]:
         reader.close()
 
 
-def _lines(rows: list[Spent], top: int) -> Iterator[str]:
+def _lines(rows: list[KernelTime], top: int) -> Iterator[str]:
     """Yield the longest of each phase: kernels where there are any, operations elsewhere."""
     kind = KERNEL if any(row.kind == KERNEL for row in rows) else "cpu_op"
     rows = [row for row in rows if row.kind == kind]
     for phase in dict.fromkeys(row.phase for row in rows):
         of_phase = [row for row in rows if row.phase == phase]
-        whole_us = sum(row.self_us for row in of_phase) or 1.0
-        yield f"{phase}: {whole_us / 1e3:.1f} ms in {kind}s"
+        whole_ns = sum(row.self_ns for row in of_phase) or 1
+        yield f"{phase}: {whole_ns / 1e6:.1f} ms in {kind}s"
         for row in of_phase[:top]:
-            share = row.self_us / whole_us
-            took = f"{share:6.1%} {row.self_us / 1e3:10.2f} ms {row.num_calls:>8} x"
+            share = row.self_ns / whole_ns
+            took = f"{share:6.1%} {row.self_ns / 1e6:10.2f} ms {row.num_calls:>8} x"
             yield f"  {took}  {row.name[:80]}"

@@ -27,11 +27,55 @@ from inferscope.counters.processes import observed
 from inferscope.counters.sampler import Look, Settings, look_once, preload, sample
 from inferscope.counters.source import DCGM_URL, SOURCES
 from inferscope.errors import NotFound
+from inferscope.json_document import Document, json_line
 from inferscope.probe.clock import SystemClock
-from inferscope.records import CounterSample
 from inferscope.ring.discovery import ring_directory
 
 _PM_NEEDS_ASKING = "only when asked for, with --counters pm: it may cost the device speed."
+
+
+class SampledDevice(msgspec.Struct, frozen=True):
+    """State of one device in one source."""
+
+    device: str
+    """Device's id as its driver writes it; empty for the host and for the source itself."""
+    reason: str
+    """Reason why the source reports nothing; empty where it does."""
+    facts: dict[str, str]
+    """Facts about the device, by name."""
+
+
+class DeviceSample(msgspec.Struct, frozen=True):
+    """Counter values over one window."""
+
+    device: str
+    """Device's id as its driver writes it; empty for the host."""
+    start_ns: int
+    """Start of the window on the monotonic clock."""
+    end_ns: int
+    """End of the window on the monotonic clock."""
+    values: dict[str, float]
+    """Values by counter; each counter's name ends in its unit."""
+
+
+class SampledSource(msgspec.Struct, frozen=True):
+    """One reading of a source of counters."""
+
+    source: str
+    """Name of the source: nvml, gpm, pm, dcgm or host."""
+    reason: str
+    """Reason why it reports nothing; empty where it does."""
+    devices: tuple[SampledDevice, ...]
+    """Devices that the source knows."""
+    samples: tuple[DeviceSample, ...]
+    """Samples of the reading."""
+
+
+class SamplerDocument(Document, frozen=True, kw_only=True):
+    """One reading of all sources (`inferscope sampler --once --json`)."""
+
+    sources: tuple[SampledSource, ...]
+    """Sources, those that were not asked for included."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +175,7 @@ def _looks(settings: Settings) -> list[Look]:
 
 def _print(looks: list[Look], *, is_json: bool) -> None:
     if is_json:
-        sys.stdout.write(msgspec.json.encode({"sources": list(map(_row, looks))}).decode() + "\n")
+        sys.stdout.write(json_line(SamplerDocument(sources=tuple(map(_source, looks)))))
         return
     for look in looks:
         if look.reason:
@@ -145,25 +189,16 @@ def _print(looks: list[Look], *, is_json: bool) -> None:
             sys.stdout.write(f"    {'':<6} {values}\n")
 
 
-def _row(look: Look) -> dict[str, object]:
-    return {
-        "source": look.source,
-        "reason": look.reason,
-        "devices": [_device(told) for told in look.facts],
-        "samples": [
-            {
-                "device": told.device_uuid,
-                "start_ns": told.start_ns,
-                "end_ns": told.end_ns,
-                "values": told.values,
-            }
-            for told in look.samples
-        ],
-    }
-
-
-def _device(told: CounterSample) -> dict[str, object]:
-    return {"device": told.device_uuid, "reason": told.reason, "facts": told.facts}
+def _source(look: Look) -> SampledSource:
+    return SampledSource(
+        look.source,
+        look.reason,
+        tuple(SampledDevice(each.device_uuid, each.reason, each.facts) for each in look.facts),
+        tuple(
+            DeviceSample(each.device_uuid, each.start_ns, each.end_ns, each.values)
+            for each in look.samples
+        ),
+    )
 
 
 def _say(line: str) -> None:

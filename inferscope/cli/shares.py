@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if not table.num_steps:
         raise NotFound(f"{source.title} holds no step that has ended: nothing to divide yet.")
     if options.json:
-        sys.stdout.write(to_json(table).decode() + "\n")
+        sys.stdout.write(to_json(table))
         return 0
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
     sys.stdout.write(to_text(table, most=options.top, width=width, ascii=options.ascii))

@@ -17,6 +17,7 @@ from inferscope.cli.folding import fold_all
 from inferscope.collector.judging import Judging
 from inferscope.collector.view import model_of
 from inferscope.errors import BadInput, NotFound
+from inferscope.json_document import Document, json_line
 from inferscope.slo.judge import Judge
 from inferscope.slo.meaning import objective_lines, outcome_line
 from inferscope.slo.objectives import Objective, Objectives, read_objectives
@@ -26,14 +27,26 @@ from inferscope.slo.tally import Count, Counting
 _PATIENCE_S = 300.0
 
 
-class _Engine(msgspec.Struct, frozen=True):
-    """How one engine's requests fared."""
+class CheckedEngine(msgspec.Struct, frozen=True):
+    """Requests of one engine, counted under the objectives of its model."""
 
     engine_id: str
+    """Name of the engine."""
     model: str
+    """Served name of its model."""
     counts: tuple[Count, ...]
+    """Counts by objective, in the order of the file."""
     is_synthetic: bool
-    """Its records say that they are made up."""
+    """Whether the records are marked as synthetic."""
+
+
+class CheckDocument(Document, frozen=True, kw_only=True):
+    """Meaning of a file of objectives (`inferscope slo check FILE [SOURCE] --json`)."""
+
+    slos: tuple[Objective, ...]
+    """Objectives, in the order of the file."""
+    engines: tuple[CheckedEngine, ...]
+    """Engines of the source; empty without one."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"inferscope: slo rules refuses {options.file}: {error}\n")
     rows = [] if options.source is None else _judged(options.source, objectives)
     if options.json:
-        told = {"slos": objectives.all, "engines": rows}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stdout.write(json_line(CheckDocument(slos=objectives.all, engines=tuple(rows))))
         return 0
     sys.stdout.write("".join(f"{line}\n" for line in objective_lines(objectives)))
     for row in rows:
@@ -67,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(target: str, objectives: Objectives) -> list[_Engine]:
+def _judged(target: str, objectives: Objectives) -> list[CheckedEngine]:
     """Judge what a recording or rings hold, by engine.
 
     Raises:
@@ -90,7 +102,7 @@ def _judged(target: str, objectives: Objectives) -> list[_Engine]:
         engine = source.collector.engines[name]
         model = model_of(engine)
         told = counts.of(objectives.of_model(model))
-        rows.append(_Engine(name, model, told, engine.is_synthetic))
+        rows.append(CheckedEngine(name, model, told, engine.is_synthetic))
     return rows
 
 

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"inferscope: {options.source}: {note}\n")
     report = why(facts)
     if options.json:
-        sys.stdout.write(to_json(report, facts).decode() + "\n")
+        sys.stdout.write(to_json(report, facts))
         return 0
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
     colour = can_draw() and not os.environ.get("NO_COLOR")

@@ -31,21 +31,26 @@ NAMES = {
 
 
 class Provenance(msgspec.Struct, frozen=True, gc=False):
-    """How a number came about."""
+    """Method of a number."""
 
     method: str
     """measured or apportioned."""
     source: str
+    """Source of the samples."""
     error: float | None = None
-    """Relative: of the fit where there is one, else what was not measured for itself."""
+    """Relative error: the fit's where there is one, else the share that was not measured
+    separately."""
 
 
 class RequestCounters(msgspec.Struct, frozen=True, gc=False):
-    """What samples say of a request, by NAMES; what they do not say is not there."""
+    """Counter values of one request; values without a source are absent."""
 
     prefill: dict[str, int] = {}
+    """Values of its prefill, by counter."""
     decode: dict[str, int] = {}
+    """Values of its decode, by counter."""
     provenance: dict[str, Provenance] = {}
+    """Method of each value, by counter."""
 
 
 NOT_COUNTED = RequestCounters()

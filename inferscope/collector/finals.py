@@ -226,28 +226,33 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """What a device's driver says held it back since the fold began; unknown is None."""
+    """Limits that a device's driver reported since the fold began; unknown is None."""
 
     throttle_ns: dict[str, int] | None = None
-    """By THROTTLES: how long its clocks were held down for that. A sampler's window counts for
-    all reasons that are there at its end; `idle` is none of them."""
+    """Time for which its clocks were held down, by reason. A sample counts for all reasons present
+    at its end; `idle` is not one of them."""
     told_ns: int = 0
-    """Of that time, how much the driver told of."""
+    """Part of the time that the driver reported on."""
     xids: dict[str, int] | None = None
-    """Errors of the device, by XIDS, in the order in which they first came."""
+    """Errors of the device by Xid, in the order of their first occurrence."""
     throttled_now: tuple[str, ...] = ()
+    """Reasons present in the newest sample."""
 
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Where one device's wall time went since the fold began."""
+    """Wall time of one device since the fold began."""
 
     engine_id: str
+    """Name of the engine."""
     device: str
+    """Id of the device."""
     wall_ns: int
+    """Wall time."""
     seconds_by_ns: dict[str, int]
+    """Wall time by use; the uses sum to it."""
     health: DeviceHealth | None = None
-    """None where no sampler tells of it."""
+    """Limits that its driver reported; None without a sampler."""
 
 
 @dataclass(frozen=True)

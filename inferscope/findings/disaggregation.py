@@ -16,23 +16,33 @@ _PERCENTILES = (0.50, 0.95, 0.99)
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """A metric over all requests, or over all gaps."""
+    """Distribution of a metric over all requests, or over all gaps."""
 
     num: int
+    """Number of values."""
     mean_ns: int
+    """Mean."""
     p50_ns: int
+    """Median."""
     p95_ns: int
+    """95th percentile."""
     p99_ns: int
+    """99th percentile."""
 
 
 class Disaggregation(msgspec.Struct, frozen=True):
-    """Both latencies as they were, and without interference."""
+    """TTFT and TBT with and without interference."""
 
     ttft: Distribution
+    """Time to first token."""
     ttft_without_interference: Distribution
+    """Time to first token without other requests' decodes."""
     tbt: Distribution
+    """Gap between tokens."""
     tbt_without_interference: Distribution
+    """Gap between tokens without other requests' prefills."""
     method: str = "first-order, modelled"
+    """Method of the values without interference."""
 
 
 def disaggregation(run: Run) -> Disaggregation | None:

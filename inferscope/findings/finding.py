@@ -17,33 +17,44 @@ _PAGES, _TICKETS = 6.0, 3.0
 
 
 class Number(msgspec.Struct, frozen=True):
-    """A figure that a finding rests on; its name ends in its unit."""
+    """One number that a finding rests on; its name ends in its unit."""
 
     name: str
+    """Name of the number, with its unit."""
     value: float | int | str
+    """Value; a string for a name or a cause."""
     provenance: Provenance
+    """measured, apportioned or modelled."""
 
 
 class Counterfactual(msgspec.Struct, frozen=True):
-    """What a metric would have been, to first order: all that would have followed is left out."""
+    """Value of a metric without the cause, to first order."""
 
     sentence: str
+    """Comparison in a sentence."""
     metric: str
+    """Metric that changes."""
     actual_ns: int
+    """Actual value."""
     without_ns: int
+    """Value without the cause."""
     provenance: Provenance = "modelled"
+    """modelled, or measured where it rests on measured times."""
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """An objective that a run missed, as counted from its first request to its last."""
+    """One objective that a run missed, counted from its first request to its last."""
 
     slo: str
+    """Name of the objective."""
     promised_share: float
-    """Of requests that are to be good."""
+    """Target share of good requests."""
     num_good: int
+    """Good requests."""
     num_bad: int
+    """Bad requests."""
     burn: float
-    """Bad requests over those that may be bad of as many; above 1, as it is missed."""
+    """Bad requests over the number allowed for as many; above 1, as it is missed."""
 
     @property
     def severity(self) -> Severity:

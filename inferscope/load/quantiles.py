@@ -9,16 +9,22 @@ import msgspec
 
 _BINS_PER_E = 100
 _LOWEST_NS = 1_000
+_PERCENTILES = (0.50, 0.95, 0.99)
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Some percentiles, in milliseconds; None where there was nothing to measure."""
+    """Some percentiles of a duration; None where there was nothing to measure."""
 
     num: int
-    p50_ms: float | None = None
-    p95_ms: float | None = None
-    p99_ms: float | None = None
-    max_ms: float | None = None
+    """Number of durations."""
+    p50_ns: int | None = None
+    """Median."""
+    p95_ns: int | None = None
+    """95th percentile."""
+    p99_ns: int | None = None
+    """99th percentile."""
+    max_ns: int | None = None
+    """Longest duration."""
 
 
 class Durations:
@@ -53,14 +59,8 @@ class Durations:
 
     def quantiles(self) -> Quantiles:
         """Return what is printed of them."""
-        return Quantiles(
-            self.num,
-            _ms(self.at(0.50)),
-            _ms(self.at(0.95)),
-            _ms(self.at(0.99)),
-            _ms(self.max_ns if self.num else None),
+        p50_ns, p95_ns, p99_ns = (
+            None if (found_ns := self.at(share)) is None else round(found_ns)
+            for share in _PERCENTILES
         )
-
-
-def _ms(duration_ns: float | None) -> float | None:
-    return None if duration_ns is None else round(duration_ns / 1e6, 3)
+        return Quantiles(self.num, p50_ns, p95_ns, p99_ns, self.max_ns if self.num else None)

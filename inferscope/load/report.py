@@ -1,11 +1,34 @@
-"""A load's summary as text, and the one line that is shown while it runs."""
+"""A load's summary as text and as JSON, and the one line that is shown while it runs."""
 
 from __future__ import annotations
 
+from inferscope.json_document import Document
 from inferscope.load.quantiles import Quantiles
+from inferscope.load.server import Counted
 from inferscope.load.summary import LATE_P99_MS, Summary, Tally
 
 _MOST_CELLS = 79
+
+
+class LoadDocument(Document, frozen=True, kw_only=True):
+    """Outcome of one load (`inferscope load URL --json`)."""
+
+    url: str
+    """Address of the server."""
+    model: str
+    """Model that was asked for."""
+    endpoint: str
+    """Kind of request: chat or completions."""
+    seed: int
+    """Seed of the load; `--seed` repeats it."""
+    run: str
+    """Name of the run, the beginning of every request's id."""
+    words: Counted | None
+    """Tokens of the words that prompts are made of; None where no length was asked for."""
+    interrupted: bool
+    """Whether the load was stopped before its end."""
+    summary: Summary
+    """Counts, rates and latencies."""
 
 
 def summary_text(summary: Summary) -> str:
@@ -15,8 +38,8 @@ def summary_text(summary: Summary) -> str:
         f"failed {sum(summary.failed.values())}   refused {summary.refused}   "
         f"abandoned {summary.abandoned}",
         *(_failure(kind, num, summary.examples[kind]) for kind, num in summary.failed.items()),
-        f"in         {summary.span_s:.1f} s   {summary.requests_s:.2f} requests/s   "
-        f"{summary.output_tokens_s:.1f} output tokens/s",
+        f"in         {summary.span_ns / 1e9:.1f} s   {summary.requests_s:.2f} requests/s   "
+        f"{summary.output_tok_s:.1f} output tokens/s",
         _tokens(summary),
         "",
         f"{'ms':<10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}",
@@ -74,15 +97,15 @@ def _tokens(summary: Summary) -> str:
 
 
 def _row(name: str, quantiles: Quantiles) -> str:
-    values = (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms, quantiles.max_ms)
-    return f"{name:<10}" + "".join(f"{'-' if v is None else f'{v:.1f}':>10}" for v in values)
+    values = (quantiles.p50_ns, quantiles.p95_ns, quantiles.p99_ns, quantiles.max_ns)
+    return f"{name:<10}" + "".join(f"{_ms(value):>10}" for value in values)
 
 
 def _lateness(summary: Summary) -> str:
     late = summary.late
-    if late.p99_ms is None:
+    if late.p99_ns is None:
         return "Nothing was sent."
-    numbers = f"requests left {late.p99_ms:.1f} ms late at p99, {late.max_ms:.1f} ms at most"
+    numbers = f"requests left {_ms(late.p99_ns)} ms late at p99, {_ms(late.max_ns)} ms at most"
     if summary.fell_behind:
         return (
             f"THE GENERATOR FELL BEHIND: {numbers} (bound: {LATE_P99_MS:.0f} ms at p99). "

@@ -22,17 +22,14 @@ ASSUMED_TOKENS_PER_WORD = 1.0
 
 @dataclass(frozen=True)
 class Counted:
-    """How the server's tokenizer counts the words that prompts are made of.
-
-    Attributes:
-        tokens_per_word: on average.
-        template_tokens: what the chat template adds to each prompt.
-        is_measured: by the server's own tokenizer, and not assumed.
-    """
+    """Number of tokens in the words that prompts are made of."""
 
     tokens_per_word: float
+    """Mean tokens of a word."""
     template_tokens: int
+    """Tokens that the chat template adds to each prompt."""
     is_measured: bool
+    """Whether the server's tokenizer was asked; if not, the numbers are assumed."""
 
 
 class _Model(msgspec.Struct):

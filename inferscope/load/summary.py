@@ -21,50 +21,53 @@ _MOST_REPEATED_SHARE = 0.5
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A load's outcome.
-
-    Attributes:
-        scheduled: the sum of finished, failed, refused and abandoned.
-        failed: by error, most frequent first.
-        examples: the first detail of each error.
-        refused: not sent, as too many connections were open.
-        abandoned: under way when the load was stopped.
-        span_s: from the first request's time to the last one's end.
-        late: sent minus scheduled, of all requests.
-        fell_behind: its p99 is above 5 ms.
-        prompt_tokens: as the server's usage has it, of finished requests; None: it sent none.
-        cached_tokens: those of them that the server took from its prefix cache.
-        cached_share: of the prompt tokens, where the server reports both.
-        seen_before_share: part of the prompt tokens sent once in this load that the server had in
-            its cache; None where it reports none, or each prompt repeats more than half.
-        was_seen_before: it is above one half: TTFT is that of prompts which the server had
-            answered before this load.
-        output_tokens: likewise, or as counted from the deliveries.
-        is_output_counted: some server's usage was missing, and deliveries were counted instead.
-    """
+    """Outcome of a load."""
 
     scheduled: int
+    """Number of requests that were due: the sum of finished, failed, refused and abandoned."""
     sent: int
+    """Number of requests that were sent."""
     finished: int
+    """Number of requests that finished."""
     failed: dict[str, int]
+    """Number of failed requests by error, the most frequent error first."""
     examples: dict[str, str]
+    """First detail of each error."""
     refused: int
+    """Number of requests not sent because too many connections were open."""
     abandoned: int
-    span_s: float
+    """Number of requests under way when the load was stopped."""
+    span_ns: int
+    """Time from the first request's scheduled time to the last end."""
     requests_s: float
+    """Finished requests per second of the span."""
     prompt_tokens: int | None
+    """Prompt tokens of finished requests by the server's usage; None where it sent none."""
     cached_tokens: int | None
+    """Prompt tokens that the server took from its prefix cache; None where it reports none."""
     cached_share: float | None
+    """Cached share of the prompt tokens; None where the server does not report both."""
     seen_before_share: float | None
+    """Share of the prompt tokens sent once in this load that the server had cached before. None
+    where the server reports no cached tokens, or more than half of each prompt repeats."""
     was_seen_before: bool
+    """Whether that share exceeds one half: TTFT is then that of prompts answered before."""
     output_tokens: int
-    output_tokens_s: float
+    """Output tokens of finished requests by the server's usage, else counted as events."""
+    output_tok_s: float
+    """Output tokens per second of the span."""
     is_output_counted: bool
+    """Whether events were counted because a usage was missing."""
     ttft: Quantiles
+    """Time from sending to the first token."""
     tbt: Quantiles
+    """Gaps between tokens."""
     e2e: Quantiles
+    """Time from sending to the last token."""
     late: Quantiles
+    """Time from the scheduled moment to sending, over all requests."""
     fell_behind: bool
+    """Whether the p99 of `late` exceeds 5 ms: the load was not quite the one asked for."""
 
 
 class Tally:
@@ -137,7 +140,7 @@ class Tally:
 
     def summary(self) -> Summary:
         """Return what it came to."""
-        span_s = max(0, self._last_ns - (self._first_ns or self._last_ns)) / 1e9
+        span_ns = max(0, self._last_ns - (self._first_ns or self._last_ns))
         late = self.late.quantiles()
         seen_before = _share(max(0.0, self._known_tokens), self._new_tokens)
         return Summary(
@@ -148,21 +151,21 @@ class Tally:
             examples=self._examples,
             refused=self._refused,
             abandoned=self._abandoned,
-            span_s=round(span_s, 3),
-            requests_s=_per_second(self.num_finished, span_s),
+            span_ns=span_ns,
+            requests_s=_per_second(self.num_finished, span_ns),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             cached_share=_share(self._cached_tokens or 0, self._cacheable_tokens),
             seen_before_share=seen_before,
             was_seen_before=(seen_before or 0.0) > SEEN_BEFORE_SHARE,
             output_tokens=self._output_tokens,
-            output_tokens_s=_per_second(self._output_tokens, span_s),
+            output_tok_s=_per_second(self._output_tokens, span_ns),
             is_output_counted=self._is_output_counted,
             ttft=self.ttft.quantiles(),
             tbt=self._tbt.quantiles(),
             e2e=self._e2e.quantiles(),
             late=late,
-            fell_behind=(late.p99_ms or 0.0) > LATE_P99_MS,
+            fell_behind=(late.p99_ns or 0) > LATE_P99_MS * 1e6,
         )
 
 
@@ -170,5 +173,5 @@ def _share(part: float, whole: float) -> float | None:
     return round(part / whole, 3) if whole > 0 else None
 
 
-def _per_second(num: int, span_s: float) -> float:
-    return round(num / span_s, 3) if span_s > 0 else 0.0
+def _per_second(num: int, span_ns: int) -> float:
+    return round(num * 1e9 / span_ns, 3) if span_ns > 0 else 0.0

@@ -48,24 +48,26 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Quantiles within a histogram's buckets, in seconds.
+    """Quantiles of a duration within a histogram's buckets.
 
-    Attributes:
-        num: observations.
-        mean_s: exact, from the sum.
-        p50_s: interpolated within its bucket; the bucket's one known bound in the first and the
-            last bucket, which have no second one.
-        beyond: quantiles that are beyond the last bound.
-        below: quantiles in the first bucket: all that is known is that they are below its bound.
+    A quantile is interpolated within its bucket. In the first and in the last bucket, which have
+    one known bound, it is that bound.
     """
 
     num: int
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    """Number of observations."""
+    mean_ns: int
+    """Exact mean, from the histogram's sum."""
+    p50_ns: int
+    """Median."""
+    p90_ns: int
+    """90th percentile."""
+    p99_ns: int
+    """99th percentile."""
     beyond: tuple[str, ...] = ()
+    """Quantiles beyond the last bound."""
     below: tuple[str, ...] = ()
+    """Quantiles in the first bucket: only known to be below its bound."""
 
 
 def read(page: Page, dialect: Dialect) -> Reading:
@@ -134,10 +136,10 @@ def quantiles(histogram: Histogram) -> Quantiles | None:
     found = {f"p{round(100 * q)}": _quantile(histogram, q) for q in (0.5, 0.9, 0.99)}
     return Quantiles(
         num=round(histogram.num),
-        mean_s=histogram.sum_s / histogram.num,
-        p50_s=found["p50"][0],
-        p90_s=found["p90"][0],
-        p99_s=found["p99"][0],
+        mean_ns=round(1e9 * histogram.sum_s / histogram.num),
+        p50_ns=round(1e9 * found["p50"][0]),
+        p90_ns=round(1e9 * found["p90"][0]),
+        p99_ns=round(1e9 * found["p99"][0]),
         beyond=tuple(name for name, (_, where) in found.items() if where == "beyond"),
         below=tuple(name for name, (_, where) in found.items() if where == "below"),
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
+from inferscope.json_document import Document
 from inferscope.metrics_page.dialects import Dialect, dialect_of
 from inferscope.metrics_page.fetch import fetch
 from inferscope.metrics_page.reading import (
@@ -21,40 +20,49 @@ SOURCE = "metrics page"
 _MOST_READINGS = 3600
 
 
-class PageView(msgspec.Struct, frozen=True):
-    """A server as its page shows it. Unknown is None.
+class PageView(Document, frozen=True, kw_only=True):
+    """A server as its metrics page shows it. Unknown is None."""
 
-    Attributes:
-        source: where this comes from, always `SOURCE`.
-        url: of the page.
-        server: whose it is.
-        real_ns: when it was read.
-        window_ns: what rates are over; 0 after the first look, when there are none.
-        latency_window_ns: what quantiles are over; None: since the server began.
-        cached_share: prompt tokens found in the prefix cache.
-        ledger: always None: a page does not say where a request's time went.
-    """
-
-    source: str
+    source: str = SOURCE
+    """Source of the document, always `metrics page`."""
     url: str
+    """Address of the page."""
     server: str
+    """Server software, by the names of its metrics."""
     models: tuple[str, ...]
+    """Models that the page names."""
     real_ns: int
+    """Wall time of the reading, since the Unix epoch."""
     window_ns: int
+    """Time that rates cover; 0 after the first reading, when there are none."""
     latency_window_ns: int | None
+    """Time that quantiles cover; None: since the server started."""
     num_running: float | None
+    """Requests in the batch now."""
     num_waiting: float | None
+    """Requests in the queue now."""
     kv_share: float | None
+    """Share of the KV cache in use."""
     cached_share: float | None
+    """Share of the prompt tokens that came from the prefix cache."""
     requests_s: float | None
+    """Finished requests per second."""
     prompt_tok_s: float | None
+    """Prompt tokens per second."""
     generated_tok_s: float | None
+    """Output tokens per second."""
     preemptions_s: float | None
+    """Preemptions per second."""
     ttft: Quantiles | None
+    """Time to first token."""
     tbt: Quantiles | None
+    """Gap between tokens."""
     e2e: Quantiles | None
+    """Time to the last token."""
     queue: Quantiles | None
+    """Queue time."""
     ledger: None = None
+    """Always null: a page does not say where a request's time went."""
 
 
 class PageSource:
@@ -104,25 +112,24 @@ def look(url: str, dialect: Dialect, readings: deque[Reading], window_ns: int) -
         spread[word] = None if histogram is None else quantiles(between(before, histogram))
     cached = rates if elapsed_ns > 0 else now.counters
     return PageView(
-        SOURCE,
-        url,
-        now.server,
-        now.models,
-        now.real_ns,
-        elapsed_ns,
-        elapsed_ns if elapsed_ns > 0 else None,
-        gauges.get("running"),
-        gauges.get("waiting"),
-        None if (kv_share := gauges.get("kv_share")) is None else min(1.0, kv_share),
-        _cached_share(cached, dialect),
-        rates.get("finished"),
-        rates.get("prompt_tokens"),
-        rates.get("generated_tokens"),
-        rates.get("preemptions"),
-        spread["ttft"],
-        spread["tbt"],
-        spread["e2e"],
-        spread["queue"],
+        url=url,
+        server=now.server,
+        models=now.models,
+        real_ns=now.real_ns,
+        window_ns=elapsed_ns,
+        latency_window_ns=elapsed_ns if elapsed_ns > 0 else None,
+        num_running=gauges.get("running"),
+        num_waiting=gauges.get("waiting"),
+        kv_share=None if (kv_share := gauges.get("kv_share")) is None else min(1.0, kv_share),
+        cached_share=_cached_share(cached, dialect),
+        requests_s=rates.get("finished"),
+        prompt_tok_s=rates.get("prompt_tokens"),
+        generated_tok_s=rates.get("generated_tokens"),
+        preemptions_s=rates.get("preemptions"),
+        ttft=spread["ttft"],
+        tbt=spread["tbt"],
+        e2e=spread["e2e"],
+        queue=spread["queue"],
     )
 
 

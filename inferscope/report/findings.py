@@ -8,16 +8,71 @@ import msgspec
 
 from inferscope.findings import EngineFindings, Finding
 from inferscope.findings.disaggregation import Disaggregation, Distribution
-from inferscope.findings.finding import Counterfactual
+from inferscope.findings.finding import Counterfactual, Missed, Number, Severity
 from inferscope.findings.rules import FEWEST_REQUESTS
 from inferscope.findings.words import times
+from inferscope.json_document import Document, json_line
 from inferscope.report.evidence import many
 from inferscope.slo.meaning import outcome_line
+from inferscope.slo.tally import Count
 from inferscope.tui.plots import milliseconds, plain, share, to_ascii
 from inferscope.tui.words import SYNTHETIC
 
 _MARGIN = "    "
 _METRIC, _COLUMN = 34, 10
+
+
+class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding with its severity."""
+
+    id: str
+    """Name of the rule that found it; `docs/findings.md` lists them."""
+    severity: Severity
+    """high, medium or low."""
+    title: str
+    """Finding in one sentence."""
+    lost_share: float
+    """Share of all answers' time that it took, roughly; findings are ordered by it."""
+    sentences: tuple[str, ...]
+    """Explanation with numbers."""
+    evidence: tuple[Number, ...]
+    """Numbers that the finding rests on."""
+    advice: str = msgspec.field(name="try")
+    """Suggested change."""
+    counterfactual: Counterfactual | None
+    """Metric without the cause; null where it is not known."""
+    objective: Missed | None
+    """Objective that was missed; null for any other finding."""
+    causes: tuple[str, ...]
+    """Ledger rows that the finding names."""
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings on one engine's run."""
+
+    engine_id: str
+    """Name of the engine."""
+    model: str
+    """Served name of its model; empty where it is not known."""
+    num_requests: int
+    """Finished requests that were observed from their beginning."""
+    num_joined_late: int
+    """Finished requests whose beginning was not observed."""
+    findings: tuple[FindingRow, ...] | None
+    """Findings, the costliest first; null for a run with too few requests."""
+    disaggregation: Disaggregation | None
+    """Latencies without interference; null where no answer had several tokens."""
+    is_synthetic: bool
+    """Whether the records are marked as synthetic."""
+    objectives: tuple[Count, ...] | None
+    """Counts by objective; null without `--slo`."""
+
+
+class FindingsDocument(Document, frozen=True, kw_only=True):
+    """Findings by engine (`inferscope findings --json`)."""
+
+    engines: tuple[EngineRow, ...]
+    """Engines of the source."""
 
 
 def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: bool = False) -> str:
@@ -41,19 +96,19 @@ def findings_brief(engines: tuple[EngineFindings, ...]) -> str:
     return "".join(f"{finding.severity:<8}{finding.title}\n" for finding in found)
 
 
-def findings_json(engines: tuple[EngineFindings, ...]) -> bytes:
-    """Write the findings of all engines as JSON."""
-    return msgspec.json.encode([_with_severities(engine) for engine in engines])
+def findings_json(engines: tuple[EngineFindings, ...]) -> str:
+    """Return the findings of all engines as the line that `--json` prints."""
+    return json_line(FindingsDocument(engines=tuple(map(_engine_row, engines))))
 
 
-def _with_severities(engine: EngineFindings) -> dict[str, object]:
-    told = msgspec.structs.asdict(engine)
-    if engine.findings is not None:
-        told["findings"] = [
-            {**msgspec.to_builtins(finding), "severity": finding.severity}
-            for finding in engine.findings
-        ]
-    return told
+def _engine_row(engine: EngineFindings) -> EngineRow:
+    found = engine.findings
+    rows = None if found is None else tuple(map(_finding_row, found))
+    return EngineRow(**{**msgspec.structs.asdict(engine), "findings": rows})
+
+
+def _finding_row(finding: Finding) -> FindingRow:
+    return FindingRow(**msgspec.structs.asdict(finding), severity=finding.severity)
 
 
 def _engine(engine: EngineFindings, width: int) -> list[str]:

@@ -12,6 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from inferscope.json_document import Document
 from inferscope.records import PREFILL, Clock, Record, StepSlices, StepSpan
 
 KERNEL, OPERATION = "kernel", "cpu_op"
@@ -29,14 +32,34 @@ class Step(NamedTuple):
     phase: str
 
 
-class Spent(NamedTuple):
-    """What one kernel or operation took in one phase."""
+class KernelTime(msgspec.Struct, frozen=True):
+    """Time of one kernel or operation in one phase."""
 
     phase: str
+    """prefill, decode, mixed, unknown, or between steps."""
     name: str
+    """Name of the kernel or operation."""
     kind: str
-    self_us: float
+    """kernel, or cpu_op for an operation of the host."""
+    self_ns: int
+    """Time of its own, without the operations that it called."""
     num_calls: int
+    """Number of calls."""
+
+
+class ProfileDocument(Document, frozen=True, kw_only=True):
+    """Kernels of a running engine (`inferscope profile --json`)."""
+
+    pid: int
+    """Process that was profiled."""
+    trace: str
+    """File of the trace."""
+    slowdown: float | None
+    """Added share of a decode step's time while the profiler ran; null where too few steps ran."""
+    stall_ns: int | None
+    """Longest step while the trace was made; null where none was open."""
+    rows: tuple[KernelTime, ...]
+    """Kernels and operations, the longest first."""
 
 
 def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[Step]:
@@ -67,7 +90,7 @@ def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[Step]:
     return sorted(found)
 
 
-def spent(trace: Mapping[str, Any], steps: Sequence[Step]) -> list[Spent]:
+def spent(trace: Mapping[str, Any], steps: Sequence[Step]) -> list[KernelTime]:
     """Return what kernels and operations took, by phase, the longest first."""
     starts = [step.start_us for step in steps]
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -77,8 +100,10 @@ def spent(trace: Mapping[str, Any], steps: Sequence[Step]) -> list[Spent]:
         cell = sums[steps[at].phase if is_inside else BETWEEN, name, kind]
         cell[0] += self_us
         cell[1] += 1
-    rows = [Spent(*key, self_us, int(num)) for key, (self_us, num) in sums.items()]
-    return sorted(rows, key=lambda row: -row.self_us)
+    rows = [
+        KernelTime(*key, round(self_us * 1e3), int(num)) for key, (self_us, num) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: -row.self_ns)
 
 
 def slowdown(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
@@ -95,14 +120,14 @@ def slowdown(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
     return statistics.median(within) / statistics.median(before[-_RECENT_STEPS:]) - 1
 
 
-def stall(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
-    """Return how long, in ms, the longest step took that was not over when recording was.
+def stall_ns(trace: Mapping[str, Any], steps: Sequence[Step]) -> int | None:
+    """Return how long the longest step took that was not over when recording was.
 
     Torch then makes a trace of what it has recorded, and holds the interpreter meanwhile.
     """
     _, last = _window(trace)
     took = [_took(step) for step in steps if last and step.end_us > last]
-    return max(took) / 1e3 if took else None
+    return round(max(took) * 1e3) if took else None
 
 
 def _took(step: Step) -> float:

@@ -39,13 +39,16 @@ _TOGETHER = 256
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a row used of the device, in one phase or both."""
+    """Device time of one row, in one phase or both."""
 
     share_ns: int
+    """Apportioned time."""
     standalone_ns: int
-    """Modelled, on the scale of what was measured; likewise the next."""
+    """Modelled time of the same work without other requests, scaled to the measured time."""
     marginal_ns: int
+    """Modelled time that the steps would have saved without it, scaled likewise."""
     tokens: int
+    """Tokens computed."""
 
     @property
     def discount_ns(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import msgspec
 
+from inferscope.json_document import Document, json_line
 from inferscope.report.shares import NO_AMOUNTS, Amounts, ShareRow, Shares
 from inferscope.tui.plots import (
     UNKNOWN,
@@ -44,6 +44,80 @@ _NUM_CLOSED = 4
 """Columns that divide what was measured; those after them are modelled."""
 
 
+class SharesRow(msgspec.Struct, frozen=True):
+    """Device time of one request, tenant, phase or model."""
+
+    name: str | None
+    """Name of the row; null where the records do not hold it."""
+    engine: str | None
+    """Engine of a request; null for other rows."""
+    external_id: str | None
+    """Client's name of a request; null for other rows and where there is none."""
+    share_ns: int
+    """Apportioned device time."""
+    share: float | None
+    """Share of the measured time."""
+    standalone_ns: int
+    """Modelled time of the same work without other requests in its steps."""
+    marginal_ns: int
+    """Modelled time that the steps would have saved without it."""
+    tokens: int
+    """Tokens computed."""
+    prefill: Amounts
+    """Prefill's part of the row."""
+    decode: Amounts
+    """Decode's part of the row."""
+
+
+class ShareModel(msgspec.Struct, frozen=True):
+    """Cost model that divided the steps."""
+
+    source_shares: dict[str, float]
+    """Share of the time by the source of the model's coefficients."""
+    residual_p10_p50_p90: tuple[float, float, float] | None
+    """Measured over modelled step time, less one, at three percentiles; null without steps."""
+
+
+class ShareMethod(msgspec.Struct, frozen=True):
+    """Method by which a column was made."""
+
+    method: str
+    """measured, apportioned or modelled."""
+    source: str
+    """Clock, rule or model."""
+
+
+class SharesDocument(Document, frozen=True, kw_only=True):
+    """Device time, divided by a rule (`inferscope shares --json`)."""
+
+    rule: str
+    """Rule of the division: fair, phase or token."""
+    by: str
+    """Kind of the rows: request, tenant, phase or model."""
+    rows: tuple[SharesRow, ...]
+    """Rows, the largest first."""
+    padding_ns: int
+    """Time of padding, which belongs to no request."""
+    idle_ns: int
+    """Time of dummy steps of data-parallel ranks."""
+    unattributed_ns: int
+    """Time of steps without a known request."""
+    measured_ns: int
+    """Measured time of all steps: the sum of the rows and of the three above."""
+    alone_ns: int
+    """Part of the rows from steps of a single request: measured, not apportioned."""
+    steps: int
+    """Number of steps, each rank's counted."""
+    unjoined: int
+    """Number of steps whose records are missing or inconsistent; they are in no sum."""
+    synthetic: tuple[str, ...]
+    """Engines whose records are marked as synthetic."""
+    model: ShareModel
+    """Cost model that divided the steps."""
+    provenance: dict[str, ShareMethod]
+    """Method of each column, by its key."""
+
+
 def to_text(shares: Shares, *, most: int | None, width: int = 110, ascii: bool = False) -> str:
     """Write a table as text.
 
@@ -71,50 +145,47 @@ def to_text(shares: Shares, *, most: int | None, width: int = 110, ascii: bool =
     return to_ascii(text) if ascii else text
 
 
-def to_json(shares: Shares) -> bytes:
-    """Write a table as JSON, in whole nanoseconds, all of its rows."""
+def to_json(shares: Shares) -> str:
+    """Return a table as the line that `--json` prints, with all of its rows."""
     clock = " and ".join(shares.clocks) or "no"
-    modelled = {"method": "modelled", "source": f"cost model, scaled to the {clock} clock"}
-    return msgspec.json.encode(
-        {
-            "rule": shares.rule,
-            "by": shares.by,
-            "rows": [_json_row(row, shares) for row in shares.rows],
-            "padding_ns": shares.padding_ns,
-            "idle_ns": shares.idle_ns,
-            "unattributed_ns": shares.unattributed_ns,
-            "measured_ns": shares.measured_ns,
-            "alone_ns": shares.alone_ns,
-            "steps": shares.num_steps,
-            "unjoined": shares.num_unjoined,
-            "synthetic": shares.synthetic,
-            "model": {
-                "source_shares": shares.source_shares,
-                "residual_p10_p50_p90": shares.residuals,
-            },
-            "provenance": {
-                "measured_ns": {"method": "measured", "source": f"{clock} clock"},
-                "share_ns": {"method": "apportioned", "source": f"rule {shares.rule}"},
-                "standalone_ns": modelled,
-                "marginal_ns": modelled,
-            },
-        }
+    modelled = ShareMethod("modelled", f"cost model, scaled to the {clock} clock")
+    document = SharesDocument(
+        rule=shares.rule,
+        by=shares.by,
+        rows=tuple(_json_row(row, shares) for row in shares.rows),
+        padding_ns=shares.padding_ns,
+        idle_ns=shares.idle_ns,
+        unattributed_ns=shares.unattributed_ns,
+        measured_ns=shares.measured_ns,
+        alone_ns=shares.alone_ns,
+        steps=shares.num_steps,
+        unjoined=shares.num_unjoined,
+        synthetic=shares.synthetic,
+        model=ShareModel(shares.source_shares, shares.residuals),
+        provenance={
+            "measured_ns": ShareMethod("measured", f"{clock} clock"),
+            "share_ns": ShareMethod("apportioned", f"rule {shares.rule}"),
+            "standalone_ns": modelled,
+            "marginal_ns": modelled,
+        },
     )
+    return json_line(document)
 
 
-def _json_row(row: ShareRow, shares: Shares) -> dict[str, Any]:
+def _json_row(row: ShareRow, shares: Shares) -> SharesRow:
     whole = row.whole
-    told: dict[str, Any] = {"name": row.name}
-    if shares.by == "request":
-        told |= {"engine": row.engine, "external_id": row.external_id}
-    told |= {
-        "share_ns": whole.share_ns,
-        "share": whole.share_ns / shares.measured_ns if shares.measured_ns else None,
-        "standalone_ns": whole.standalone_ns,
-        "marginal_ns": whole.marginal_ns,
-        "tokens": whole.tokens,
-    }
-    return told | {"prefill": row.prefill, "decode": row.decode}
+    return SharesRow(
+        name=row.name,
+        engine=row.engine,
+        external_id=row.external_id,
+        share_ns=whole.share_ns,
+        share=whole.share_ns / shares.measured_ns if shares.measured_ns else None,
+        standalone_ns=whole.standalone_ns,
+        marginal_ns=whole.marginal_ns,
+        tokens=whole.tokens,
+        prefill=row.prefill,
+        decode=row.decode,
+    )
 
 
 def _table(shares: Shares, most: int | None, num_columns: int) -> list[str]:

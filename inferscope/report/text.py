@@ -6,6 +6,7 @@ import textwrap
 
 import msgspec
 
+from inferscope.json_document import Document, json_line
 from inferscope.report.facts import Facts
 from inferscope.report.why import NS_PER_TENTH_MS, Report, Row
 from inferscope.tui.lines import TRIANGLE, Role
@@ -17,6 +18,51 @@ _WITH_BAR, _BESIDE = 100, 72
 """Narrower than the first there is no bar; than the second, sentences go below."""
 _ANSI = {"prefill": "33", "decode": "36", "alarm": "31"}
 """The hues of the screen, in the colours that every terminal has."""
+
+
+class WhyRow(msgspec.Struct, frozen=True):
+    """One cause of a request's latency."""
+
+    cause: str
+    """Name of the ledger row."""
+    ns: int
+    """Time booked to the cause."""
+    share: float
+    """Share of the sum of all rows."""
+    sentence: str
+    """Explanation with numbers."""
+
+
+class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Explanation of one request's latency."""
+
+    title: str
+    """Request, engine, end and token counts."""
+    summary: str
+    """Latencies in a sentence."""
+    verdicts: tuple[str, ...]
+    """Sentences on each objective that was given."""
+    split: str
+    """Reason why modelled rows are not reliable; empty where they are."""
+    rows: tuple[WhyRow, ...]
+    """Causes, the largest first; time without a record is the last row."""
+    conclusions: tuple[str, ...]
+    """Main causes before and after the first token."""
+    caveats: tuple[str, ...]
+    """Methods of the numbers, and what they leave out."""
+    sum_ns: int
+    """Sum of the ledger's causes."""
+    life_ns: int
+    """Time from arrival to the end of delivery, or to now."""
+
+
+class WhyDocument(Document, frozen=True, kw_only=True):
+    """One request, explained (`inferscope why REQUEST --json`)."""
+
+    report: WhyReport
+    """Explanation in sentences and numbers."""
+    facts: Facts
+    """Facts that the explanation was made from."""
 
 
 def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bool = False) -> str:
@@ -46,9 +92,24 @@ def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bo
     return to_ascii(text) if ascii else text
 
 
-def to_json(report: Report, facts: Facts) -> bytes:
-    """Write a report as JSON, with the facts that it was made from."""
-    return msgspec.json.encode({"report": report, "facts": facts})
+def to_json(report: Report, facts: Facts) -> str:
+    """Return a report with its facts as the line that `--json` prints."""
+    whole_ns = sum(row.ns for row in report.rows)
+    explained = WhyReport(
+        title=report.title,
+        summary=report.summary,
+        verdicts=report.verdicts,
+        split=report.split,
+        rows=tuple(
+            WhyRow(row.cause, row.ns, row.ns / whole_ns if whole_ns else 0.0, row.sentence)
+            for row in report.rows
+        ),
+        conclusions=report.conclusions,
+        caveats=report.caveats,
+        sum_ns=report.sum_ns,
+        life_ns=report.life_ns,
+    )
+    return json_line(WhyDocument(report=explained, facts=facts))
 
 
 def _verdicts(report: Report, width: int) -> list[str]:

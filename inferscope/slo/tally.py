@@ -23,12 +23,16 @@ class Count(msgspec.Struct, frozen=True):
     """One objective over one engine's requests."""
 
     objective: Objective
+    """Objective that was counted."""
     num_good: int = 0
+    """Good requests."""
     num_bad: int = 0
+    """Bad requests."""
     num_warm_up: int = 0
-    """Neither good nor bad: from before the engine's first answer."""
+    """Requests before the engine's first answer, neither good nor bad."""
     causes: dict[str, int] = {}
-    """Number of bad ones by each of CAUSES, SHED and UNKNOWN; those in flight come later."""
+    """Bad requests by main cause, `shed` and `unknown` included; requests in flight follow
+    later."""
 
 
 class Counting:

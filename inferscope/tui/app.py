@@ -20,7 +20,7 @@ from textual.message import Message
 from textual.messages import ExitApp
 from textual.screen import Screen
 
-from inferscope.collector.snapshot import RequestRow, Snapshot, to_json
+from inferscope.collector.snapshot import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
 from inferscope.tui.past import Past
 from inferscope.tui.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
@@ -300,7 +300,7 @@ class InferScopeApp(App[None]):
     def _write(self, name: str, drawing: str, snapshot: Snapshot) -> None:
         try:
             write_private(Path(f"{name}.svg"), drawing.encode())
-            write_private(Path(f"{name}.json"), to_json(snapshot))
+            write_private(Path(f"{name}.json"), json_of(snapshot).encode())
         except OSError as error:
             self.call_from_thread(self.say, f"cannot export here: {error}")
             return

@@ -85,10 +85,10 @@ def _latency(word: str, found: Quantiles | None) -> Line:
     if found is None:
         return ((f"  {word:10}", "dim"), (f"{UNKNOWN:>10}" * 4 + f"{UNKNOWN:>9}", "body"))
     cells = [
-        _sign(name, found) + duration(1e9 * value_s)
-        for name, value_s in (("p50", found.p50_s), ("p90", found.p90_s), ("p99", found.p99_s))
+        _sign(name, found) + duration(value_ns)
+        for name, value_ns in (("p50", found.p50_ns), ("p90", found.p90_ns), ("p99", found.p99_ns))
     ]
-    cells.append(duration(1e9 * found.mean_s))
+    cells.append(duration(found.mean_ns))
     text = "".join(f"{cell:>10}" for cell in cells) + f"{count(found.num):>9}"
     return ((f"  {word:10}", "dim"), (text, "body"))
 

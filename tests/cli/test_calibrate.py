@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from inferscope.calibration import Calibration, stored
-from inferscope.cli.calibrate import rates_of
+from inferscope.cli.calibrate import document_of
 from inferscope.cli.main import main
 from inferscope.collector.source import RingSource
 from inferscope.engine import EngineOptions, Sampling, load_engine
@@ -29,8 +29,9 @@ def test_an_engine_begins_with_what_calibrate_has_measured(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert stat.S_IMODE(Path(told["path"]).stat().st_mode) == 0o600
-    assert {rate["name"] for rate in told["rates"]} >= {"copy", "read", "float32"}
-    assert all(rate["maker"] is None for rate in told["rates"]), "no CPU's figures are known"
+    assert [rate["name"] for rate in told["memory"]] == ["copy", "read"]
+    assert "float32" in {rate["name"] for rate in told["compute"]}
+    assert all(rate["peak_bytes_s"] is None for rate in told["memory"]), "no CPU's peaks are known"
     monkeypatch.setenv("INFERSCOPE_CACHE", str(cache))
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "rings"))
     (calibration,) = stored()
@@ -76,10 +77,15 @@ def test_measured_rates_stand_beside_the_maker_s() -> None:
         read_bytes_s=4.32e12,
         flops_s={"bfloat16": 791.2e12, "float8_e4m3fn": 1187.4e12, "float32": 5e13},
     )
-    shares = {rate.name: rate.share for rate in rates_of(on_gpu)}
+    shares = shares_of(on_gpu)
     assert shares["read"] == pytest.approx(0.9)
     assert shares["bfloat16"] == pytest.approx(0.8)
     assert shares["float8_e4m3fn"] == pytest.approx(0.6)
     assert shares["float32"] is None, "the table has no such column"
     unknown = msgspec.structs.replace(on_gpu, device="NVIDIA Z9000")
-    assert all(rate.share is None for rate in rates_of(unknown))
+    assert set(shares_of(unknown).values()) == {None}
+
+
+def shares_of(calibration: Calibration) -> dict[str, float | None]:
+    document = document_of(calibration, Path("calibration.json"))
+    return {rate.name: rate.share for rate in (*document.memory, *document.compute)}

@@ -30,7 +30,7 @@ def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_g
     cache = str(tmp_path / "cache")
     done = inferscope("doctor", "--json", rings=tmp_path, INFERSCOPE_CACHE=cache)
     assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert all(row["found"] and isinstance(row["is_fine"], bool) for row in rows.values())
     assert "calibrate --device cpu --threads 1" in rows["CPU, 1 thread"]["fix"]
     assert rows["sampler"]["found"] == "none runs"
@@ -104,7 +104,8 @@ def test_the_engines_of_another_environment_are_checked_feature_by_feature(tmp_p
     python = environment(tmp_path, VLLM, "0.28.0", without=target)
     done = inferscope("doctor", "--json", "--python", python, rings=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [(row["name"], row["is_fine"], row["found"]) for row in json.loads(done.stdout)]
+    checks = json.loads(done.stdout)["checks"]
+    rows = [(row["name"], row["is_fine"], row["found"]) for row in checks]
     (mine,) = (row for row in rows if row[0] == "its Python")
     assert mine[1]
     engine, lack = (row for row in rows if row[0] == "vllm")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.running import inferscope
 from tests.cli.test_bad_input import one_line
 from tests.report.test_why import SAMPLE
+
+
+def engines(*asked: str, rings: Path) -> list[dict[str, Any]]:
+    """Return what is found, by engine."""
+    done = inferscope(*asked, "--json", rings=rings)
+    found: list[dict[str, Any]] = json.loads(done.stdout)["engines"]
+    return found
 
 
 def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
@@ -19,7 +27,7 @@ def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     assert max(map(len, said.stdout.splitlines())) <= 100
     assert "102 finished requests" in said.stdout
     assert "First-order and modelled" in said.stdout
-    (engine,) = json.loads(inferscope("findings", str(SAMPLE), "--json", rings=tmp_path).stdout)
+    (engine,) = engines("findings", str(SAMPLE), rings=tmp_path)
     assert engine["num_requests"] == 102
     titles = [finding["title"] for finding in engine["findings"]]
     assert all(title in said.stdout for title in titles)
@@ -47,7 +55,7 @@ def test_missed_objectives_are_told_beside_the_others(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     asked = ("findings", str(SAMPLE), "--slo", str(slo))
-    (engine,) = json.loads(inferscope(*asked, "--json", rings=tmp_path).stdout)
+    (engine,) = engines(*asked, rings=tmp_path)
     checked = inferscope("slo", "check", str(slo), str(SAMPLE), "--json", rings=tmp_path)
     assert engine["objectives"] == json.loads(checked.stdout)["engines"][0]["counts"]
     ttft, availability = engine["objectives"]
@@ -63,9 +71,9 @@ def test_missed_objectives_are_told_beside_the_others(tmp_path: Path) -> None:
     assert ttft["causes"][told["top_cause"]] == told["top_cause_requests"]
     assert 0 < told["would_have_passed_without_top_cause"] <= ttft["num_bad"]
     assert availability["num_bad"] == 0
-    without = json.loads(inferscope(*asked[:2], "--json", rings=tmp_path).stdout)
-    assert others == without[0]["findings"]
-    assert without[0]["objectives"] is None
+    (without,) = engines(*asked[:2], rings=tmp_path)
+    assert others == without["findings"]
+    assert without["objectives"] is None
     said = inferscope(*asked, "--ascii", rings=tmp_path)
     assert (said.returncode, said.stderr) == (0, "")
     assert said.stdout.isascii()

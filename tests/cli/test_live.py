@@ -64,7 +64,7 @@ def test_a_living_engine_is_judged_by_any_of_its_names(engine: Engine) -> None:
     for name in ((), (str(engine.process.pid),), (before["engine_id"],), (str(engine.rings),)):
         done = inferscope("findings", "--json", *name, rings=engine.rings)
         assert done.returncode == 0, done.stderr
-        (judged,) = json.loads(done.stdout)
+        (judged,) = json.loads(done.stdout)["engines"]
         assert judged["engine_id"] == before["engine_id"]
         assert judged["num_requests"] + judged["num_joined_late"] >= 2
     engine.wait_for(engine.attach()["num_finished"] + 1)

@@ -81,9 +81,10 @@ def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engi
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not without_progress(done.stderr)
-    summary = json.loads(done.stdout)
+    document = json.loads(done.stdout)
+    summary = document["summary"]
     assert (summary["scheduled"], summary["finished"], summary["failed"]) == (12, 12, {})
-    assert summary["words"]["is_measured"]
+    assert document["words"]["is_measured"]
     assert out.stat().st_mode & 0o777 == 0o600
     arrived = asked(engine)
     lines = rows(out)
@@ -163,7 +164,7 @@ def test_when_all_requests_fail_one_line_says_how(tmp_path: Path) -> None:
     assert done.returncode == 1
     (said,) = without_progress(done.stderr)
     assert "none of 3 requests finished: 3 x HTTP 429 (queue full)" in said
-    assert json.loads(done.stdout)["failed"] == {"HTTP 429": 3}
+    assert json.loads(done.stdout)["summary"]["failed"] == {"HTTP 429": 3}
 
 
 def test_too_many_open_are_counted_and_named(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_of_a_shared_ring_who_is_not_in_the_group_is_told_its_number(folder: Pat
         (line,) = said[0].splitlines()
         assert f"{rings}/e is closed to uid {READER_UID}: " in line
         assert line.endswith(f"Read it as that user, or in its group, {GROUP}.")
-        rows = json.loads(command(STRANGER, "doctor", "--json", rings=rings).stdout)
+        rows = json.loads(command(STRANGER, "doctor", "--json", rings=rings).stdout)["checks"]
         (engines,) = (row for row in rows if row["name"] == "engines")
         assert not engines["is_fine"]
         assert f"in its group, {GROUP}." in engines["fix"]

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from inferscope.cli import doctor_device as module
-from inferscope.cli.doctor_device import Finding, devices
+from inferscope.cli.doctor_device import Check, devices
 from inferscope.counters.cupti import LIBRARY_VARIABLE
 from inferscope.counters.cupti_search import Trial, refused
 from tests.counters.conftest import Play
@@ -29,7 +29,7 @@ def _driver(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     play()
 
 
-def found(*calibrations: object) -> dict[str, Finding]:
+def found(*calibrations: object) -> dict[str, Check]:
     return {each.name: each for each in devices(list(calibrations), num_threads=[1])}  # type: ignore[arg-type]
 
 

@@ -52,10 +52,10 @@ def hold_to_the_laws(folder: Path, told: dict[str, Any], *, kinds: set[str]) -> 
     by_phase: dict[str, float] = {}
     products = set()
     for row in told["rows"]:
-        by_phase[row["phase"]] = by_phase.get(row["phase"], 0.0) + row["self_us"]
+        by_phase[row["phase"]] = by_phase.get(row["phase"], 0.0) + row["self_ns"]
         if any(word in row["name"] for word in ("mm", "linear", "matmul")):
             products.add(row["phase"])
-    cost = {name: told[name] for name in ("slowdown", "stall_ms", "steps")}
+    cost = {name: told[name] for name in ("slowdown", "stall_ns", "steps")}
     sys.stdout.write(f"profile: {by_phase}, {cost}\n")
     assert kinds <= products
     assert kinds <= told["steps"]

@@ -46,7 +46,7 @@ def test_percentiles_are_within_half_a_percent_and_the_maximum_exact(
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
     summary = Tally().summary()
-    assert summary.ttft.p50_ms is None
+    assert summary.ttft.p50_ns is None
     assert summary.prompt_tokens is None
     assert "Nothing was sent" in summary_text(summary)
 
@@ -71,10 +71,10 @@ def test_latencies_begin_when_a_request_was_sent_and_lateness_is_told_apart() ->
     tally = Tally()
     tally.add(request(late_ms=50))
     summary = tally.summary()
-    assert summary.ttft.max_ms == 20.0
-    assert summary.e2e.max_ms == 32.0
-    assert summary.tbt.max_ms == 7.0
-    assert summary.late.max_ms == 50.0
+    assert summary.ttft.max_ns == 20 * MS
+    assert summary.e2e.max_ns == 32 * MS
+    assert summary.tbt.max_ns == 7 * MS
+    assert summary.late.max_ns == 50 * MS
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_last_end() -> None:
@@ -82,9 +82,9 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_last_end() -> Non
     for at_ms in (0, 910):
         tally.add(request(at_ms=at_ms))
     summary = tally.summary()
-    assert summary.span_s == 1.0
+    assert summary.span_ns == 1000 * MS
     assert summary.requests_s == 2.0
-    assert summary.output_tokens_s == 8.0
+    assert summary.output_tok_s == 8.0
     assert (summary.prompt_tokens, summary.output_tokens) == (200, 8)
 
 

@@ -201,7 +201,7 @@ def test_no_line_is_wider_than_the_terminal(
         lines = to_text(why(facts), width=width).splitlines()
         assert max(map(len, lines)) <= width
         assert to_text(why(facts), width=width, ascii=True).isascii()
-        assert to_json(why(facts), facts).startswith(b'{"report":{"title":')
+        assert to_json(why(facts), facts).startswith('{"version":1,"report":{"title":')
 
 
 def test_colour_changes_nothing_but_colour(everyone: list[tuple[Facts, dict[str, int]]]) -> None:

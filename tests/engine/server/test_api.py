@@ -151,17 +151,18 @@ def test_a_load_sent_again_is_said_to_measure_the_prefix_cache(
     arguments = ("--rate", "20", "--requests", "6", "--prompt-tokens", "120..160")
     arguments += ("--output-tokens", "2", "--shared-prefix", "60")
 
-    def summary(*more: str) -> Any:
+    def document(*more: str) -> Any:
         url = f"http://127.0.0.1:{server.port}"
         done = inferscope("load", url, *arguments, *more, "--json", rings=tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    first, second = summary(), summary()
+    first, second = document(), document()
     assert first["seed"] != second["seed"]
-    repeated = summary("--seed", str(second["seed"]))
-    assert [each["was_seen_before"] for each in (first, second, repeated)] == [False, False, True]
-    assert repeated["cached_share"] > 0.8 > second["cached_share"]
+    repeated = document("--seed", str(second["seed"]))
+    told = [each["summary"] for each in (first, second, repeated)]
+    assert [each["was_seen_before"] for each in told] == [False, False, True]
+    assert told[2]["cached_share"] > 0.8 > told[1]["cached_share"]
 
 
 def test_usage_counts_cached_tokens_and_runs_along(server: Server) -> None:

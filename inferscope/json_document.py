@@ -1,0 +1,31 @@
+"""The envelope of everything that `--json` prints, and its conventions.
+
+    {"version":1, ...}          one object a command, one version for the documents of all commands
+
+A duration or a time is a whole number of nanoseconds and its key ends in `_ns`. A rate ends in
+`_s`, with the unit before it: `bytes_s`, `flops_s`, `tok_s`. A share is a fraction, 0 to 1. A count
+has no suffix. `docs/json.md` lists all keys; `docs/json_reference.py` writes it from the types.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+VERSION = 1
+"""Raised where a key is renamed, removed or changes its meaning; a new key leaves it."""
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON document that a command prints with `--json`.
+
+    Subclasses are keyword-only too: msgspec writes keyword-only fields last, and `version` is the
+    first key of every document.
+    """
+
+    version: int = VERSION
+    """Version of the JSON documents: 1. A new key does not raise it, any other change does."""
+
+
+def json_line(document: Document) -> str:
+    """Return a document as the one line of JSON that a command prints."""
+    return msgspec.json.encode(document).decode() + "\n"
