@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test quick check test-engines bench dashboards sbom clean
+.PHONY: install install-core demo test quick check test-engines bench dashboards reference sbom clean
 
 install: $(READY)
 
@@ -70,6 +70,10 @@ bench: $(READY)
 
 dashboards: $(READY)
 	$(BIN)/python -m dashboards.generate
+
+# The page of what --json prints, from the types of the documents.
+reference: $(READY)
+	$(BIN)/python -m docs.json_reference
 
 # What an environment holds, with versions and licences, as CycloneDX; OF is its Python. The tool has
 # an environment of its own, so that it is not on the list.

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +53,14 @@ def inferscope(
     """Run the command line in a process of its own, with a ring folder of its own.
 
     A short command is a fork of an interpreter that has imported it. Where `environment` changes
-    what Python imports, and with `inferscope_cold`, it is started as a user would.
+    what Python imports, and with `inferscope_cold`, it is started as a user would. What either
+    prints with --json is checked against its documented type.
     """
     imports_ours = environment.get("PYTHONPATH") in (None, str(ROOT))
     if arguments[:1] and arguments[0] in SHORT and imports_ours:
-        return _warm().run(arguments, _environment(rings, environment), timeout_s)
+        done = _warm().run(arguments, _environment(rings, environment), timeout_s)
+        _check(arguments, done.stdout)
+        return done
     return inferscope_cold(*arguments, rings=rings, timeout_s=timeout_s, **environment)
 
 
@@ -65,7 +68,7 @@ def inferscope_cold(
     *arguments: str, rings: Path, timeout_s: float = 90, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with a ring folder of its own."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "inferscope", *arguments],
         capture_output=True,
         text=True,
@@ -73,6 +76,16 @@ def inferscope_cold(
         env=_environment(rings, environment),
         check=False,
     )
+    _check(arguments, done.stdout)
+    return done
+
+
+def _check(arguments: Sequence[str], printed: str) -> None:
+    """Check a document; its types import every command, which other tests need not wait for."""
+    if "--json" in arguments and printed:
+        from tests.cli.documents import check_printed
+
+        check_printed(arguments, printed)
 
 
 def _environment(rings: Path, more: dict[str, str]) -> dict[str, str]:
