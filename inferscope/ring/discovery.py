@@ -42,7 +42,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of `flock` on a file system without locks: the heartbeat alone decides there."""
 _TMP = Path("/tmp")
 _MAX_NAME = 100
-_COMPANIONS = (".control", ".profile", ".trace.json", ".trace.partial", ".profile-error")
+_COMPANIONS = (
+    *(".control", ".profile", ".profile-error"),
+    *(".trace.json", ".trace.partial", ".trace.partial.tmp"),
+)
 """What stands beside a ring: its control byte, a request for a profile, and the answer."""
 _LEFTOVER = re.compile(r"(.+-\d+-\d+(?:\.\d+)?)(?:" + "|".join(map(re.escape, _COMPANIONS)) + ")")
 """The name of such a file, and of its ring without the suffix."""

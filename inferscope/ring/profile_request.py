@@ -3,6 +3,7 @@
 x.profile         the request, for as long as it is being answered: one at a time
 x.trace.json      the answer, a Chrome trace with all in it
 x.profile-error   or why there is none
+x.trace.partial   the answer before it is whole; torch writes to x.trace.partial.tmp before that
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ def request_path(ring_path: Path) -> Path:
 def trace_path(ring_path: Path) -> Path:
     """Return where it leaves the trace."""
     return ring_path.with_suffix(".trace.json")
+
+
+def partial_paths(ring_path: Path) -> tuple[Path, Path]:
+    """Return where it writes the trace first, and where torch writes it before that."""
+    partial = ring_path.with_suffix(".trace.partial")
+    return partial, partial.with_name(f"{partial.name}.tmp")
 
 
 def error_path(ring_path: Path) -> Path:

@@ -28,7 +28,7 @@ from inferscope.ring.discovery import (
     search_directories,
 )
 from inferscope.ring.layout import MIN_CAPACITY, Identity
-from inferscope.ring.profile_request import error_path, request_path, trace_path
+from inferscope.ring.profile_request import error_path, partial_paths, request_path, trace_path
 from inferscope.ring.writer import RingWriter
 
 NOW = 10**12
@@ -110,7 +110,8 @@ def test_a_ring_of_another_boot_goes_a_day_after_its_last_heartbeat_if_nothing_h
 def test_what_stands_beside_a_dead_ring_goes_with_it(tmp_path: Path) -> None:
     ring = ring_at(tmp_path / "engine", "core-0-1")
     ring.close()
-    for path in (trace_path(ring.path), error_path(ring.path), request_path(ring.path)):
+    answers = trace_path(ring.path), error_path(ring.path), *partial_paths(ring.path)
+    for path in (request_path(ring.path), *answers):
         path.write_bytes(b"x")
     age(ring.path)
     assert remove_old_rings(tmp_path, NOW) == 1
@@ -121,7 +122,8 @@ def test_what_a_ring_has_left_behind_goes_after_a_day(tmp_path: Path) -> None:
     for name in ("old", "new"):
         home = tmp_path / name
         home.mkdir()
-        for left in ("core-0-1.control", "core-0-1.trace.json"):
+        partial = partial_paths(home / "core-0-1.ring")[1].name
+        for left in ("core-0-1.control", "core-0-1.trace.json", partial):
             (home / left).write_bytes(b"x")
             if name == "old":
                 age(home / left)
@@ -133,7 +135,7 @@ def test_what_a_ring_has_left_behind_goes_after_a_day(tmp_path: Path) -> None:
     remove_old_rings(tmp_path, NOW)
     assert not (tmp_path / "only").exists()
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["notes-1.profile"]
-    assert len(list((tmp_path / "new").iterdir())) == 3
+    assert len(list((tmp_path / "new").iterdir())) == 4
 
 
 def test_beyond_the_bytes_the_oldest_dead_rings_go_first(
