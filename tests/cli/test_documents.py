@@ -48,7 +48,9 @@ def test_every_command_with_json_has_a_document() -> None:
     assert verbs(build_parser(COMMANDS), "") == DOCUMENTS.keys() - {LIST, URL}
 
 
-@pytest.mark.parametrize("document", dict.fromkeys(DOCUMENTS.values()), ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "document", dict.fromkeys(DOCUMENTS.values()), ids=lambda each: each.__name__
+)
 def test_the_version_is_the_first_key_of_a_document(document: type[Document]) -> None:
     first = msgspec.structs.fields(document)[0]
     assert (first.name, first.type, first.default) == ("version", int, VERSION)
