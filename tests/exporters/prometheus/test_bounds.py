@@ -84,7 +84,7 @@ def test_a_quantile_is_off_by_less_than_is_documented(
 
 
 def test_the_page_lists_the_bounds() -> None:
-    text = (ROOT / "docs" / "collect.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name, bounds_s in (("A", names.BOUNDS_A), ("B", names.BOUNDS_B)):
         (row,) = re.findall(rf"^\| {name}, of .* \| ([\d. ]+) \|$", text, re.MULTILINE)
         assert tuple(map(float, row.split())) == bounds_s

@@ -126,7 +126,7 @@ def test_promtool_finds_nothing_to_say_of_any_of_them(finals: Finals) -> None:
 
 def documented() -> set[str]:
     """Return the names in the tables of the page, braces spelt out."""
-    text = (ROOT / "docs" / "collect.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     found = set[str]()
     for row in re.findall(r"^\| (`inferscope_.*?) \|", text, re.MULTILINE):
         for name in re.findall(r"`(inferscope_[^`]*)`", row):
