@@ -188,7 +188,8 @@ class EngineFold:
             heir = newest.get(ring.slots.teller, ring)
             is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
             is_to_come = ring.opened.start_ns > now_ns  # a reader of the past has opened all
-            ring.is_out = is_silent or is_to_come or not ring.is_observing
+            has_time = is_silent and self.joins.has_just_begun(ring, now_ns)
+            ring.is_out = (is_silent and not has_time) or is_to_come or not ring.is_observing
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)
         self.joins.give_up(self.now_ns)

@@ -18,7 +18,7 @@ from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
-from inferscope.collector.rings import RingState, heirs
+from inferscope.collector.rings import SILENT_NS, RingState, heirs
 from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.splitting import split_steps
 from inferscope.collector.steps import Execution, Joined, PendingStep, SplitStep, execution
@@ -192,6 +192,19 @@ class Joins:
     def pending(self) -> Iterable[PendingStep]:
         """Return the steps of which something is still to come."""
         return self._pending.values()
+
+    def has_just_begun(self, ring: RingState, now_ns: int) -> bool:
+        """Return whether a ring is silent because its replica was idle until a moment ago.
+
+        An idle process reports every 10 s. Once a step has begun it has the usual time to report,
+        unless its process is gone or has been succeeded.
+        """
+        return not ring.is_gone(now_ns) and any(
+            step.dp_rank == ring.dp_rank
+            and ring.last_ns < step.start_ns
+            and now_ns - step.start_ns <= SILENT_NS
+            for step in self._pending.values()
+        )
 
     def needs(self, ring: int) -> bool:
         """Return whether a step that is not booked yet has records of a ring."""

@@ -70,6 +70,54 @@ def test_a_rank_that_dies_holds_nobody_up() -> None:
     assert_all_closes(collector, finals)
 
 
+@pytest.mark.parametrize("idle_ms", [1_000, 5_500, 9_900])
+def test_the_first_step_after_an_idle_time_waits_for_its_span(idle_ms: int) -> None:
+    """An idle worker reports every 10 s, and its first step may last for longer than a Tick."""
+    script = Script()
+    core, worker = script.ring(), script.ring("worker")
+    script.at(idle_ms)
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.plan(0)
+    core.slices(0, [(mine, 8, 0)])
+    for ms in range(100, 700, 100):
+        script.at(idle_ms + ms)
+        core.health()
+    script.at(idle_ms + 700)
+    worker.span(0, idle_ms + 1, idle_ms + 700)
+    core.emitted([mine])
+    core.finished(mine)
+    collector, finals = script.play(until_ms=idle_ms + 1_500)
+    assert collector.totals().num_unjoined == 0
+    assert finals.only().prefill_ns == 699 * MS
+    assert_all_closes(collector, finals)
+
+
+def test_a_worker_that_died_while_idle_holds_up_a_step_for_its_time() -> None:
+    script = Script()
+    core, worker = script.ring(), script.ring("worker")
+    mine = core.queued("a")
+    core.admitted(mine)
+    core.plan(0)
+    worker.span(0, 1, 9)
+    script.at(10)
+    core.slices(0, [(mine, 8, 0)])
+    core.emitted([mine])
+    for second_s in range(1, 8):
+        script.at(1_000 * second_s)
+        core.health()
+    core.plan(1)
+    core.slices(1, [(mine, 1, 8)])
+    core.finished(mine)
+    for second_s in range(8, 14):
+        script.at(1_000 * second_s)
+        core.health()
+    collector, finals = script.play()
+    assert finals.only().finish == "stop"
+    assert [step.step for step in finals.steps] == [0]
+    assert_all_closes(collector, finals)
+
+
 def test_the_slices_of_a_long_step_in_a_worker_are_waited_for() -> None:
     script = Script()
     core, worker = script.ring(), script.ring("worker")
