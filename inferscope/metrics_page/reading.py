@@ -131,7 +131,7 @@ def quantiles(histogram: Histogram) -> Quantiles | None:
     PromQL interpolates in the first bucket too, from 0: a queue whose waits of 60 µs are all in a
     first bucket of 300 ms would have a p50 of 150 ms. Here it is that bucket's bound, named so.
     """
-    if histogram.num <= 0:
+    if round(histogram.num) < 1:  # a page may state 5e-324 observations: no mean is finite then
         return None
     found = {f"p{round(100 * q)}": _quantile(histogram, q) for q in (0.5, 0.9, 0.99)}
     return Quantiles(

@@ -217,6 +217,19 @@ def test_a_histogram_of_nothing_has_no_quantiles() -> None:
     assert quantiles(between(histogram, histogram)) is None
 
 
+@given(
+    counts=st.lists(st.floats(0, 1e15), min_size=2, max_size=2),
+    observed_s=st.floats(0, 1e15),
+)
+@example(counts=[0.0, 5e-324], observed_s=1e15)
+def test_any_histogram_of_usable_numbers_has_quantiles_or_none(
+    counts: list[float], observed_s: float
+) -> None:
+    histogram = Histogram((1.0, math.inf), tuple(sorted(counts)), observed_s)
+    found = quantiles(histogram)
+    assert (found is None) == (round(max(counts)) < 1)
+
+
 def test_the_text_says_where_it_is_from_and_has_no_ledger() -> None:
     view = first_look("vllm-0.32.txt")
     text = page_text(view, width=80)
