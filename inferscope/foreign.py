@@ -20,5 +20,9 @@ def without_secrets(url: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text of bounded length in which `?` replaces what a terminal may act on."""
-    shown = text[:_LONGEST_NAME]
-    return "".join(each if each.isprintable() else "?" for each in shown)
+    return one_line(text[:_LONGEST_NAME])
+
+
+def one_line(text: str) -> str:
+    """Return a text in which `?` replaces line breaks and all else that a terminal may act on."""
+    return "".join(each if each.isprintable() else "?" for each in text)

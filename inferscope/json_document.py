@@ -14,6 +14,17 @@ import msgspec
 VERSION = 1
 """Raised where a key is renamed, removed or changes its meaning; a new key leaves it."""
 
+_ESCAPED = {
+    code: f"\\u{code:04x}"
+    for code in (
+        *range(0x7F, 0xA0),
+        *range(0x200B, 0x2010),
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x2070),
+    )
+}
+"""JSON's escapes of what a terminal may act on, beyond those that JSON demands."""
+
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON document that a command prints with `--json`.
@@ -28,4 +39,4 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 def json_line(document: Document) -> str:
     """Return a document as the one line of JSON that a command prints."""
-    return msgspec.json.encode(document).decode() + "\n"
+    return msgspec.json.encode(document).decode().translate(_ESCAPED) + "\n"

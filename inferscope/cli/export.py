@@ -32,6 +32,7 @@ from inferscope.exporting import (
     load_exporter,
     load_folder_exporter,
 )
+from inferscope.foreign import one_line
 from inferscope.private import private_file
 from inferscope.records import Record, Tick
 
@@ -132,7 +133,7 @@ def _say(
 ) -> int:
     """Print the source's notes and what was written, with its format where none was given."""
     for note in source.notes():
-        sys.stderr.write(f"inferscope: {options.file}: {note}\n")
+        sys.stderr.write(f"inferscope: {options.file}: {one_line(note)}\n")
     if target is not None:
         others = ", ".join(name for name in exporter_names() if name != "jsonl")
         stated = "" if options.format else f" as jsonl (other formats: --format {others})"

@@ -19,6 +19,7 @@ from inferscope.collector.source import (
     open_source,
 )
 from inferscope.errors import BadInput
+from inferscope.foreign import one_line
 
 
 def fold_all(
@@ -56,7 +57,7 @@ def fold_all(
     finally:
         source.close()
     for note in source.notes():
-        sys.stderr.write(f"inferscope: {target}: {note}\n")
+        sys.stderr.write(f"inferscope: {target}: {one_line(note)}\n")
     return source
 
 

@@ -29,6 +29,7 @@ from inferscope.cli.load_options import (
 )
 from inferscope.cli.load_run import Outcome, Run, drive
 from inferscope.errors import BadInput, InferScopeError
+from inferscope.foreign import one_line
 from inferscope.json_document import json_line
 from inferscope.load.report import LoadDocument, summary_text
 from inferscope.load.server import server_url
@@ -105,7 +106,7 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
         )
         sys.stdout.write(json_line(document))
     else:
-        sys.stdout.write(f"server     {outcome.url}   model {outcome.model}\n")
+        sys.stdout.write(f"server     {outcome.url}   model {one_line(outcome.model)}\n")
         sys.stdout.write(f"seed       {options.seed}   repeat this load: --seed {options.seed}\n")
         sys.stdout.write(summary_text(summary))
         if outcome.words is not None and not outcome.words.is_measured:

@@ -14,6 +14,7 @@ from typing import Any
 from inferscope import __version__
 from inferscope.cli.terminal import print_what_is_encodable
 from inferscope.errors import BadInput, InferScopeError
+from inferscope.foreign import one_line
 
 COMMANDS = {
     "demo": "a real engine under load, on this machine, and the live screen over it",
@@ -91,7 +92,7 @@ def _run(argv: Sequence[str] | None) -> int:
         code: int = command.run(options)
         sys.stdout.flush()
     except InferScopeError as error:
-        sys.stderr.write(f"inferscope: {error}\n")
+        sys.stderr.write(f"inferscope: {one_line(str(error))}\n")
         return error.exit_code
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").split(".")[0])

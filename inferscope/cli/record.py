@@ -15,6 +15,7 @@ from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collector.source import RingSource
+from inferscope.foreign import one_line
 from inferscope.ring.recording import RecordingWriter
 
 _POLL_S = 0.05
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     source = RingSource(
         rings_of(engine), name=engine.engine_id, recording=RecordingWriter(options.out)
     )
-    sys.stderr.write(f"recording {engine.engine_id} into {options.out}; Ctrl-C stops\n")
+    sys.stderr.write(f"recording {one_line(engine.engine_id)} into {options.out}; Ctrl-C stops\n")
     end = None if options.duration is None else time.monotonic() + options.duration
     try:
         with stoppable() as stop:

@@ -16,6 +16,7 @@ from inferscope.collector.source import final_books, open_replay
 from inferscope.cost.book import CostBook
 from inferscope.errors import BadInput
 from inferscope.findings import Watch
+from inferscope.foreign import one_line
 from inferscope.tui.judged import Judged
 
 
@@ -81,7 +82,7 @@ def _check(options: argparse.Namespace) -> int:
     finally:
         source.close()
     for note in source.notes():
-        sys.stderr.write(f"inferscope: {file}: {note}\n")
+        sys.stderr.write(f"inferscope: {file}: {one_line(note)}\n")
     sys.stdout.write(f"{source.collector.digest()}\n")
     return 0
 

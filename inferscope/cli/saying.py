@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import sys
 
+from inferscope.foreign import one_line
+
 
 def say(line: str) -> None:
-    """Write a line, or nothing from now on where standard error cannot be written to."""
+    """Write a line, or nothing from now on where standard error cannot be written to.
+
+    Names of engines and models in it may be another user's: it stays one line, without escapes.
+    """
     try:
-        sys.stderr.write(f"inferscope: {line}\n")
+        sys.stderr.write(f"inferscope: {one_line(line)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):  # full, closed, closed before we started
         # What it holds back would be tried again at exit, and change the exit code.

@@ -17,6 +17,7 @@ from inferscope.cli.folding import fold_all
 from inferscope.collector.judging import Judging
 from inferscope.collector.view import model_of
 from inferscope.errors import BadInput, NotFound
+from inferscope.foreign import one_line
 from inferscope.json_document import Document, json_line
 from inferscope.slo.judge import Judge
 from inferscope.slo.meaning import objective_lines, outcome_line
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write("".join(f"{line}\n" for line in objective_lines(objectives)))
     for row in rows:
         made_up = "  synthetic" if row.is_synthetic else ""
-        sys.stdout.write(f"\n{row.engine_id}  {row.model}{made_up}\n")
+        sys.stdout.write(f"\n{one_line(row.engine_id)}  {one_line(row.model)}{made_up}\n")
         sys.stdout.write("".join(f"  {line}\n" for line in map(outcome_line, row.counts)))
     return 0
 

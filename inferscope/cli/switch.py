@@ -8,6 +8,7 @@ import time
 
 from inferscope.cli.targets import engine_of
 from inferscope.errors import InferScopeError, NotFound
+from inferscope.foreign import one_line
 from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, control_path, switch
 from inferscope.ring.discovery import RingFile
 
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
             f"cannot switch the probe by {', '.join(failures)}. "
             "Run as the user that runs the engine."
         )
-    sys.stderr.write(f"{engine.engine_id}: {options.command}\n")
+    sys.stderr.write(f"{one_line(engine.engine_id)}: {options.command}\n")
     return 0
 
 

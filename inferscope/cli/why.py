@@ -22,6 +22,7 @@ from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
 from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
+from inferscope.foreign import one_line
 from inferscope.probe.ids import digits
 from inferscope.report.find import Life, matching
 from inferscope.report.place import Place
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     life = _chosen(found, options, place.name)
     facts = place.facts(life, lives, objectives=_objectives(options), promised=promised)
     for note in place.notes:
-        sys.stderr.write(f"inferscope: {options.source}: {note}\n")
+        sys.stderr.write(f"inferscope: {options.source}: {one_line(note)}\n")
     report = why(facts)
     if options.json:
         sys.stdout.write(to_json(report, facts))

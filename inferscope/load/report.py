@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferscope.foreign import one_line
 from inferscope.json_document import Document
 from inferscope.load.quantiles import Quantiles
 from inferscope.load.server import Counted
@@ -83,7 +84,7 @@ def live_line(tally: Tally, *, elapsed_s: float, num_scheduled: int, num_open: i
 
 
 def _failure(kind: str, num: int, example: str) -> str:
-    return f"           {num} x {kind}" + (f": {example}" if example else "")
+    return one_line(f"           {num} x {kind}" + (f": {example}" if example else ""))
 
 
 def _tokens(summary: Summary) -> str:

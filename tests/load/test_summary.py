@@ -51,6 +51,14 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     assert "Nothing was sent" in summary_text(summary)
 
 
+def test_what_a_server_says_moves_no_cursor() -> None:
+    tally, failed = Tally(), request("error")
+    failed.detail = "\x1b[2J\x9b5m\r\n"
+    tally.add(failed)
+    assert "1 x HTTP 500: ?[2J?5m??" in (text := summary_text(tally.summary()))
+    assert text.replace("\n", "").isprintable()
+
+
 @given(st.lists(st.sampled_from(get_args(Outcome)), max_size=30))
 def test_every_request_is_counted_under_one_heading(outcomes: list[Outcome]) -> None:
     tally = Tally()
