@@ -130,7 +130,7 @@ def answer(ring_path: Path, request: Request, *, error: str = "") -> None:
         return
     with suppress(OSError):  # a full disk: else the request would be answered again and again
         if error:
-            write_private(error_path(ring_path), error.encode())
+            write_private(error_path(ring_path), error.encode("utf-8", "replace"))
     with suppress(OSError):  # last: the requester looks for an answer when this is gone
         request_path(ring_path).unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ import pytest
 from inferscope.probe import c_library, profiling, torch_profile
 from inferscope.probe.profiling import Profiling
 from inferscope.ring.profile_request import (
+    answer,
     ask,
     error_path,
     partial_paths,
@@ -83,6 +84,14 @@ def test_a_request_that_a_full_disk_leaves_unanswered_is_not_answered_again(
     assert seen == [1.0]
     assert not request_path(ring).exists()
     assert not any(path.exists() for path in partial_paths(ring))
+
+
+def test_a_reason_that_names_a_folder_of_any_bytes_answers_a_request(tmp_path: Path) -> None:
+    """A folder's name need not be UTF-8; the request would be answered again and again."""
+    ring = tmp_path / "core-0-1.ring"
+    answer(ring, ask(ring, 1.0), error="cannot be written to \udcff")
+    assert not request_path(ring).exists()
+    assert error_path(ring).read_text(encoding="utf-8") == "cannot be written to ?"
 
 
 def test_without_a_thread_for_it_a_request_is_answered_with_the_reason(
