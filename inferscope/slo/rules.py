@@ -63,7 +63,9 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
     if shortest_s < _FEWEST_SCRAPES * options.scrape_s:
         raise BadInput(
             f"the shortest window is {shortest_s:g} s, and a scrape comes every "
-            f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} have to fit. Scrape more often."
+            f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} have to fit. Scrape every "
+            f"{shortest_s / _FEWEST_SCRAPES:g} s or more often, and give that as --scrape"
+            + (", or a lower --scale." if options.scale > 1 else ".")
         )
     words = Words(
         runbooks=options.runbooks,

@@ -184,5 +184,8 @@ def test_windows_shorter_than_four_scrapes_are_refused(tmp_path: Path) -> None:
     file.write_text(OBJECTIVES, encoding="utf-8")
     with pytest.raises(BadInput, match=r"shortest window is 5 s, and a scrape comes every 15 s"):
         rule_file(read_objectives(file), RuleOptions(scale=60))
+    with pytest.raises(BadInput, match=r"Scrape every 2\.5 s .* --scrape, or a lower --scale"):
+        rule_file(read_objectives(file), RuleOptions(scale=30))
+    assert rule_file(read_objectives(file), RuleOptions(scale=30, scrape_s=2.5))
     rules = rule_file(read_objectives(file), RuleOptions(scale=60, scrape_s=1))
     assert rules["groups"][0]["interval"] == "500ms"
