@@ -30,7 +30,7 @@ from part import Bank, Setting, Unmet, is_gvisor, main, need_counters, release, 
 from watched import Sampler, window_lengths_ns
 
 from inferscope.calibration import driver_version
-from inferscope.counters.cupti import listed, may_profile, rivals
+from inferscope.counters.cupti import counter_holders, listed, may_profile
 from inferscope.counters.nvml_devices import open_nvml
 from inferscope.counters.source import Unavailable
 from inferscope.engine import Engine
@@ -325,7 +325,7 @@ def with_rights(setting: Setting, name: str, rights: str) -> tuple[dict[str, Any
     if os.geteuid() != 0:
         raise Unmet("only root can become another user")
     need_counters()
-    held_by = rivals(setting.pm_despite)
+    held_by = counter_holders(setting.pm_despite)
     if held_by:
         raise Unmet(f"{listed(held_by)} may hold the counters")
     row = asked(_NOBODY, rights)

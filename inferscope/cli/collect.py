@@ -22,9 +22,9 @@ from inferscope.cli.counters import add_counters_option, sample_beside, usual
 from inferscope.cli.saying import say
 from inferscope.cli.stopping import Stop, stoppable
 from inferscope.collecting.config import Config, read_config
+from inferscope.collecting.exporter_set import ExporterSet, check_exporters, make_exporters
 from inferscope.collecting.lock import LOCK_NAME, only_collector
-from inferscope.collecting.memory import give_back_what_is_free
-from inferscope.collecting.outlets import Outlets, check_exporters, make_exporters
+from inferscope.collecting.memory import configure_trim
 from inferscope.collecting.service import Service
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.foreign import without_secrets
@@ -79,17 +79,19 @@ def run(options: argparse.Namespace) -> int:
     exporters = make_exporters(config.exporters, config.shard)
     if options.check:
         return _check(config, exporters, usual(_sources(options, config)))
-    give_back_what_is_free()
+    configure_trim()
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
     if owner_of(config.rings) in (-1, os.geteuid()):
         make_private(config.rings)
     with only_collector(config.folder, config.shard), stoppable() as stop:
-        wishes = _Wishes(stop)
-        signal.signal(signal.SIGUSR1, wishes.pin)
-        signal.signal(signal.SIGHUP, wishes.reload)
-        outlets = Outlets(exporters, sections=config.exporters, shard=config.shard, say=say)
-        outlets.open()
+        flags = _Wishes(stop)
+        signal.signal(signal.SIGUSR1, flags.pin)
+        signal.signal(signal.SIGHUP, flags.reload)
+        exporter_set = ExporterSet(
+            exporters, sections=config.exporters, shard=config.shard, say=say
+        )
+        exporter_set.open()
         gc.freeze()  # what is loaded by now stays
         where = ("--dir", str(config.rings))
         counters = config.counters
@@ -99,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
         say(f"collecting from {names_of(reading_from(config.rings))}{part}; Ctrl-C ends it")
         if config.slo.objectives is not None:
             say(f"counting good and bad requests: {objectives_summary(config.slo.objectives)}")
-        service = Service(config, outlets, clock=SystemClock(), say=say, read=read)
-        is_through = service.run(wishes)
+        service = Service(config, exporter_set, clock=SystemClock(), say=say, read=read)
+        is_through = service.run(flags)
     if not is_through:  # a thread of an exporter hangs: the interpreter would wait for it
         os._exit(0)
     return 0
@@ -115,9 +117,9 @@ class _Wishes:
         self.wants_reload = False
 
     @property
-    def is_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Tell whether it is to end."""
-        return self._stop.is_asked
+        return self._stop.stop_requested
 
     def pin(self, number: int, frame: FrameType | None) -> None:
         """Note that somebody wants a pin."""

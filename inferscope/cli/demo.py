@@ -217,7 +217,7 @@ def _watch(source: RingSource, host: Host) -> bool:
     began_s = said_s = time.monotonic()
     with stoppable() as stop:
         while not source.has_ended:
-            if stop.is_asked:
+            if stop.stop_requested:
                 return False
             now_s = time.monotonic()
             if now_s - said_s >= _PROGRESS_S:

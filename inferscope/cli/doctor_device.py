@@ -20,10 +20,10 @@ from inferscope.calibration import Calibration, cpu_name, driver_version
 from inferscope.counters.cupti import (
     LIBRARY_VARIABLE,
     NOT_PERMITTED,
+    counter_holders,
     cuda_release,
     listed,
     may_profile,
-    rivals,
 )
 from inferscope.counters.cupti_pm import how_to_pass
 from inferscope.counters.cupti_search import NO_LIBRARY, Trial, candidates, trials
@@ -223,7 +223,7 @@ def _permission() -> Check:
     is_allowed = may_profile()
     if is_allowed is False:
         return Check("PM sampling", False, NOT_PERMITTED, _ALLOW_COUNTERS)
-    held_by = rivals()
+    held_by = counter_holders()
     if held_by:
         found = f"{listed(held_by)} may hold the counters"
         return Check("PM sampling", False, found, how_to_pass(held_by))

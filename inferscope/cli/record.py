@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     end = None if options.duration is None else time.monotonic() + options.duration
     try:
         with stoppable() as stop:
-            while not (stop.is_asked or source.has_ended):
+            while not (stop.stop_requested or source.has_ended):
                 if end is not None and time.monotonic() >= end:
                     break
                 source.advance()

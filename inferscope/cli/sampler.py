@@ -24,7 +24,7 @@ from inferscope.counters.cupti import NOT_PERMITTED, PROFILERS, may_profile
 from inferscope.counters.dcgm import DEFAULT_URL
 from inferscope.counters.privilege import become, owner_of
 from inferscope.counters.processes import observed
-from inferscope.counters.sampler import Look, Settings, look_once, preload, sample
+from inferscope.counters.sampler import Settings, SourceReading, preload, read_once, sample
 from inferscope.counters.source import DCGM_URL, SOURCES
 from inferscope.errors import NotFound
 from inferscope.json_document import Document, json_line
@@ -164,16 +164,16 @@ def _pid_of(engine_id: str, folder: Path) -> int:
     return pids[0]
 
 
-def _looks(settings: Settings) -> list[Look]:
-    looks = look_once(settings, clock=SystemClock(), say=_say)
+def _looks(settings: Settings) -> list[SourceReading]:
+    looks = read_once(settings, clock=SystemClock(), say=_say)
     if "pm" not in settings.sources:
         refused = may_profile() is False
         reason = f"{_PM_NEEDS_ASKING} {NOT_PERMITTED}" if refused else _PM_NEEDS_ASKING
-        looks.append(Look("pm", reason, [], []))
+        looks.append(SourceReading("pm", reason, [], []))
     return looks
 
 
-def _print(looks: list[Look], *, is_json: bool) -> None:
+def _print(looks: list[SourceReading], *, is_json: bool) -> None:
     if is_json:
         sys.stdout.write(json_line(SamplerDocument(sources=tuple(map(_source, looks)))))
         return
@@ -189,7 +189,7 @@ def _print(looks: list[Look], *, is_json: bool) -> None:
             sys.stdout.write(f"    {'':<6} {values}\n")
 
 
-def _source(look: Look) -> SampledSource:
+def _source(look: SourceReading) -> SampledSource:
     return SampledSource(
         look.source,
         look.reason,

@@ -12,13 +12,13 @@ class Stop:
     """Says whether somebody asked the loop to end."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.stop_requested = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """Note the wish; the second Ctrl-C is not for the loop but for Python."""
-        if self.is_asked:
+        if self.stop_requested:
             raise KeyboardInterrupt
-        self.is_asked = True
+        self.stop_requested = True
 
 
 @contextmanager

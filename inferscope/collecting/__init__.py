@@ -1,1 +1,1 @@
-"""One collector per host, or several that share its engines; live exporters; pins."""
+"""The `collect` service: one collector per host or shard, live exporters, incident pins."""

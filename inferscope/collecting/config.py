@@ -1,4 +1,4 @@
-"""What a collector is told: one YAML file, overridden by the environment.
+"""The configuration of a collector: one YAML file, overridden by environment variables.
 
     rings: /run/inferscope
     folder: /var/lib/inferscope
@@ -12,13 +12,13 @@
     counters: {sources: auto, interval: 100ms}
     headers: [tenant, priority]
 
-A relative path is one beside the file, of exporters' settings too; without a file, one of the
-folder that the collector is started in.
+Relative paths, also in exporters' settings, are relative to the file's directory, or to the
+working directory if there is no file.
 
-`pins: off` keeps nothing; `slo: slo.yaml` is the short form of its file, and `counters: auto` or
-`counters: off` that of its sources.
-INFERSCOPE_COLLECT_PINS_MAX_MB is pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
-exporter's port; each scalar has such a name.
+`pins: off` disables pins. `slo: slo.yaml` is short for `slo: {file: slo.yaml}`, and `counters:
+auto` or `counters: off` for `counters: {sources: …}`. Each scalar has an environment variable:
+INFERSCOPE_COLLECT_PINS_MAX_MB sets pins.max_mb, INFERSCOPE_COLLECT_EXPORTERS_PROMETHEUS_PORT the
+exporter's port.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from inferscope.slo.objectives import Objectives, read_objectives
 
 PREFIX = "INFERSCOPE_COLLECT_"
 INCIDENTS = ("breach", "engine_lost", "stall", "signal")
-"""What can be pinned: a request that was bad or beyond a threshold, an engine gone without a
-goodbye or one that has requests and makes no step, SIGUSR1."""
+"""Incidents that can be pinned: a request that missed an objective or threshold, an engine that
+was lost, an engine with requests but no steps, SIGUSR1."""
 STATE = "slo-state.json"
-"""The file of the budgets, in the collector's folder unless another is named."""
+"""Default name of the budgets' file, in the collector's directory."""
 PINS = "pins"
-"""The folder of the pins, likewise."""
+"""Default name of the pins' directory, in the collector's directory."""
 _DEFAULT_EXPORTERS: Mapping[str, Mapping[str, object]] = {"prometheus": {}}
 _SCALARS = {
     "RINGS": ("rings",),
@@ -73,37 +73,39 @@ _SCALARS = {
 _EXPORTERS = "EXPORTERS_"
 _TEXTS = ("rings", "shard", "folder", "file", "state", "headers", "sources", "dcgm_url")
 _SHORT = {"slo": "file", "counters": "sources"}
-"""Sections for which a word may stand, and which of their settings that is."""
+"""The setting that a scalar stands for, by section."""
 _OFF = "off"
 MOST_ENGINES = 256
-"""Maximum of engines in sight; each costs some 450 time series until 15 minutes after its end."""
+"""Default maximum of tracked engines; each costs about 450 time series until 15 min after it ends.
+"""
 _LARGEST_MAX_ENGINES = 100_000
 
 
 @dataclass(frozen=True)
 class SloSettings:
-    """Objectives, and thresholds for pins alone; None where there are none."""
+    """Objectives, and thresholds that only trigger pins; None if unset."""
 
     ttft_ms: float | None = None
     tbt_ms: float | None = None
     objectives: Objectives | None = None
     state: Path | None = None
-    """Where budgets are kept; None for the collector's folder."""
+    """Path of the budgets' file; None for the default in the collector's directory."""
 
 
 @dataclass(frozen=True)
 class CounterSettings:
-    """What a sampler beside the collector counts; None is as `inferscope sampler` has it."""
+    """Settings of the collector's sampler; None selects the default of `inferscope sampler`."""
 
     sources: tuple[str, ...] | None = None
-    """`auto` or names; none for no sampler. None: auto where there is an NVIDIA driver."""
+    """`auto` or names of sources; empty for no sampler. None: auto if an NVIDIA driver is present.
+    """
     interval_ns: int | None = None
     pm_interval_ns: int | None = None
     dcgm_url: str | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What is set, but for the sources, as options of the sampler."""
+        """Command-line options of the sampler for all settings except the sources."""
         given = {
             "--interval": _microseconds(self.interval_ns),
             "--pm-interval": _microseconds(self.pm_interval_ns),
@@ -112,13 +114,13 @@ class CounterSettings:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what the sampler gets by its environment, because it may hold a password."""
+        """Environment variables of the sampler, for settings that can contain a password."""
         return {} if self.dcgm_url is None else {DCGM_URL: self.dcgm_url}
 
 
 @dataclass(frozen=True)
 class PinSettings:
-    """Where incidents are kept, and how much of them."""
+    """Settings of incident pins."""
 
     folder: Path
     max_mb: float = 1024.0
@@ -128,62 +130,61 @@ class PinSettings:
 
     @property
     def max_bytes(self) -> int:
-        """All pins together."""
+        """Maximum size of all pins together in bytes."""
         return round(self.max_mb * 1e6)
 
     @property
     def before_ns(self) -> int:
-        """Kept from before an incident."""
+        """Recorded time before an incident in nanoseconds."""
         return round(self.before_s * 1e9)
 
     @property
     def after_ns(self) -> int:
-        """Kept from after it."""
+        """Recorded time after an incident in nanoseconds."""
         return round(self.after_s * 1e9)
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that a collector is told."""
+    """Configuration of a collector."""
 
     rings: Path
     folder: Path
-    """The collector's own: lock, budgets and pins; no other user may write to it."""
+    """The collector's directory for lock, budgets and pins; not writable by other users."""
     exporters: Mapping[str, Mapping[str, object]]
     pins: PinSettings | None
     slo: SloSettings
     counters: CounterSettings = CounterSettings()
     headers: tuple[str, ...] | None = None
-    """What exporters are told of what engines note from headers: words, `:hash` after those that
-    become digits. None for all of it."""
+    """Header attributes that exporters receive; those with `:hash` are hashed. None for all."""
     outlive_s: float = 0.0
-    """Asked to end, it goes on for so long after the last engine: two scrapes, say."""
+    """Seconds that the collector keeps serving after the last engine when it is asked to stop."""
     shard: Shard = ALL
-    """Of the engines."""
+    """Part of the host's engines that this collector follows."""
     max_engines: int = MOST_ENGINES
-    """Maximum in sight of this collector, or of this shard."""
+    """Maximum number of engines that this collector or shard tracks."""
 
     @property
     def state(self) -> Path:
-        """Where budgets are kept: a file of this shard's own."""
+        """Path of this shard's budgets' file."""
         return self.shard.file(self.slo.state or self.folder / STATE)
 
     @property
     def own_pins(self) -> PinSettings | None:
-        """Where this shard keeps its pins: those of all together take what they may."""
+        """Pin settings of this shard: its own directory and its part of the size limit."""
         pins, shard = self.pins, self.shard
         if pins is None or shard.is_all:
             return pins
-        return replace(pins, folder=pins.folder / shard.word, max_mb=pins.max_mb / shard.total)
+        return replace(pins, folder=pins.folder / shard.name, max_mb=pins.max_mb / shard.total)
 
 
 def config_hash(config: Config) -> str:
-    """Return twelve digits that tell one configuration from another, objectives included.
+    """Return a hash of twelve hexadecimal digits over the configuration, objectives included.
 
-    Shards that share one have the same.
+    The shard is excluded, so shards of one configuration have the same hash.
     """
-    told = msgspec.json.encode(replace(config, shard=ALL), enc_hook=str, order="deterministic")
-    return hashlib.sha256(told).hexdigest()[:12]
+    encoded = msgspec.json.encode(replace(config, shard=ALL), enc_hook=str, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:12]
 
 
 def read_config(
@@ -196,13 +197,13 @@ def read_config(
     """Read the configuration.
 
     Args:
-        path: of the YAML file; None for the defaults.
-        environment: of the process; its words override the file's.
-        slo: the file of objectives, whatever the configuration names.
-        shard: K/N, likewise.
+        path: path of the YAML file; None for the defaults.
+        environment: environment of the process, which overrides the file.
+        slo: file of objectives, which overrides file and environment.
+        shard: K/N, which overrides file and environment.
 
     Raises:
-        BadInput: something in it cannot be used: what, where, and what was meant perhaps.
+        BadInput: a setting is unknown or invalid; the message gives its place and a suggestion.
     """
     document = Section({}, path="") if path is None else read_document(path)
     for name in sorted(environment):
@@ -215,11 +216,11 @@ def read_config(
         )
     )
     beside = Path() if path is None else path.parent
-    given, word = document.text("rings"), shard or document.text("shard")
+    given, part_name = document.text("rings"), shard or document.text("shard")
     rings = beside / given if given else ring_directory()
     named = document.text("folder")
     folder = beside / named if named else rings / f"{COLLECTOR}-{os.geteuid()}"
-    part = ALL if word is None else read_shard(word)
+    part = ALL if part_name is None else read_shard(part_name)
     return Config(
         rings,
         folder,
@@ -244,7 +245,7 @@ def _max_engines(document: Section) -> int:
 
 
 def _override(document: Section, name: str, text: str) -> None:
-    """Put a variable's word where the file's would be."""
+    """Store the value of an environment variable at its path in the document."""
     key = name.removeprefix(PREFIX)
     if key.startswith(_EXPORTERS):
         exporter, _, setting = key.removeprefix(_EXPORTERS).partition("_")
@@ -253,7 +254,7 @@ def _override(document: Section, name: str, text: str) -> None:
         path = _SCALARS[key]
     else:
         known = [PREFIX + each for each in (*_SCALARS, f"{_EXPORTERS}NAME_KEY")]
-        raise BadInput(f"{name} is no setting. {near(name, known)}")
+        raise BadInput(f"unknown setting {name}. {near(name, known)}")
     settings = document.settings
     for step in path[:-1]:
         found = settings.get(step)
@@ -262,7 +263,7 @@ def _override(document: Section, name: str, text: str) -> None:
         elif isinstance(found.value, str) and step in _SHORT:
             found = settings[step] = Setting({_SHORT[step]: found}, found.where)
         if not isinstance(found.value, dict):
-            return  # which is wrong whatever the variable says
+            return  # the file's value is rejected later, whatever the variable holds
         settings = found.value
     settings[path[-1]] = Setting(text if path[-1] in _TEXTS else read_scalar(text), name)
 
@@ -297,7 +298,7 @@ def _pins(section: Section | None, usual: Path, beside: Path) -> PinSettings:
 
 
 def _section(document: Section, name: str) -> Section | None:
-    """Return a section for which a word may stand."""
+    """Return a section that may be given as a scalar."""
     given = document.settings.get(name)
     if given is not None and isinstance(given.value, str):
         return Section({_SHORT[name]: given}, path=name, where=given.where)
@@ -326,14 +327,14 @@ def _microseconds(span_ns: int | None) -> str | None:
 def _headers(document: Section) -> tuple[str, ...] | None:
     allowed = [f"{word}{how}" for word in WORDS for how in ("", f":{HASH}")]
     words = _words(document, "headers", tuple(allowed))
-    told = [word.partition(":")[0] for word in words or ()]
-    if len(told) > len(set(told)):
-        raise document.wrong("headers", "each of them once, as it is or with :hash")
+    names = [word.partition(":")[0] for word in words or ()]
+    if len(names) > len(set(names)):
+        raise document.wrong("headers", "each name once, as it is or with :hash")
     return words
 
 
 def _words(section: Section, key: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return a list of words, which a variable has as text with commas; `off` is none of them."""
+    """Return a list of words, comma-separated in environment variables; `off` is an empty list."""
     setting = section.settings.get(key)
     if setting is None or setting.value is None:
         return None

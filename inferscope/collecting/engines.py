@@ -1,11 +1,11 @@
-"""All engines of a host, each followed by a fold of its own from its first ring to long after.
+"""All engines of a host, each with a fold of its own from its first ring until 15 min after exit.
 
-An engine that is gone takes its fold along when it is forgotten, so a collector that runs for
-months beside engines that come and go holds what those of the last minutes need.
+An engine's fold is discarded with the engine, so memory is bounded by the engines of the last
+minutes, however long the collector runs.
 
-What is counted begins when the collector does. The rings hold more, and some of it is read: a
-request that was under way is then known from its beginning and counted whole when it ends. What
-ended before is nobody's: the collector before this one has counted it.
+Counting starts with the collector. Older records in the rings are read too, so that a request in
+flight at the start is known from its arrival and counted whole when it ends. Requests that ended
+earlier are not counted: a previous collector has counted them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from inferscope.collecting.config import MOST_ENGINES
-from inferscope.collecting.promises import Promises
 from inferscope.collecting.shard import ALL, Shard
 from inferscope.collecting.since import since
+from inferscope.collecting.slo_state import SloTracker
 from inferscope.collector.finals import (
     DeviceTime,
     FinalRequest,
@@ -51,18 +51,18 @@ from inferscope.ring.reader import RingReader
 from inferscope.slo.judge import Judge
 
 HISTORY_NS = 120_000_000_000
-"""Read of the rings that are there at the start: requests that began since then are whole."""
+"""History in nanoseconds that is read at the start; requests that arrived in it are complete."""
 FORGET_NS = 900_000_000_000
-"""An engine stays in sight for this long after its last process: fifteen minutes."""
+"""Time in nanoseconds for which an engine is tracked after its last process exits: 15 min."""
 _SETTLE_NS = 1_000_000_000
-"""From an engine's first ring to following it: its other processes have made theirs by then."""
-_BITE_BYTES = 1 << 17
-"""Of an engine's rings in one turn, so that a collector that is behind comes to each of a hundred
-engines within seconds: 80 steps of 64 requests. The rest waits where it is."""
+"""Delay in nanoseconds from an engine's first ring to following it, for its other processes."""
+_TURN_BYTES = 1 << 17
+"""Maximum bytes read from an engine's rings per turn, about 80 steps of 64 requests, so that a
+collector with a backlog serves each of a hundred engines within seconds."""
 _DISCOVER_NS = 500_000_000
-"""Between two looks for rings: one takes 2 ms where there are a hundred engines."""
+"""Interval in nanoseconds of ring discovery, which takes 2 ms with a hundred engines."""
 _CLOSED_NS = 10_000_000_000
-"""Between two looks for rings that this user may not read."""
+"""Interval in nanoseconds of the search for rings that this user may not read."""
 _WINDOW_NS = 10_000_000_000
 _KEPT = Keep(
     seconds=2 * _WINDOW_NS // SECOND_NS,
@@ -71,26 +71,26 @@ _KEPT = Keep(
     in_flight=16_384,
     digest=False,
 )
-"""Exporters take what is final, and make distributions of their own."""
+"""Retention of a collector's folds: exporters build their own distributions from final records."""
 _JUST_NOW_NS = 30_000_000_000
-"""What becomes of an engine's requests is decided by then after its end."""
+"""Time in nanoseconds after an engine's end by which all of its requests are final."""
 _NO_WORK = "idle_no_work"
 _MOST_RINGS = 1024
-"""Maximum of rings of one other user: each is an open file, of which a process has a limit."""
+"""Maximum rings of one other user: each is an open file, and a process has a limit of those."""
 _MOST_NOTES = 1000
-"""Maximum of lines that are said: others' folders have any number of names."""
+"""Maximum number of log lines about rings: other users can create any number of names."""
 REFUSALS = ("owner", "engines", "rings")
-"""Reasons for leaving a ring out: its engine id belongs to another user, or there are too many
-engines, or too many rings of its user."""
+"""Reasons for refusing a ring: its engine ID belongs to another user, there are too many engines,
+or its user has too many rings."""
 
 
 class Engines:
-    """Follows the engines whose rings are in a folder.
+    """The tracked engines of a ring directory.
 
     Attributes:
-        notes: what must be said of their files, until somebody takes it.
+        notes: log lines about ring files, until the service takes them.
         most: maximum number of engines.
-        num_refused: rings that were left out, by reason.
+        num_refused: number of refused rings, by reason.
     """
 
     def __init__(
@@ -99,24 +99,24 @@ class Engines:
         *,
         sink: Sink,
         clock: Clock,
-        promises: Promises | None = None,
+        slo: SloTracker | None = None,
         shard: Shard = ALL,
         most: int = MOST_ENGINES,
     ) -> None:
-        """Prepare.
+        """Create an empty table.
 
         Args:
-            folder: of the rings.
-            sink: receives what becomes final, once it counts.
-            clock: the rings' own.
-            promises: has requests judged.
-            shard: which of the engines to follow.
-            most: maximum number of engines. Those of one other user take half of it at most.
+            folder: ring directory.
+            sink: receives final steps and requests from the start of counting.
+            clock: clock of the rings.
+            slo: SLO state that judges requests; None for no objectives.
+            shard: part of the engines to follow.
+            most: maximum number of engines; those of one other user take at most half.
         """
         self.most = most
         self.num_refused = dict.fromkeys(REFUSALS, 0)
-        self._left_out: set[Path] = set()
-        self._promises = promises
+        self._refused: set[Path] = set()
+        self._slo = slo
         self._shard = shard
         self._folder = folder
         self._sink = sink
@@ -126,27 +126,27 @@ class Engines:
         self._has_looked = False
         self._discover_ns = 0
         self._settling: dict[str, tuple[int, list[Path]]] = {}
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _TrackedEngine] = {}
         self._owners: dict[str, int] = {}
-        """User whose rings are followed, by engine id: the first one seen."""
+        """UID of the first ring with each engine ID; only its rings are followed."""
         self._samplers: dict[Path, int] = {}
-        """Rings of what samples this host's devices, with their users. The fold of every engine
-        reads those of this user and of root, that of a user's engines also the user's own."""
+        """UID by path of the samplers' rings. Every engine's fold reads those of this user and of
+        root; the folds of another user's engines also read that user's."""
         self.notes: list[str] = []
-        self._noted: set[str] = set()
+        self._logged: set[str] = set()
         self._closed_ns = 0
 
     def __len__(self) -> int:
         return len(self._followed)
 
     def advance(self, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Look for new rings and fold what has become due, of each engine at most a bite.
+        """Discover rings and fold due records, of each engine at most one turn's bytes.
 
         Args:
-            is_over: asked after each engine; the others' turn is then the next one.
+            is_over: called after each engine; if true, the other engines wait for the next call.
 
         Returns:
-            Whether there is more to fold already.
+            Whether more records are ready.
         """
         now_ns, is_start = self._clock.monotonic_ns(), not self._has_looked
         if now_ns >= self._discover_ns:
@@ -164,41 +164,39 @@ class Engines:
             if engine.is_forgotten(now_ns):
                 engine.close()
                 del self._followed[engine_id], self._owners[engine_id]
-                self._try_again()
-                if self._promises is not None:
-                    self._promises.forget(engine_id)
+                self._retry_refused()
+                if self._slo is not None:
+                    self._slo.forget(engine_id)
             if is_over():
                 return True
         return has_more
 
-    def promise(self, promises: Promises | None) -> None:
-        """Have requests judged from now on, or no longer; what is in flight is judged as well."""
-        self._promises = promises
+    def set_slo(self, slo: SloTracker | None) -> None:
+        """Set or remove the objectives; they apply to requests in flight too."""
+        self._slo = slo
         for engine_id, engine in self._followed.items():
             engine.judge_by(
-                None
-                if promises is None
-                else promises.judge(engine_id, counts_from_ns=engine.through_ns)
+                None if slo is None else slo.judge(engine_id, counts_from_ns=engine.through_ns)
             )
 
     def snapshot(self) -> Snapshot:
-        """Return the view of all engines that count."""
+        """Return a snapshot of all engines whose counting has started."""
         now_ns = self._clock.monotonic_ns()
         real_ns = self._clock.real_ns()
         views = [view for engine in self._followed.values() for view in engine.views()]
         for view in views:
             for skewed in view.health.skewed_clocks:
                 self._note(skewed.in_words())
-        look = Snapshot(
+        current = Snapshot(
             now_ns, real_ns, "live", tuple(views), "", str(self._folder), guests=self._guests()
         )
-        return look if self._promises is None else _with_promises(look, self._promises)
+        return current if self._slo is None else _with_slo(current, self._slo)
 
     def save(self) -> None:
-        """Keep what is decided by now, for the collector after this one."""
-        if self._promises is not None:
+        """Save the SLO state for the next collector."""
+        if self._slo is not None:
             now_ns = self._clock.monotonic_ns()
-            self._promises.save(
+            self._slo.save(
                 {
                     engine_id: engine.through_ns
                     for engine_id, engine in self._followed.items()
@@ -207,16 +205,16 @@ class Engines:
             )
 
     def through_ns(self) -> int:
-        """Return up to when all engines in sight are folded."""
+        """Return the time through which every tracked engine is folded."""
         folded = (engine.through_ns for engine in self._followed.values())
         return min(folded, default=self._clock.monotonic_ns())
 
     def seen_ns(self) -> int:
-        """Return when a process of an engine was there last; 0 for never."""
+        """Return the last time at which an engine process was alive; 0 for never."""
         return max((engine.seen_ns for engine in self._followed.values()), default=0)
 
     def rings(self) -> Iterator[Path]:
-        """Return the rings of all engines in sight."""
+        """Return the rings of all tracked engines."""
         for engine in self._followed.values():
             yield from engine.paths
         for _, paths in self._settling.values():
@@ -238,15 +236,15 @@ class Engines:
             engine.paths = [path for path in engine.paths if path not in gone]
         for path in gone:
             self._samplers.pop(path, None)
-        self._left_out.difference_update(gone)
-        for file in files:  # this user's own folder first
+        self._refused.difference_update(gone)
+        for file in files:  # this user's own directory comes first
             identity = self._identity_of(file, is_start=is_start)
             if identity is None:
                 continue
             path = file[0]
             engine_id = identity.engine_id
             owner = owner_of(path)
-            if owner < 0:  # removed meanwhile
+            if owner < 0:  # the file was removed in the meantime
                 continue
             if identity.role == SAMPLER_ROLE:
                 self._samplers[path] = owner
@@ -255,10 +253,10 @@ class Engines:
                 continue
             refusal = self._refusal(engine_id, owner)
             if refusal is not None:
-                self._leave_out(path, *refusal)
+                self._refuse(path, *refusal)
                 continue
             self._owners[engine_id] = owner
-            self._left_out.discard(path)
+            self._refused.discard(path)
             if engine_id in self._followed:
                 self._followed[engine_id].add(path)
             else:
@@ -266,27 +264,26 @@ class Engines:
                 self._settling.setdefault(engine_id, (since_ns, []))[1].append(path)
 
     def _refusal(self, engine_id: str, owner: int) -> tuple[str, str] | None:
-        """Return why a ring is left out: one of REFUSALS, and a line; None where it is not."""
+        """Return one of REFUSALS and a log line if a ring is to be refused, else None."""
         known = self._owners.get(engine_id)
         if known not in (None, owner):
             return "owner", (
-                f"it states engine {engine_id}, which belongs to uid {known}, and the ring to "
-                f"uid {owner}"
+                f"its engine id {engine_id} belongs to uid {known}, but the ring to uid {owner}"
             )
         is_guest = _is_guest(owner)
         if known is None:
             num, of_user = len(self._owners), list(self._owners.values()).count(owner)
             if num >= self.most or (is_guest and 2 * of_user >= self.most):
                 return "engines", (
-                    f"{num} engines are in sight, {of_user} of them of uid {owner}. max_engines is "
-                    f"{self.most}, and another user has half of it at most"
+                    f"{num} engines are tracked, {of_user} of them of uid {owner}; max_engines is "
+                    f"{self.most}, of which another user gets at most half"
                 )
         if is_guest and self._num_rings(owner) >= _MOST_RINGS:
             return "rings", f"uid {owner} has {_MOST_RINGS} rings already"
         return None
 
     def _num_rings(self, owner: int) -> int:
-        """Return how many rings of a user are followed."""
+        """Return the number of followed rings of a user."""
         followed = {name: engine.paths for name, engine in self._followed.items()}
         settling = {name: paths for name, (_, paths) in self._settling.items()}
         return sum(
@@ -295,31 +292,31 @@ class Engines:
             if self._owners[name] == owner
         )
 
-    def _leave_out(self, path: Path, reason: str, why: str) -> None:
-        """Count a ring that is left out, once, and have it said."""
-        if path not in self._left_out:
-            self._left_out.add(path)
+    def _refuse(self, path: Path, reason: str, why: str) -> None:
+        """Count and log a refused ring once."""
+        if path not in self._refused:
+            self._refused.add(path)
             self.num_refused[reason] += 1
-            self._note(f"{path} is left out: {why}")
+            self._note(f"{path} is ignored: {why}")
 
-    def _try_again(self) -> None:
-        """Look again at the rings that were left out: there is room."""
-        self._known.fail_all(self._left_out)
+    def _retry_refused(self) -> None:
+        """Reconsider the refused rings after an engine has been removed."""
+        self._known.fail_all(self._refused)
 
     def _guests(self) -> dict[str, int]:
-        """Return the user ids of the engines of other users than this one and root."""
+        """Return the UID by engine ID of engines of users other than this one and root."""
         return {name: owner for name, owner in self._owners.items() if _is_guest(owner)}
 
     def _samplers_for(self, owner: int) -> list[Path]:
-        """Return the rings of samplers that the engines of a user may be measured by."""
+        """Return the rings of the samplers whose samples apply to a user's engines."""
         return [path for path, uid in self._samplers.items() if uid == owner or not _is_guest(uid)]
 
     def _settle(self, now_ns: int, *, is_start: bool) -> None:
-        """Begin to follow the engines whose processes have made their rings by now."""
+        """Start following the engines whose processes have had time to create their rings."""
         for engine_id, (since_ns, paths) in list(self._settling.items()):
             if now_ns - since_ns >= _SETTLE_NS:
                 del self._settling[engine_id]
-                self._followed[engine_id] = _Followed(
+                self._followed[engine_id] = _TrackedEngine(
                     engine_id,
                     paths,
                     partial(self._samplers_for, self._owners[engine_id]),
@@ -330,24 +327,25 @@ class Engines:
                 )
 
     def _judge(self, engine_id: str, *, is_start: bool) -> Judge | None:
-        """Return who judges an engine: of one that was there before us, only what is new."""
-        promises = self._promises
-        if promises is None:
+        """Return the judge of an engine; one that started earlier is judged from the start on."""
+        slo = self._slo
+        if slo is None:
             return None
-        counts_from_ns = promises.counts_from_ns(engine_id, self._began_ns) if is_start else 0
-        return promises.judge(engine_id, counts_from_ns=counts_from_ns)
+        counts_from_ns = slo.counts_from_ns(engine_id, self._began_ns) if is_start else 0
+        return slo.judge(engine_id, counts_from_ns=counts_from_ns)
 
     def _is_in_use(self, path: Path, identity: Identity) -> bool:
-        """Return whether a ring's follower sees to it, or another collector."""
+        """Return whether a ring is followed here or belongs to another shard."""
         engine = self._followed.get(identity.engine_id)
         if engine is not None and path in engine.paths:
             return True
         return path in self._samplers or not self._shard.has(identity.engine_id)
 
     def _identity_of(self, file: File, *, is_start: bool) -> Identity | None:
-        """Return whose ring it is; None for no new one, or where its process died before the start.
+        """Return the identity of a new ring; None if it is known, foreign, or of a past engine.
 
-        A collector before this one may have left before that: then it is to be judged.
+        A ring whose process exited before this collector started is past, unless the previous
+        collector stopped before that exit: then its requests still have to be judged.
         """
         path = file[0]
         try:
@@ -364,15 +362,15 @@ class Engines:
                 return None
             if not is_in_place(path, identity):
                 if is_alive:
-                    why = f"it states engine {identity.engine_id}, whose folder is another one"
-                    self._leave_out(path, "owner", why)
+                    why = f"its engine id {identity.engine_id} belongs to another directory"
+                    self._refuse(path, "owner", why)
                 return None
             is_of_interest = is_alive or (
-                self._promises is not None and self._promises.resumes(identity.engine_id)
+                self._slo is not None and self._slo.resumes(identity.engine_id)
             )
             if is_of_interest:
                 return identity
-            # A ring that comes into sight later, with a volume that is mounted, may be as old.
+            # A ring that is discovered later, on a volume mounted later, can be as old.
             began_ns = self._began_ns
             is_old = is_start or (identity.start_ns < began_ns and not reader.seek(began_ns))
             return None if is_old else identity
@@ -383,19 +381,19 @@ class Engines:
             reader.close()
 
     def _note(self, line: str) -> None:
-        """Add a line to the notes, once; beyond the maximum none."""
-        if line not in self._noted and len(self._noted) <= _MOST_NOTES:
-            is_last = len(self._noted) == _MOST_NOTES
-            self._noted.add(line)
-            self.notes.append("further lines about rings are left out" if is_last else line)
+        """Append a line to the notes, each line once and at most `_MOST_NOTES` lines."""
+        if line not in self._logged and len(self._logged) <= _MOST_NOTES:
+            is_last = len(self._logged) == _MOST_NOTES
+            self._logged.add(line)
+            self.notes.append("further lines about rings are suppressed" if is_last else line)
 
 
-class _Followed:
-    """One engine in sight.
+class _TrackedEngine:
+    """One tracked engine with its fold.
 
     Attributes:
-        paths: its rings.
-        seen_ns: when one of its processes was there last.
+        paths: paths of its rings.
+        seen_ns: last time at which one of its processes was alive.
     """
 
     def __init__(
@@ -409,7 +407,7 @@ class _Followed:
         counts_from_ns: int | None,
         judge: Judge | None = None,
     ) -> None:
-        """Begin to follow; to count from then on, or at once."""
+        """Start following; count from `counts_from_ns`, or from the first record if None."""
         now_ns = clock.monotonic_ns()
         self.paths = paths
         self._gate = _Gate(sink)
@@ -426,19 +424,19 @@ class _Followed:
             since_ns=None if since_ns is None else since_ns - HISTORY_NS,
             stays=True,
             keep=_KEPT,
-            most_bytes=_BITE_BYTES,
+            most_bytes=_TURN_BYTES,
         )
         self._takes: Sink = self._gate
         self.judge_by(judge)
         self._before: EngineView | None = None
         self._last: EngineView | None = None
         self.seen_ns = now_ns
-        self._was_manned = True
+        self._was_active = True
         self._away_ns: dict[str, int] = {}
-        """By device, how long it was nobody's."""
+        """Time between incarnations of the engine, in nanoseconds by device."""
 
     def judge_by(self, judge: Judge | None) -> None:
-        """Have requests judged from now on, or no longer."""
+        """Set or remove the judge of its requests."""
         if judge is None:
             self._takes = self._gate
             self._source.listen_with(None)
@@ -456,19 +454,19 @@ class _Followed:
         self._takes.request(request)
 
     def add(self, path: Path) -> None:
-        """Follow one more ring."""
+        """Add a ring."""
         if path not in self.paths:
             self.paths = [*self.paths, path]
         self._source.look_again()
 
     def advance(self, now_ns: int) -> bool:
-        """Fold what has become due, or a bite of it; begin to count when caught up.
+        """Fold due records, at most one turn's bytes; start counting once caught up.
 
         Returns:
-            Whether there is more to fold already.
+            Whether more records are ready.
         """
         self._source.advance()
-        if self._is_there:
+        if self._is_active:
             self.seen_ns = now_ns
         if not self._gate.is_open and self._source.collector.now_ns >= self._counts_from_ns:
             self._gate.is_open = True
@@ -476,10 +474,10 @@ class _Followed:
         return self._source.has_more
 
     @property
-    def _is_there(self) -> bool:
-        """Return whether a process of it runs, or has left records that are not folded yet.
+    def _is_active(self) -> bool:
+        """Return whether one of its processes is alive or has left records that are not folded.
 
-        The time of its devices is counted until then, and no longer.
+        Device time is counted until then.
         """
         source = self._source
         return (
@@ -490,34 +488,34 @@ class _Followed:
 
     @property
     def through_ns(self) -> int:
-        """Return up to when its records are folded."""
+        """Return the time through which its records are folded."""
         return self._source.collector.now_ns
 
     def is_forgotten(self, now_ns: int) -> bool:
-        """Tell whether its last process is gone for long."""
+        """Return whether its last process exited more than `FORGET_NS` ago."""
         return now_ns - self.seen_ns > FORGET_NS
 
     def views(self) -> Iterator[EngineView]:
-        """Return its view, nothing before it counts; of the gone, what they were."""
+        """Yield its view once counting has started; after its exit, the last view."""
         if not self._gate.is_open:
             return
-        is_manned = self._is_there
+        is_active = self._is_active
         for view in self._look():
-            if is_manned and not self._was_manned and self._last is not None:
-                self._leave_out(self._last, view)
-            if is_manned or self._was_manned or self._last is None:
+            if is_active and not self._was_active and self._last is not None:
+                self._add_away(self._last, view)
+            if is_active or self._was_active or self._last is None:
                 self._last = view
-            # The fold's time goes on. That of a device whose engine is gone is nobody's.
+            # The fold's clock keeps running after the exit; device time must not.
             devices, through_ns = self._last.devices, self._last.through_ns
-            view = replace(view, is_alive=is_manned, devices=devices, through_ns=through_ns)
+            view = replace(view, is_alive=is_active, devices=devices, through_ns=through_ns)
             if self._before is not None:
                 view = since(self._before, view)
             counted = tuple(_less(one, self._away_ns.get(one.device, 0)) for one in view.devices)
             yield replace(view, devices=counted)
-        self._was_manned = is_manned
+        self._was_active = is_active
 
-    def _leave_out(self, last: EngineView, view: EngineView) -> None:
-        """Note the time between an engine's end and its being started again."""
+    def _add_away(self, last: EngineView, view: EngineView) -> None:
+        """Add the time between an engine's exit and its restart to `_away_ns`."""
         before = {device.device: device for device in last.devices}
         for now in view.devices:
             if now.device in before:
@@ -540,7 +538,7 @@ def _is_guest(owner: int) -> bool:
 
 
 class _Gate:
-    """Lets final steps and requests through once they count."""
+    """A sink that passes final steps and requests on once it is open."""
 
     def __init__(self, sink: Sink) -> None:
         self.is_open = False
@@ -557,17 +555,16 @@ class _Gate:
             self._sink.request(request)
 
 
-def _with_promises(look: Snapshot, promises: Promises) -> Snapshot:
-    """Return a view that tells what was good and bad."""
+def _with_slo(current: Snapshot, slo: SloTracker) -> Snapshot:
+    """Return a snapshot with the SLO counts of each engine and the budgets."""
     views = tuple(
-        replace(view, objectives=promises.counts(view.engine_id, view.model))
-        for view in look.engines
+        replace(view, objectives=slo.counts(view.engine_id, view.model)) for view in current.engines
     )
-    return replace(look, engines=views, promised=promises.look(view.model for view in views))
+    return replace(current, engines=views, promised=slo.budget_state(view.model for view in views))
 
 
 def _less(device: DeviceTime, away_ns: int) -> DeviceTime:
-    """Take time off it in which it had no work because its engine was not there."""
+    """Return a device's time without `away_ns`, in which its engine did not run."""
     spent = device.seconds_by_ns
     spent = spent | {_NO_WORK: spent[_NO_WORK] - away_ns}
     return replace(device, wall_ns=device.wall_ns - away_ns, seconds_by_ns=spent)

@@ -1,4 +1,4 @@
-"""What is worth a pin: a bad request, an engine that is lost or stalls, a wish."""
+"""Detection of incidents to pin: a missed objective, a lost or stalled engine, a signal."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.ring.discovery import ALIVE_NS
 
 _NOTICED_NS = ALIVE_NS + 3_000_000_000
-"""Between the end of a process and its being given up, at most."""
+"""Maximum nanoseconds between the end of a process and its being reported lost."""
 _STALL_NS = 10_000_000_000
 _STALL_STEPS = 10
-"""No step in as long as so many long ones took, and in `_STALL_NS`, is a stall."""
+"""A stall is a time without steps longer than `_STALL_NS` and than this many p99 steps."""
 
 
 class Incidents:
-    """Tells pins what happened."""
+    """Detector of incidents, which pins them."""
 
     def __init__(self, pins: Pins, *, on: tuple[str, ...], slo: SloSettings) -> None:
-        """Take the pins, which of INCIDENTS are kept, and the thresholds."""
+        """Store the pins, the enabled members of INCIDENTS, and the thresholds."""
         self._pins = pins
         self._on = on
         self._slo = slo
         self._silent: set[str] = set()
         self._lost: set[str] = set()
-        self._noted: set[str] = set()
-        """Engines whose loss was noticed before they were started again."""
+        self._known_losses: set[str] = set()
+        """Engines whose loss was detected before their restart."""
         self._num_replaced: dict[str, int] = {}
         self._alive_ns: dict[str, int] = {}
-        """By engine, up to when it was folded at the last look at which it was there."""
+        """Time through which each engine was folded at the last snapshot in which it was alive."""
         self._moved_ns: dict[str, int] = {}
-        """By engine, when it last made a step, or had nothing to make one for."""
+        """Time of each engine's last step, or at which it last had no request to run."""
         self._admitting: dict[str, tuple[int | None, int]] = {}
-        """Engine's admissions, and when they last grew or had no reason to."""
+        """Each engine's admissions, and the last time they grew or none was due."""
         self._long_step_ns: dict[str, float] = {}
         self._stalled: set[str] = set()
 
     def change(self, *, on: tuple[str, ...], slo: SloSettings) -> None:
-        """Go on with others of INCIDENTS, or other thresholds."""
+        """Set the enabled members of INCIDENTS and the thresholds."""
         self._on, self._slo = on, slo
 
     def step(self, step: FinalStep) -> None:
-        """Note that an engine makes steps."""
+        """Record the time of an engine's step."""
         if not step.is_dummy:
             self._moved_ns[step.engine_id] = max(
                 step.end_ns, self._moved_ns.get(step.engine_id, step.end_ns)
             )
 
     def request(self, request: FinalRequest) -> None:
-        """Judge a request by its objectives and thresholds."""
+        """Pin a request that missed an objective or a threshold."""
         if "breach" not in self._on:
             return
         judged = request.judged
@@ -57,18 +57,18 @@ class Incidents:
         if has_missed or (not request.joined_late and is_breach(self._slo, request)):
             self._pins.pin("breach", request.arrived_ns, request.delivered_ns)
 
-    def look(self, snapshot: Snapshot) -> None:
-        """Notice engines that stall, or went without a goodbye, even those back at once.
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Detect engines that stalled or were lost, including those restarted at once.
 
-        What an engine does is known up to where its records are folded. A collector that is behind
-        has not seen a stall, only not yet what came since.
+        All times are those through which an engine is folded, so that a collector with a backlog
+        does not mistake its own delay for a stall.
         """
         self._look_for_stalls(snapshot)
         silent = {v.engine_id for v in snapshot.engines if not (v.is_alive or v.has_ended)}
-        lost = silent & self._silent  # its goodbye may have been on its way
+        lost = silent & self._silent  # for two snapshots: its shutdown record may arrive late
         replaced = {view.engine_id: view.num_replaced for view in snapshot.engines}
         back = {name for name, num in replaced.items() if num > self._num_replaced.get(name, num)}
-        if (lost - self._lost or back - self._noted) and "engine_lost" in self._on:
+        if (lost - self._lost or back - self._known_losses) and "engine_lost" in self._on:
             usual_ns = snapshot.mono_ns - _NOTICED_NS
             alive_ns = (self._alive_ns.get(name, usual_ns) for name in lost - self._lost)
             self._pins.pin("engine_lost", min([usual_ns, *alive_ns]), snapshot.mono_ns)
@@ -78,47 +78,47 @@ class Incidents:
             else self._alive_ns.get(view.engine_id, view.folded_ns)
             for view in snapshot.engines
         }
-        self._noted = ((self._noted | lost) - back) & replaced.keys()
+        self._known_losses = ((self._known_losses | lost) - back) & replaced.keys()
         self._silent, self._lost, self._num_replaced = silent, lost, replaced
 
     def _look_for_stalls(self, snapshot: Snapshot) -> None:
-        stalled = {view.engine_id for view in snapshot.engines if self._is_stalled(view)}
+        stalled = {view.engine_id for view in snapshot.engines if self._update_stall(view)}
         new = stalled - self._stalled
-        in_sight = {view.engine_id: view for view in snapshot.engines}
+        tracked = {view.engine_id: view for view in snapshot.engines}
         if new and "stall" in self._on:
             since_ns = min(min(self._moved_ns[name], self._admitting[name][1]) for name in new)
-            self._pins.pin("stall", since_ns, max(in_sight[name].folded_ns for name in new))
+            self._pins.pin("stall", since_ns, max(tracked[name].folded_ns for name in new))
         self._stalled = stalled
         for noted in (self._moved_ns, self._admitting, self._long_step_ns):
-            for name in noted.keys() - in_sight.keys():
+            for name in noted.keys() - tracked.keys():
                 del noted[name]
 
-    def _is_stalled(self, view: EngineView) -> bool:
-        """Return whether an engine has made no step, or admitted nothing, for too long."""
+    def _update_stall(self, view: EngineView) -> bool:
+        """Update an engine's progress; return whether steps or admissions have stalled."""
         name, now_ns = view.engine_id, view.folded_ns
         if view.step.p99_ns is not None:
             self._long_step_ns[name] = view.step.p99_ns
-        is_at_work = view.is_alive and view.health.probe_state == "on" and not view.is_paused
-        if not is_at_work or not view.num_running:
+        is_active = view.is_alive and view.health.probe_state == "on" and not view.is_paused
+        if not is_active or not view.num_running:
             self._moved_ns[name] = now_ns
         admitted, since_ns = self._admitting.get(name, (None, now_ns))
-        if not is_at_work or not view.num_admissible or view.num_admissions != admitted:
+        if not is_active or not view.num_admissible or view.num_admissions != admitted:
             since_ns = now_ns
         self._admitting[name] = (view.num_admissions, since_ns)
         quiet_ns = now_ns - min(self._moved_ns.setdefault(name, now_ns), since_ns)
         return quiet_ns > max(_STALL_NS, _STALL_STEPS * self._long_step_ns.get(name, 0.0))
 
-    def asked(self, now_ns: int) -> None:
-        """Pin the present because somebody wants it."""
+    def pin_now(self, now_ns: int) -> None:
+        """Pin the present on a signal."""
         if "signal" in self._on:
             self._pins.pin("signal", now_ns, now_ns)
 
 
 def is_breach(slo: SloSettings, request: FinalRequest) -> bool:
-    """Tell whether a request missed a threshold: its first token, or any gap between two.
+    """Return whether a request's TTFT or any of its token gaps exceeded a threshold.
 
-    A request that ended without a token has missed its deadline if it waited that long. An answer
-    in one piece has no first token that somebody waits for, and no gaps.
+    A request that ended without a token is a breach if it waited longer than the TTFT threshold.
+    A response sent in one piece has neither TTFT nor gaps.
     """
     if request.is_in_one_piece:
         return False

@@ -1,11 +1,11 @@
-"""One collector per folder of its own, or one per shard of it: two would count everything twice.
+"""Locks that permit one collector per directory, or one per shard: two would count twice.
 
-    collect.lock              held alone by a collector of all engines, together by shards
-    collect-K-of-N.lock       held alone by shard K of N
+    collect.lock              exclusive for a collector of all engines, shared among shards
+    collect-K-of-N.lock       exclusive for shard K of N
 
-So a collector of all keeps shards out, and they keep it out. A shard that holds its own lock looks
-for those of another N: of two that begin at once, one at least sees the other. The locks are the
-kernel's: they go with their process, however that ends.
+A collector of all engines therefore excludes shards and vice versa. A shard that holds its own lock
+checks for shards of another N; of two that start at once, at least one sees the other. The kernel
+releases the locks when their process ends.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OF_SHARD = re.compile(r"collect-(\d+)-of-(\d+)\.lock")
 
 @contextmanager
 def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
-    """Hold a collector's folder, or that of a shard, for as long as the context lasts.
+    """Hold the lock of a collector or shard for the duration of the context.
 
     Args:
-        folder: of the collector; it is made where it is missing.
-        shard: of the engines.
+        folder: the collector's directory, created if it is missing.
+        shard: part of the engines.
 
     Raises:
-        InferScopeError: another one runs, with its pid; or the folder cannot be used.
+        InferScopeError: another collector runs (with its PID), or the directory is unusable.
     """
     try:
         own_folder(folder)
@@ -50,13 +50,13 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
             if others:
                 raise InferScopeError(
                     f"collectors of shards run already on {folder}: {_named(others)}. "
-                    "Stop those, or start this one as a shard of theirs that is missing."
+                    "Stop them, or start this one as a missing shard of the same division."
                 )
             raise InferScopeError(
                 f"a collector runs already on {folder}, as process {_pid(whole)}. "
-                "Stop that one, or give this one other rings and a folder of its own."
+                "Stop it, or give this one other rings and a folder of its own."
             )
-        # Whoever sends a signal to the process in this file means the collector of all engines.
+        # A PID in this file is that of a collector of all engines, for signals by scripts.
         os.truncate(whole, 0)
         own = whole
         if not shard.is_all:
@@ -64,13 +64,13 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
             if not _has_locked(own, fcntl.LOCK_EX):
                 raise InferScopeError(
                     f"a collector of shard {shard} runs already on {folder}, "
-                    f"as process {_pid(own)}. Stop that one, or give this one another shard."
+                    f"as process {_pid(own)}. Stop it, or start this one as another shard."
                 )
             others = _shards_at(folder, but=shard.total)
             if others:
                 raise InferScopeError(
-                    f"shard {shard} does not fit to what runs already on {folder}: "
-                    f"{_named(others)}. Divide by the same number, or stop those."
+                    f"shard {shard} conflicts with the shards that run already on {folder}: "
+                    f"{_named(others)}. Use the same N, or stop them."
                 )
         os.truncate(own, 0)
         os.pwrite(own, f"{os.getpid()}\n".encode(), 0)
@@ -95,18 +95,18 @@ def _has_locked(handle: int, how: int) -> bool:
         return False
     except OSError as error:
         raise InferScopeError(
-            f"the file system of the collector's folder has no locks: {error.strerror}. "
-            "Set INFERSCOPE_COLLECT_FOLDER to a folder on a local one."
+            f"the file system of the collector's folder does not support locks: {error.strerror}. "
+            "Set INFERSCOPE_COLLECT_FOLDER to a folder on a local file system."
         ) from error
     return True
 
 
 def _shards_at(folder: Path, *, but: int = 0) -> list[tuple[Shard, str]]:
-    """Return the shards that somebody holds, and who.
+    """Return the shards whose locks are held, with the PIDs of their holders.
 
     Args:
-        folder: of the collector.
-        but: shards of so many are left alone: to look at one is to keep it from beginning.
+        folder: the collector's directory.
+        but: total of the shards to skip, because probing a lock can make its shard's start fail.
     """
     found = []
     for path in sorted(folder.glob("collect-*-of-*.lock")):
@@ -125,6 +125,6 @@ def _named(shards: list[tuple[Shard, str]]) -> str:
 
 
 def _pid(handle: int) -> str:
-    """Return who holds the lock by its own word; it may be about to say it."""
-    word = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-    return word if word.isdigit() else "unknown"
+    """Return the PID in a lock file, or "unknown" if its holder has not written it yet."""
+    digits = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+    return digits if digits.isdigit() else "unknown"

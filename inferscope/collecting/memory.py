@@ -1,8 +1,8 @@
-"""How a collector's allocator deals with what is free: it goes back to the system.
+"""Settings of glibc's allocator that return free memory to the system.
 
-A batch of rows takes megabytes for a second. By default glibc learns from the first one that is
-freed to keep room for the next, between what stays, and each thread has its own: with sixteen
-engines 11 MB more, which are never in use.
+A batch of rows takes megabytes for a second. By default glibc raises its thresholds after the first
+large free and retains that memory in each thread's arena: 11 MB that are never used with sixteen
+engines.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""As malloc.h has them. A threshold that is set stays as it is."""
+"""Parameters of mallopt, from malloc.h; setting a threshold disables its automatic adjustment."""
 _LARGE_BYTES, _MOST_FREE_BYTES = 1 << 20, 1 << 22
-"""Steps need less, and batches come one after another: with an eighth of the first and the smaller
-of glibc's own for the second, a tenth of the processor's time goes into pages, for 4 MB."""
+"""Steps allocate less than the first. Lower values (an eighth of the first, glibc's default of the
+second) save 4 MB more and spend a tenth of the CPU time on page faults."""
 _MOST_ARENAS = 2
 
 
-def give_back_what_is_free() -> None:
-    """Set this process's allocator, before it has threads; no other C library than glibc's."""
+def configure_trim() -> None:
+    """Configure glibc's allocator, before threads start; do nothing with another C library."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

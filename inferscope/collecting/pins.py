@@ -1,10 +1,9 @@
-"""Pins: the records around an incident, copied from the rings into a recording that stays.
+"""Pins: the records around an incident, copied from the rings into a recording.
 
-A second follower reads the rings again from before the incident on, so nothing is kept in memory
-for the case that something happens, and the recording is just what `inferscope record` would have
-written. It reads a piece at a time: the rings keep the rest for minutes. Windows that overlap go
-into one file. All this is the collector's: engines never notice, and if a file cannot be written
-that costs a line and the pin.
+A second follower reads the rings from before the incident, so nothing is buffered in memory in
+advance, and the recording equals what `inferscope record` would have written. It copies one piece
+at a time; the rings hold the rest for minutes. Overlapping windows go into one file. Engines are
+not involved, and a failed write costs a log line and the pin.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from inferscope.probe.clock import Clock
 from inferscope.ring.recording import RecordingWriter
 
 LONGEST_NS = 300_000_000_000
-"""Of a window: a request that took longer is not in the file from its beginning."""
+"""Maximum length of a window in nanoseconds; a longer request is recorded without its start."""
 _RETRY_NS = 60_000_000_000
 _ROOM_NS = 1_000_000_000
 _PIECE_BYTES = 4 << 20
-"""Of all rings together, copied at once."""
+"""Maximum bytes copied per call, over all rings."""
 _CATCH_UP_NS = 2_000_000_000
 _EMPTY_BYTES = 12
 _MEGABYTE = 1_000_000
 
 
 class Pins:
-    """Writes pins, one file at a time, and removes the oldest where they take too much room."""
+    """Writer of pins, one file at a time; removes the oldest pins beyond the size limit."""
 
     def __init__(
         self,
@@ -48,14 +47,14 @@ class Pins:
         say: Callable[[str], None],
         folded_ns: Callable[[], int] | None = None,
     ) -> None:
-        """Take where to write, what finds the rings, and what prints a line.
+        """Store the settings.
 
         Args:
-            settings: where, and how much.
-            rings: all that there are.
-            clock: theirs.
-            say: takes a line for the user.
-            folded_ns: tells up to when incidents are noticed by now; None for the present.
+            settings: directory and limits.
+            rings: returns the paths of all rings.
+            clock: clock of the rings.
+            say: prints a line for the operator.
+            folded_ns: returns the time through which incidents are detected; None for now.
         """
         self._folded_ns = folded_ns or clock.monotonic_ns
         self._settings = settings
@@ -68,16 +67,16 @@ class Pins:
         self._has_failed = False
 
     def change(self, settings: PinSettings) -> None:
-        """Go on with other settings; a file that is open ends where it is."""
+        """Set the settings; an open file stays where it is."""
         self._settings = settings
 
     def pin(self, why: str, first_ns: int, last_ns: int) -> None:
-        """Keep what the rings say of a time, and of some seconds before and after.
+        """Record the time of an incident and the configured time before and after it.
 
         Args:
-            why: a word, for the file's name.
-            first_ns: when it began, on the rings' clock.
-            last_ns: when it ended.
+            why: member of INCIDENTS, for the file name.
+            first_ns: start of the incident on the rings' clock.
+            last_ns: end of the incident.
         """
         now_ns = self._clock.monotonic_ns()
         until_ns = min(last_ns, now_ns) + self._settings.after_ns
@@ -94,7 +93,7 @@ class Pins:
             self._fail(error)
 
     def advance(self) -> None:
-        """Copy what has become due."""
+        """Copy the records that are due; close the file if its window is complete."""
         pin = self._open
         if pin is None:
             return
@@ -104,7 +103,7 @@ class Pins:
             if now_ns >= self._room_ns:
                 self._room_ns = now_ns + _ROOM_NS
                 self._make_room()
-            # The next window overlaps this one up to then, and may be noticed late.
+            # Until then, an incident detected late can have a window that overlaps this one.
             noticed_ns = max(self._folded_ns(), now_ns - LONGEST_NS)
             is_over = noticed_ns > pin.until_ns + self._settings.before_ns and pin.is_through
             if is_over or 2 * pin.num_bytes() > self._settings.max_bytes:
@@ -113,7 +112,7 @@ class Pins:
             self._fail(error)
 
     def close(self) -> None:
-        """Copy what there is by now, for two seconds at most, and finish the file that is open.
+        """Copy the available records for at most two seconds and close the open file.
 
         Safe to call twice.
         """
@@ -152,7 +151,7 @@ class Pins:
         return path
 
     def _make_room(self) -> None:
-        """Remove the oldest pins beyond what they may take together."""
+        """Remove the oldest pins until all of them fit the size limit."""
         pins = [(path.stat(), path) for path in self._settings.folder.glob("pin-*.isr")]
         num_bytes = sum(status.st_size for status, _ in pins)
         for status, path in sorted(pins, key=lambda pin: pin[0].st_mtime_ns):
@@ -163,7 +162,7 @@ class Pins:
                 num_bytes -= status.st_size
 
     def _fail(self, error: Exception) -> None:
-        """Give the pin up, say so once, and try again only after a while."""
+        """Abandon the open pin, log the error once, and delay the next attempt."""
         pin, self._open = self._open, None
         if pin is not None:
             pin.give_up()
@@ -171,16 +170,16 @@ class Pins:
         if not self._has_failed:
             self._has_failed = True
             folder = self._settings.folder
-            words = error.strerror if isinstance(error, OSError) else str(error)
-            self._say(f"an incident could not be pinned in {folder}: {words}")
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._say(f"cannot pin an incident in {folder}: {reason}")
 
 
 class _Pin:
-    """One file being written.
+    """One pin file that is being written.
 
     Attributes:
-        path: where.
-        until_ns: up to when; it may move on while the file is open.
+        path: path of the file.
+        until_ns: end of its window, which later incidents can extend.
     """
 
     def __init__(
@@ -198,10 +197,10 @@ class _Pin:
         )
         self._writer = RecordingWriter(path, make=_new_file)
         self._held: deque[Item] = deque()
-        """Read, but later than the window's end, which may yet move on."""
+        """Records read from beyond the window's end, which can still be extended."""
 
     def copy(self) -> None:
-        """Write what has become due."""
+        """Write the due records up to the window's end."""
         if not self._held:
             self._held.extend(self._follower.poll())
         while self._held and self._held[0].t_ns <= self.until_ns:
@@ -209,24 +208,24 @@ class _Pin:
 
     @property
     def is_through(self) -> bool:
-        """Tell whether what the rings hold of the window is written."""
+        """Return whether all available records of the window are written."""
         return bool(self._held) or not self._follower.has_more
 
     def num_bytes(self) -> int:
-        """Return how large the file is by now."""
+        """Return the current size of the file."""
         return self.path.stat().st_size
 
     def close(self) -> None:
-        """Finish the file.
+        """Write the end of the file and close it.
 
         Raises:
-            InferScopeError: its end cannot be written.
+            InferScopeError: the write failed.
         """
         self._follower.close()
         self._writer.close()
 
     def give_up(self) -> None:
-        """Let go; what was written stays, unless it is nothing."""
+        """Close the file without raising; remove it if it contains no record."""
         with suppress(InferScopeError):
             self.close()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The collector's loop: fold, look once a second, keep incidents, until somebody asks it to end."""
+"""The collector's main loop: fold, publish a snapshot once a second, pin incidents."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 import inferscope
 from inferscope.collecting.config import Config, config_hash
 from inferscope.collecting.engines import Engines
+from inferscope.collecting.exporter_set import ExporterSet
+from inferscope.collecting.header_filter import HeaderFilter
 from inferscope.collecting.incidents import Incidents
-from inferscope.collecting.noted import Noted
-from inferscope.collecting.outlets import Outlets
 from inferscope.collecting.pins import Pins
-from inferscope.collecting.promises import Promises
+from inferscope.collecting.slo_state import SloTracker
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.joins import ARRIVALS_NS
 from inferscope.collector.snapshot import Running
@@ -22,47 +22,47 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe.clock import Clock
 from inferscope.records import TICK_NS
 
-LOOK_NS = 1_000_000_000
+PUBLISH_NS = 1_000_000_000
 _PAUSE_S = 0.1
 _COPY_NS = 90_000_000
-"""Between two pieces of a pin: once in a turn of a collector that is not behind."""
+"""Interval in nanoseconds of copying records into a pin: once per turn without a backlog."""
 _WAIT_NS = 60_000_000_000
-"""For engines to end, at most, where it is to outlive them."""
+"""Maximum wait in nanoseconds for engines to exit, if the collector is to outlive them."""
 _CATCH_UP_NS = 1_000_000_000
-"""At the end, at most; a step under way is waited for half as long."""
+"""Maximum time in nanoseconds for folding the backlog at the end."""
 
 
-class Wishes(Protocol):
-    """What somebody outside wants; set by signals."""
+class ControlFlags(Protocol):
+    """Requests from outside the loop, set by signal handlers."""
 
     wants_pin: bool
     wants_reload: bool
 
     @property
-    def is_asked(self) -> bool:
-        """Tell whether it is to end."""
+    def stop_requested(self) -> bool:
+        """Return whether the collector is to stop."""
 
 
 class Service:
-    """Everything a collector does, but for being the only one."""
+    """A collector without its lock."""
 
     def __init__(
         self,
         config: Config,
-        outlets: Outlets,
+        exporters: ExporterSet,
         *,
         clock: Clock,
         say: Callable[[str], None],
         read: Callable[[], Config] | None = None,
     ) -> None:
-        """Take all that it works with.
+        """Store the parts and create the engines' table.
 
         Args:
-            config: what it is told.
-            outlets: exporters, open.
-            clock: the rings' own.
-            say: prints a line.
-            read: reads the configuration again, or raises BadInput; None where it stays.
+            config: configuration.
+            exporters: open exporters.
+            clock: clock of the rings.
+            say: prints a line for the operator.
+            read: reads the configuration again or raises BadInput; None if it cannot change.
         """
         self._config = config
         self._read = read or (lambda: config)
@@ -71,82 +71,82 @@ class Service:
         )
         self._clock = clock
         self._say = say
-        self._outlets = outlets
-        self._look_ns = self._copy_ns = 0
-        self._noted = Noted(config.headers)
-        self._promises = self._promised(config)
+        self._exporters = exporters
+        self._publish_ns = self._copy_ns = 0
+        self._header_filter = HeaderFilter(config.headers)
+        self._slo = self._make_slo(config)
         self._engines = Engines(
             config.rings,
             sink=self,
             clock=clock,
-            promises=self._promises,
+            slo=self._slo,
             shard=config.shard,
             most=config.max_engines,
         )
         self._pins: Pins | None = None
         self._incidents: Incidents | None = None
-        self._watch_for_incidents(config)
+        self._apply_pins(config)
 
-    def run(self, wishes: Wishes) -> bool:
-        """Collect until asked to end; tell whether all exporters came to an end."""
+    def run(self, flags: ControlFlags) -> bool:
+        """Collect until a stop is requested; return whether all exporters closed in time."""
         try:
-            while not wishes.is_asked:
-                self._go_on(wishes, lambda: wishes.is_asked)
+            while not flags.stop_requested:
+                self._fold_turn(flags, lambda: flags.stop_requested)
             if self._config.outlive_s:
                 asked_ns = self._clock.monotonic_ns()
                 while not self._has_outlived(asked_ns):
-                    self._go_on(wishes, lambda: False)
-            self._catch_up(wishes)
-            self._look()
+                    self._fold_turn(flags, lambda: False)
+            self._catch_up(flags)
+            self._publish()
         finally:
             if self._pins is not None:
                 self._pins.close()
             self._engines.close()
-            is_through = self._outlets.close()
+            is_through = self._exporters.close()
         return is_through
 
     def step(self, step: FinalStep) -> None:
         """Take a step from the fold."""
-        self._outlets.step(step)
+        self._exporters.step(step)
         if self._incidents is not None:
             self._incidents.step(step)
 
     def request(self, request: FinalRequest) -> None:
         """Take a request from the fold."""
-        self._outlets.request(self._noted.told(request))
+        self._exporters.request(self._header_filter.filtered(request))
         if self._incidents is not None:
             self._incidents.request(request)
 
-    def _go_on(self, wishes: Wishes, is_over: Callable[[], bool]) -> None:
-        """Fold, and look if it is time to: between two engines where all of them take longer."""
+    def _fold_turn(self, flags: ControlFlags, is_over: Callable[[], bool]) -> None:
+        """Fold one turn and publish a snapshot if one is due, also between two engines."""
 
-        def look() -> bool:
-            self._look_if_due()
+        def check_due() -> bool:
+            self._publish_if_due()
             return is_over()
 
-        has_more = self._turn(wishes, look)
-        self._look_if_due()
+        has_more = self._turn(flags, check_due)
+        self._publish_if_due()
         if not has_more:
             time.sleep(_PAUSE_S)
 
-    def _look_if_due(self) -> None:
+    def _publish_if_due(self) -> None:
         self._copy_if_due()
-        if self._clock.monotonic_ns() >= self._look_ns:
-            self._look_ns = self._clock.monotonic_ns() + LOOK_NS
-            self._look()
+        if self._clock.monotonic_ns() >= self._publish_ns:
+            self._publish_ns = self._clock.monotonic_ns() + PUBLISH_NS
+            self._publish()
 
     def _has_outlived(self, asked_ns: int) -> bool:
-        """Tell whether the engines are gone for long enough, or do not go."""
+        """Return whether `outlive_s` has passed since the last engine, or the wait is over."""
         now_ns, outlive_ns = self._clock.monotonic_ns(), round(self._config.outlive_s * 1e9)
         return (
             now_ns - self._engines.seen_ns() >= outlive_ns
             or now_ns - asked_ns >= _WAIT_NS + outlive_ns
         )
 
-    def _catch_up(self, wishes: Wishes) -> None:
-        """Go on until all that was written before now is folded and final.
+    def _catch_up(self, flags: ControlFlags) -> None:
+        """Fold until every record written before now is final, for at most `_CATCH_UP_NS`.
 
-        The fold stays behind the rings, and a step behind what it has read.
+        The fold trails the rings by `ARRIVALS_NS` and holds the last step back for its tokens.
         """
         now_ns = self._clock.monotonic_ns()
         until_ns = now_ns + ARRIVALS_NS + TICK_NS
@@ -155,93 +155,91 @@ class Service:
             return self._clock.monotonic_ns() - now_ns >= _CATCH_UP_NS
 
         while True:
-            has_more = self._turn(wishes, is_late)
+            has_more = self._turn(flags, is_late)
             if is_late() or self._engines.through_ns() >= until_ns:
                 return
             if not has_more:
                 time.sleep(_PAUSE_S / 4)
 
-    def _turn(self, wishes: Wishes, is_over: Callable[[], bool]) -> bool:
-        """Fold what is due, or a bite of it; tell whether there is more."""
+    def _turn(self, flags: ControlFlags, is_over: Callable[[], bool]) -> bool:
+        """Fold one turn and serve requests from outside; return whether more records are ready."""
         has_more = self._engines.advance(is_over)
         notes, self._engines.notes = self._engines.notes, []
         for note in notes:
             self._say(note)
-        if wishes.wants_pin:
-            wishes.wants_pin = False
+        if flags.wants_pin:
+            flags.wants_pin = False
             if self._incidents is None:
-                self._say("nothing is pinned: pins are off")
+                self._say("SIGUSR1 ignored: pins are off")
             else:
-                self._incidents.asked(self._clock.monotonic_ns())
-        if wishes.wants_reload and not wishes.is_asked:
-            wishes.wants_reload = False
+                self._incidents.pin_now(self._clock.monotonic_ns())
+        if flags.wants_reload and not flags.stop_requested:
+            flags.wants_reload = False
             self._reload()
         self._copy_if_due()
         return has_more
 
     def _copy_if_due(self) -> None:
-        """Let pins go on: where engines' turns take long, their rings turn over meanwhile."""
+        """Copy records into the open pin if due: rings can wrap during long turns."""
         if self._pins is not None and self._clock.monotonic_ns() >= self._copy_ns:
             self._pins.advance()
             self._copy_ns = self._clock.monotonic_ns() + _COPY_NS
 
-    # --- the configuration, at the start and when it is read again ------------------------------
-
     def _reload(self) -> None:
-        """Read the configuration again; one that cannot be used changes nothing."""
+        """Reload the configuration; an invalid one changes nothing."""
         try:
             config = self._read()
             if config.rings != self._config.rings:
                 raise BadInput(
-                    f"rings is {config.rings}, and {self._config.rings} is followed. "
-                    "Start a collector for those."
+                    f"rings changed to {config.rings}, but {self._config.rings} is followed. "
+                    "Start another collector for the new directory."
                 )
             if config.folder != self._config.folder:
                 raise BadInput(
-                    f"folder is {config.folder}, and {self._config.folder} is in use. "
-                    "Restart the collector to use another one."
+                    f"folder changed to {config.folder}, but {self._config.folder} is in use. "
+                    "Restart the collector to use the new one."
                 )
             if config.shard != self._config.shard:
                 raise BadInput(
-                    f"shard is {config.shard}, and {self._config.shard} is collected. "
-                    "Start all of a host's shards anew to divide it in another way."
+                    f"shard changed to {config.shard}, but {self._config.shard} is collected. "
+                    "Restart all shards of the host to change their number."
                 )
-            self._outlets.change(config.exporters)
+            self._exporters.change(config.exporters)
         except InferScopeError as error:
             refused = self._running.num_reloads_refused + 1
             self._running = replace(self._running, num_reloads_refused=refused)
-            self._say(f"the configuration stays as it was: {error}")
+            self._say(f"reload failed, the configuration is unchanged: {error}")
             return
         if config.counters != self._config.counters:
-            self._say("counters stay as they were until the collector is started again")
-        self._noted = Noted(config.headers)
-        self._promise(config)
-        self._watch_for_incidents(config)
+            self._say("the change of counters takes effect when the collector restarts")
+        self._header_filter = HeaderFilter(config.headers)
+        self._set_objectives(config)
+        self._apply_pins(config)
         self._engines.most = config.max_engines
         self._config = config
-        told = config_hash(config)
-        what = "the same as before" if told == self._running.config_hash else told
-        self._say(f"the configuration is read again: {what}")
+        digits = config_hash(config)
+        what = "unchanged" if digits == self._running.config_hash else digits
+        self._say(f"configuration reloaded: {what}")
         num = self._running.num_reloads + 1
-        self._running = replace(self._running, config_hash=told, num_reloads=num)
+        self._running = replace(self._running, config_hash=digits, num_reloads=num)
 
-    def _promised(self, config: Config) -> Promises | None:
-        """Return what keeps the objectives' budgets; None where there are no objectives."""
+    def _make_slo(self, config: Config) -> SloTracker | None:
+        """Return the SLO state of a configuration; None without objectives."""
         if config.slo.objectives is None:
             return None
-        return Promises(config.slo.objectives, config.state, clock=self._clock, say=self._say)
+        return SloTracker(config.slo.objectives, config.state, clock=self._clock, say=self._say)
 
-    def _promise(self, config: Config) -> None:
-        """Judge by the objectives of a configuration from now on."""
+    def _set_objectives(self, config: Config) -> None:
+        """Apply the objectives of a reloaded configuration."""
         objectives = config.slo.objectives
-        if self._promises is not None and objectives is not None:
-            self._promises.change(objectives, config.state)
-        elif self._promises is not None or objectives is not None:
-            self._promises = self._promised(config)
-            self._engines.promise(self._promises)
+        if self._slo is not None and objectives is not None:
+            self._slo.change(objectives, config.state)
+        elif self._slo is not None or objectives is not None:
+            self._slo = self._make_slo(config)
+            self._engines.set_slo(self._slo)
 
-    def _watch_for_incidents(self, config: Config) -> None:
-        """Pin what a configuration wants to be pinned."""
+    def _apply_pins(self, config: Config) -> None:
+        """Apply the pin settings of a configuration."""
         settings = config.own_pins
         if settings is None:
             if self._pins is not None:
@@ -260,12 +258,11 @@ class Service:
             self._pins.change(settings)
             self._incidents.change(on=settings.on, slo=config.slo)
 
-    # --------------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
+    def _publish(self) -> None:
+        """Save the SLO state and pass a snapshot to incidents and exporters."""
         running = replace(self._running, num_refused=dict(self._engines.num_refused))
         snapshot = replace(self._engines.snapshot(), running=running)
-        self._engines.save()  # first: whatever is seen of this look is kept
+        self._engines.save()  # first: everything that a scrape can see has been saved
         if self._incidents is not None:
-            self._incidents.look(snapshot)
-        self._outlets.look(snapshot)
+            self._incidents.on_snapshot(snapshot)
+        self._exporters.look(snapshot)

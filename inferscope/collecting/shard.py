@@ -1,9 +1,9 @@
-"""Which engines of a host are a collector's, where several share them: a part of a hash.
+"""The division of a host's engines among several collectors, by a hash of the engine ID.
 
     shard K of N has the engines with  SHA-256(engine_id)[:8] mod N = K - 1      (big-endian)
 
-So each engine is in exactly one shard, every process finds the same one without asking, and anybody
-can work it out. Which one it is changes with N alone.
+Each engine is in exactly one shard, and every process computes the same one without communication.
+An engine's shard depends only on its ID and N.
 """
 
 from __future__ import annotations
@@ -16,56 +16,56 @@ from pathlib import Path
 from inferscope.errors import BadInput
 
 MOST_SHARDS = 64
-"""More processes than that have no host to run on."""
+"""Maximum number of shards; no host has use for more collectors."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the engines.
+    """One part of the engines.
 
     Attributes:
-        number: from 1 on.
-        total: how many parts there are.
+        number: number of the part, from 1.
+        total: number of parts.
     """
 
     number: int = 1
     total: int = 1
 
     def __str__(self) -> str:
-        """Write it as it is given: K/N."""
+        """Return K/N, the form of the configuration."""
         return f"{self.number}/{self.total}"
 
     @property
     def is_all(self) -> bool:
-        """Tell whether nobody else has a part."""
+        """Return whether this is the only part."""
         return self.total == 1
 
     @property
-    def word(self) -> str:
-        """Return it as a part of a file's name."""
+    def name(self) -> str:
+        """Return K-of-N, the form in file names."""
         return f"{self.number}-of-{self.total}"
 
     def has(self, engine_id: str) -> bool:
-        """Tell whether an engine is in it."""
+        """Return whether an engine belongs to this shard."""
         if self.is_all:
             return True
         digest = hashlib.sha256(engine_id.encode("utf-8", "surrogatepass")).digest()
         return int.from_bytes(digest[:8], "big") % self.total == self.number - 1
 
     def file(self, path: Path) -> Path:
-        """Return this shard's own file beside one that all would write: `a-1-of-2.json`."""
-        return path if self.is_all else path.with_name(f"{path.stem}-{self.word}{path.suffix}")
+        """Return this shard's variant of a file's path, such as `a-1-of-2.json` for `a.json`."""
+        return path if self.is_all else path.with_name(f"{path.stem}-{self.name}{path.suffix}")
 
 
 ALL = Shard()
-"""Of a collector that shares with nobody."""
+"""Shard of a collector of all engines."""
 
 
 def read_shard(text: str) -> Shard:
     """Read `K/N`.
 
     Raises:
-        BadInput: it is no such thing, or there is no shard of this number.
+        BadInput: the text has another form, or K is not between 1 and N.
     """
     found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
     if found is None:
@@ -74,7 +74,5 @@ def read_shard(text: str) -> Shard:
     if not 1 <= total <= MOST_SHARDS:
         raise BadInput(f"shard is {text}. Divide a host's engines by 1 to {MOST_SHARDS}.")
     if not 1 <= number <= total:
-        raise BadInput(
-            f"shard is {text}. Of {total} the first is 1/{total}, the last {total}/{total}."
-        )
+        raise BadInput(f"shard is {text}. Give a number from 1/{total} to {total}/{total}.")
     return Shard(number, total)

@@ -1,4 +1,4 @@
-"""What counts from a time on: a fold's totals begin earlier than a collector's."""
+"""Differences of engine views: a fold's totals start before a collector's counting does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Totals = dict[str, dict[str, int]]
 
 
 def since(before: EngineView, view: EngineView) -> EngineView:
-    """Return a view whose totals count from an earlier one; that may lack what began later."""
+    """Return a view whose totals start at an earlier view, which may lack newer devices."""
     then = {device.device: device for device in before.devices}
     health, old = view.health, before.health
     return replace(

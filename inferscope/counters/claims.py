@@ -1,12 +1,12 @@
-"""One sampler per device among those that write to the same readers, and one PM session at all.
+"""Exclusive claims: one sampler per device and ring directory, one PM session per device.
 
-    Claims         a device, in one folder of rings     its readers see each counter once
-    SessionClaims  a device's PM session, on the host   the hardware has one
+    Claims         a device, in one ring directory      its readers see each counter once
+    SessionClaims  a device's PM session, on the host   the hardware supports one
 
-Rings are private to their folder's owner, so a sampler serves the readers of one folder only: were
-a device claimed for the whole host, whoever came second would see nothing of it, though NVML and
-GPM answer everybody. Only PM sampling is exclusive. Both kinds go with their process, however that
-ends. Whoever comes second leaves the device alone, says who has it, and asks again later.
+Ring directories are private to their owner, so a sampler serves the readers of one directory. A
+host-wide claim would hide a device from the readers of all other directories, although NVML and
+GPM serve any number of clients. Only PM sampling is exclusive. The kernel releases both kinds of
+claim when their process ends. A second sampler skips the device, reports the holder and retries.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from inferscope.counters.source import Unavailable
 from inferscope.ring.discovery import file_name
 
 HOST = "host"
-"""What is claimed for the machine's own counters."""
+"""Name of the claim on the host's own counters."""
 _UNIX_SOCKETS = Path("/proc/net/unix")
 
 
 class Claims:
-    """The devices that this process samples; its sources share them."""
+    """Locks on the devices that this process samples, shared by its sources."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder that locks are in; it must exist by the first claim."""
+        """Store the directory of the lock files, which must exist before the first claim."""
         self._folder = folder
         self._handles: dict[str, int] = {}
 
     def take(self, device: str) -> None:
-        """Claim a device, unless it is ours already.
+        """Claim a device unless this process holds it already.
 
         Raises:
-            Unavailable: another process has it, or no lock can be made.
+            Unavailable: another process holds it, or the lock file cannot be created.
         """
         if device in self._handles:
             return
@@ -54,7 +54,7 @@ class Claims:
             holder = _holder(handle)
             os.close(handle)
             raise Unavailable(
-                f"{device} is sampled already, by process {holder}: this one waits to take over."
+                f"process {holder} samples {device} already; this sampler takes over when it exits."
             ) from None
         except OSError as error:
             os.close(handle)
@@ -64,31 +64,31 @@ class Claims:
         self._handles[device] = handle
 
     def close(self) -> None:
-        """Give all devices back; safe to call twice."""
+        """Release all devices; safe to call twice."""
         handles, self._handles = self._handles, {}
         for handle in handles.values():
             os.close(handle)
 
 
 class SessionClaims:
-    """The devices whose PM session is this process's, among all users and folders of the host.
+    """Claims on the devices' PM sessions, across all users and ring directories of the host.
 
-    A claim is an abstract Unix socket with the device's name: there is no file that another user
-    could not open, or that outlives its process. A second socket's name tells the process; all may
-    read the names. They are those of one network namespace: from another container the library
-    itself has to refuse.
+    A claim is an abstract Unix socket named after the device: no file that other users cannot
+    open, and none that outlives its process. The name of a second socket holds the process ID,
+    because all users can read socket names. Names belong to one network namespace; between
+    containers, CUPTI itself refuses a second session.
     """
 
     def __init__(self, sockets: Path = _UNIX_SOCKETS) -> None:
-        """Take where the kernel lists the names."""
+        """Store the path of the kernel's list of Unix sockets."""
         self._sockets = sockets
         self._held: dict[str, tuple[socket.socket, ...]] = {}
 
     def take(self, device: str) -> None:
-        """Claim a device's session, unless it is ours already.
+        """Claim a device's session unless this process holds it already.
 
         Raises:
-            Unavailable: another process has it, or no socket can be made.
+            Unavailable: another process holds it, or the socket cannot be created.
         """
         if device in self._held:
             return
@@ -97,27 +97,27 @@ class SessionClaims:
             first = _bound(name)
         except OSError as error:
             holder = self._holder(name)
-            why = f"by process {holder}" if holder else f"it seems ({error.strerror})"
+            by = f"process {holder}" if holder else f"another process ({error.strerror})"
             raise Unavailable(
-                f"{device} is sampled by PM already, {why}: this one waits to take over."
+                f"{by} holds the PM session of {device}; this sampler takes over when it exits."
             ) from None
         held: tuple[socket.socket, ...] = (first,)
-        with suppress(OSError):  # a name that somebody has taken in vain says no less
+        with suppress(OSError):  # the name is information for others: the claim holds without it
             held += (_bound(f"{name}/{os.getpid()}"),)
         self._held[device] = held
 
     def give_back(self, device: str) -> None:
-        """Give a device's session back, if it is ours."""
+        """Release a device's session if this process holds it."""
         for one in self._held.pop(device, ()):
             one.close()
 
     def close(self) -> None:
-        """Give all sessions back; safe to call twice."""
+        """Release all sessions; safe to call twice."""
         for device in list(self._held):
             self.give_back(device)
 
     def _holder(self, name: str) -> int | None:
-        """Return who holds a name by its own word; it may be about to say it."""
+        """Return the process ID that the holder of a name published; None if there is none yet."""
         try:
             lines = self._sockets.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -127,10 +127,10 @@ class SessionClaims:
 
 
 class NoClaims:
-    """For one reading, which takes no device from anybody."""
+    """Claims that always succeed, for a single reading that excludes no other sampler."""
 
     def take(self, device: str) -> None:
-        """Claim nothing."""
+        """Accept the device without a lock."""
 
 
 def _bound(name: str) -> socket.socket:
@@ -144,6 +144,6 @@ def _bound(name: str) -> socket.socket:
 
 
 def _holder(handle: int) -> str:
-    """Return who holds a lock by its own word; it may be about to say it."""
-    word = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-    return word if word.isdigit() else "unknown"
+    """Return the process ID in a lock file, or "unknown" if the holder has not written it yet."""
+    digits = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+    return digits if digits.isdigit() else "unknown"

@@ -1,4 +1,4 @@
-"""The CUDA driver's library by ctypes: whether it is there, and which devices it shows."""
+"""The CUDA driver library by ctypes: its presence and the devices it lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIBRARY = "libcuda.so.1"
 
 
 def load_driver() -> ctypes.CDLL:
-    """Load the driver's library, without a call into it.
+    """Load the driver library without calling it.
 
     Raises:
         Unavailable: this machine or container has none.
@@ -18,25 +18,25 @@ def load_driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError:
-        raise Unavailable(f"no NVIDIA driver is here ({LIBRARY}).") from None
+        raise Unavailable(f"no NVIDIA driver found ({LIBRARY}).") from None
 
 
 class CudaDevices:
-    """The devices as CUDA numbers them, by uuid."""
+    """UUIDs of the devices in CUDA's order."""
 
     def __init__(self) -> None:
-        """Initialise the driver; no context is made on any device.
+        """Initialise the driver without creating a context on any device.
 
         Raises:
-            Unavailable: there is no driver, or it refuses.
+            Unavailable: there is no driver, or it does not initialise.
         """
         self._library = load_driver()
         code = self._library.cuInit(0)
         if code:
-            raise Unavailable(f"CUDA does not begin: error {code} of cuInit.")
+            raise Unavailable(f"cuInit failed with error {code}.")
 
     def uuids(self) -> list[str]:
-        """Return each device's uuid, as NVML writes it."""
+        """Return each device's UUID in NVML's format."""
         number = ctypes.c_int()
         self._library.cuDeviceGetCount(ctypes.byref(number))
         found = []
@@ -49,7 +49,7 @@ class CudaDevices:
 
 
 def uuid_text(raw: bytes) -> str:
-    """Return 16 bytes as NVML writes them."""
+    """Return a UUID of 16 bytes in NVML's format."""
     digits = raw.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     return f"GPU-{'-'.join(parts)}"

@@ -1,7 +1,7 @@
-"""The CUPTI library by ctypes: loaded, called, and its errors in words.
+"""The CUPTI library by ctypes: loading, calls and error messages.
 
-By ctypes because its Python binding drives only the version it was made for, and the one that
-counts is the one that the driver here can run.
+CUPTI's Python binding supports only the version it was built for, whereas the version to use is
+the one that this machine's driver can run: hence ctypes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from inferscope.counters.processes import named
 from inferscope.counters.source import Unavailable
 
 LIBRARY_VARIABLE = "INFERSCOPE_CUPTI"
-"""A path, for a library that is not where they usually are."""
+"""Environment variable with the path of a library outside the usual directories."""
 OLDEST_VERSION = 27
-"""CUDA 12.9's. 12.6 and 12.8 know no bytes of device memory on GH100, and 12.6's structures are
-shorter."""
+"""CUPTI version of CUDA 12.9. CUPTI of 12.6 and 12.8 has no bytes of device memory on GH100, and
+the structures of 12.6 are shorter."""
 _CUDA_BY_VERSION = {24: "12.6", 26: "12.8", 27: "12.9", 28: "12.9"}
-"""From cupti_version.h: until 13.0 versions were numbered one by one."""
+"""CUDA release by CUPTI version, from cupti_version.h: consecutive numbers until CUDA 13.0."""
 _METRICS_LIBRARIES = ("libnvperf_target.so", "libnvperf_host.so")
 PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
-"""Programs that hold devices' counters, or may; DCGM's do so only while it profiles."""
+"""Programs that can hold a device's counters; DCGM's programs hold them only while it profiles."""
 NOT_PERMITTED = (
-    "performance counters are for root and CAP_PERFMON alone here. Run `inferscope sampler "
-    "--counters pm` as root, or let everybody use them: NVreg_RestrictProfilingToAdminUsers=0 for "
-    "the nvidia kernel module."
+    "performance counters are restricted to root and CAP_PERFMON here. Run `inferscope sampler "
+    "--counters pm` as root, or permit all users: NVreg_RestrictProfilingToAdminUsers=0 for the "
+    "nvidia kernel module."
 )
-_IN_WORDS = {
+_MESSAGES = {
     layout.ERROR_INSUFFICIENT_PRIVILEGES: NOT_PERMITTED,
     layout.ERROR_VIRTUALIZED_PRIVILEGES: (
-        "this virtual GPU's host does not let guests profile. Enable profiling for it there."
+        "the host of this virtual GPU does not permit profiling. Enable it for this guest there."
     ),
     layout.ERROR_VIRTUALIZED_NOT_SUPPORTED: "a virtual GPU's counters cannot be sampled.",
     layout.ERROR_CONFIDENTIAL_COMPUTING: "confidential computing hides the device's counters.",
-    layout.ERROR_MIG_NOT_SUPPORTED: "a MIG device cannot be sampled; GPM tells of instances.",
-    layout.ERROR_WSL_NOT_SUPPORTED: "WSL does not show the device's counters.",
-    layout.ERROR_NOT_SUPPORTED: "this device cannot be sampled; that begins with Turing.",
+    layout.ERROR_MIG_NOT_SUPPORTED: "a MIG device cannot be sampled; GPM covers MIG instances.",
+    layout.ERROR_WSL_NOT_SUPPORTED: "WSL does not expose the device's counters.",
+    layout.ERROR_NOT_SUPPORTED: "this device cannot be sampled; PM sampling needs Turing or later.",
 }
 _PARAMS = Path("/proc/driver/nvidia/params")
 _HELD = (
@@ -56,14 +56,14 @@ _HELD = (
     layout.ERROR_MULTIPLE_SUBSCRIBERS,
     layout.ERROR_UNKNOWN,
 )
-"""Answers that another session on the device may be behind."""
+"""Error codes that another session on the device can cause."""
 
 
 class CuptiError(Exception):
-    """A call failed.
+    """A CUPTI call failed.
 
     Attributes:
-        code: CUPTI's.
+        code: CUptiResult of the call.
     """
 
     def __init__(self, function: str, code: int, name: str) -> None:
@@ -72,32 +72,32 @@ class CuptiError(Exception):
 
 
 class Cupti:
-    """A loaded library.
+    """A loaded CUPTI library.
 
     Attributes:
-        path: as it was given.
+        path: path as given to the constructor.
     """
 
     def __init__(self, path: str) -> None:
-        """Load the library, and what it opens late; nothing in it is called.
+        """Load the library and the libraries it opens later, without calling any of them.
 
         Raises:
-            Unavailable: there is none at this path, or it has no PM sampling.
+            Unavailable: there is no library at this path, or it has no PM sampling.
         """
         with suppress(Unavailable):
-            # First: without a loaded driver, 13.2 calls itself until the stack is used up.
+            # First: without a loaded driver, CUPTI 13.2 recurses until the stack overflows.
             load_driver()
         try:
             self._library = ctypes.CDLL(path)
         except OSError:
             raise Unavailable(
-                f"there is no libcupti at {path}: {LIBRARY_VARIABLE} names the wrong file, or one "
-                "that this user may not read."
+                f"cannot load libcupti from {path}: {LIBRARY_VARIABLE} names another file, or one "
+                "that this user cannot read."
             ) from None
         self.path = path
         for name in _METRICS_LIBRARIES:
-            # CUPTI opens them by their bare names, when it first needs them: the linker does not
-            # look into site-packages, or it finds those of another CUDA.
+            # CUPTI opens these by bare name on first use. The linker does not search
+            # site-packages, or finds the libraries of another CUDA release.
             with suppress(OSError):
                 ctypes.CDLL(os.path.join(os.path.dirname(path), name))
         if not hasattr(self._library, "cuptiPmSamplingEnable"):
@@ -108,9 +108,9 @@ class Cupti:
 
     @cached_property
     def version(self) -> int:
-        """Return CUPTI's version, 0 if it is not told: 28 is CUDA 12.9's, 130001 CUDA 13.0's.
+        """Return CUPTI's version, 0 if unknown: 28 is CUDA 12.9's, 130001 CUDA 13.0's.
 
-        Only where there is a driver: without one, some releases crash in any call.
+        Requires a driver: without one, some releases crash in any call.
         """
         version = ctypes.c_uint32()
         if self._library.cuptiGetVersion(ctypes.byref(version)):
@@ -122,7 +122,7 @@ class Cupti:
 
         Raises:
             Unavailable: this release is too old.
-            CuptiError: it does not initialise here.
+            CuptiError: the profiler does not initialise.
         """
         if self.version < OLDEST_VERSION:
             raise Unavailable(too_old(self.path, cuda_release(self.version) or "unknown"))
@@ -134,10 +134,10 @@ class Cupti:
             self.call("cuptiProfilerDeInitialize", layout.DeInitialize())
 
     def call(self, function: str, params: layout.Params, *, allowed: Container[int] = ()) -> int:
-        """Call a function; return its code, success or an allowed one.
+        """Call a function; return its code, which is success or in `allowed`.
 
         Raises:
-            CuptiError: for any other.
+            CuptiError: the code is any other.
         """
         structure: Any = params
         structure.structSize = layout.struct_size(type(params))
@@ -153,23 +153,23 @@ class Cupti:
 
 
 def cuda_release(version: int) -> str:
-    """Return the CUDA release that a CUPTI version belongs to, empty for one that is not listed."""
+    """Return the CUDA release of a CUPTI version, empty for an unlisted version."""
     if version >= 130_000:
         return f"{version // 10_000}.{version // 100 % 100}"
     return _CUDA_BY_VERSION.get(version, "")
 
 
 def too_old(path: str, release: str) -> str:
-    """Return why a library of a release before 12.9 is not used, and what to do."""
+    """Return the message that rejects a library of a release before 12.9, with the remedy."""
     return (
-        f"{path} is of CUDA {release}, and PM sampling needs CUPTI of 12.9 or later: "
-        'pip install "nvidia-cuda-cupti-cu12>=12.9", into the Python that samples.'
+        f"{path} belongs to CUDA {release}; PM sampling needs CUPTI 12.9 or later: "
+        'pip install "nvidia-cuda-cupti-cu12>=12.9" into the Python that runs the sampler.'
     )
 
 
-def in_words(error: CuptiError) -> str:
-    """Return what an error means for whoever wanted the counters, in one line."""
-    known = _IN_WORDS.get(error.code)
+def describe_error(error: CuptiError) -> str:
+    """Return one line with the meaning of an error and the remedy."""
+    known = _MESSAGES.get(error.code)
     if known is not None:
         return known
     if error.code not in _HELD:
@@ -180,37 +180,40 @@ def in_words(error: CuptiError) -> str:
         if held_by
         else "perhaps by a profiler or DCGM outside this container"
     )
-    return f"the device's counters are held, {by}. Stop that, or use --counters gpm. ({error})"
+    return (
+        f"the device's counters are in use, {by}. Stop that program, or use --counters gpm. "
+        f"({error})"
+    )
 
 
-def rivals(despite: Container[str] = ()) -> dict[str, int]:
-    """Return who may hold the devices' counters here, profilers and DCGM, with their pids.
+def counter_holders(despite: Container[str] = ()) -> dict[str, int]:
+    """Return the PIDs of running profilers and DCGM programs that can hold counters, by name.
 
-    They are known by name only: whether DCGM profiles just now is not told to anybody.
+    Names are the only evidence: no interface reports whether DCGM is profiling at the moment.
 
     Args:
-        despite: names of those that hold nothing, on the user's word.
+        despite: names of programs that the user declares not to hold the counters.
     """
     return {name: pid for name, pid in named(PROFILERS).items() if name not in despite}
 
 
 def listed(pid_by_name: Mapping[str, int]) -> str:
-    """Return programs in words."""
+    """Return a text that lists programs with their PIDs."""
     return ", ".join(f"{name} (process {pid})" for name, pid in sorted(pid_by_name.items()))
 
 
 def may_profile(params: Path = _PARAMS) -> bool | None:
-    """Tell whether this process may use the counters; None where that is not known.
+    """Return whether this process may use the counters; None if unknown.
 
     Args:
-        params: the kernel module's settings, which containers and WSL may hide.
+        params: file with the kernel module's settings, which containers and WSL may hide.
     """
     if may_use_counters():
         return True
     try:
-        told = params.read_text(encoding="ascii", errors="replace")
+        settings = params.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    words = [line.replace(" ", "").partition(":") for line in told.splitlines()]
-    restricted = next((word for name, _, word in words if name == "RmProfilingAdminOnly"), "")
+    pairs = [line.replace(" ", "").partition(":") for line in settings.splitlines()]
+    restricted = next((value for name, _, value in pairs if name == "RmProfilingAdminOnly"), "")
     return restricted == "0" if restricted else None

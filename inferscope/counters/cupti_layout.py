@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 
 PROFILER_TYPE_PM_SAMPLING = 1
 TRIGGER_SYSCLK, TRIGGER_TIME = 0, 1
-"""The interval is in cycles of the system clock, or in ns of a fixed one."""
+"""Trigger modes: the interval counts cycles of the system clock, or nanoseconds."""
 KEEP_LATEST = 1
 STOPPED_FULL = 1
-"""The image was full before the buffer was empty: there is more to decode."""
+"""Stop reason: the image filled before the buffer was empty, so there is more to decode."""
 
 SUCCESS = 0
 ERROR_INVALID_PARAMETER = 1
@@ -55,7 +55,7 @@ _METRICS: list[Any] = [("ppMetricNames", POINTER(c_char_p)), ("numMetrics", c_si
 
 
 class Params(Structure):
-    """A structure that knows what it is called in CUPTI's headers."""
+    """A structure with its name in CUPTI's headers."""
 
     C_NAME: ClassVar[str]
 
@@ -273,7 +273,7 @@ class SampleInfo(Params):
 
 @functools.cache
 def struct_size(kind: type[Params]) -> int:
-    """Return what CUPTI expects in `structSize`: where the last field ends."""
+    """Return the value that CUPTI expects in `structSize`: the offset of the last field's end."""
     last: Any = getattr(kind, kind._fields_[-1][0])
     size: int = last.offset + last.size
     return size
@@ -283,10 +283,10 @@ HostInitialize = HostInitialize48 | HostInitialize56
 
 
 def host_initialize(*, has_single_pass_sets: bool) -> type[HostInitialize]:
-    """Return the structure of a library, known by whether it has 13.2's function for sets."""
+    """Return the initialisation structure of a library, by whether it has 13.2's set function."""
     return HostInitialize56 if has_single_pass_sets else HostInitialize48
 
 
 def trigger(chip: str) -> int:
-    """Return what a chip can be sampled by: Turing's and A100's have no trigger of fixed time."""
+    """Return the trigger mode of a chip: Turing and A100 lack the fixed-time trigger."""
     return TRIGGER_SYSCLK if chip.startswith("TU") or chip == "GA100" else TRIGGER_TIME

@@ -1,9 +1,9 @@
-"""CUPTI PM sampling: what the device did within each step, in windows of 50 to 1000 µs.
+"""CUPTI PM sampling: device counters within each step, in windows of 50 to 1000 µs.
 
-The one source that sees bytes per phase within a step. It needs rights, there is one session per
-device, and it may cost the device speed: so it runs only when asked for, and leaves a device alone
-that somebody else profiles. The library stamps windows with the wall clock; they are told with the
-distance between the two clocks when they were decoded, and the fold places them by anchors.
+This is the only source that measures bytes per phase within a step. It needs privileges, a device
+supports one session, and it can slow the device. So it runs only on request, and skips a device
+that another program profiles. CUPTI stamps windows with the wall clock. Each sample carries the
+distance of the two clocks at decoding, and the fold maps the windows by clock anchors.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from inferscope.counters import cupti_layout as layout
-from inferscope.counters.both_clocks import read_both
 from inferscope.counters.claims import SessionClaims
+from inferscope.counters.clock_reading import read_both
 from inferscope.counters.cuda_driver import CudaDevices
 from inferscope.counters.cupti import (
     NOT_PERMITTED,
     Cupti,
     CuptiError,
-    in_words,
+    counter_holders,
+    describe_error,
     listed,
     may_profile,
-    rivals,
 )
 from inferscope.counters.cupti_search import usable
 from inferscope.counters.cupti_session import Decoded, Session
@@ -31,11 +31,11 @@ from inferscope.records import CounterSample
 
 
 class CuptiPmSource:
-    """Reads PM samples.
+    """Reader of PM samples.
 
     Attributes:
-        name: pm.
-        period_ns: between two decodes.
+        name: "pm".
+        period_ns: period of decodes in nanoseconds.
     """
 
     name = "pm"
@@ -53,18 +53,18 @@ class CuptiPmSource:
         load: Callable[[], Cupti] = usable,
         list_devices: Callable[[], list[str]] = lambda: CudaDevices().uuids(),
     ) -> None:
-        """Prepare.
+        """Store the settings.
 
         Args:
-            claims: says which devices are ours.
-            clock: both clocks, to place windows by.
-            say: prints a line.
-            period_ns: between two decodes.
-            interval_ns: the windows' length.
-            wanted: devices, by CUDA's number or uuid; none means all.
-            despite: programs of PROFILERS that hold no counters, on the user's word.
-            load: returns the library, loaded.
-            list_devices: returns the devices' uuids, in CUDA's order.
+            claims: claims of devices, shared with the other sources.
+            clock: both clocks, for the anchors of windows.
+            say: prints a line for the operator.
+            period_ns: period of decodes in nanoseconds.
+            interval_ns: length of a window in nanoseconds.
+            wanted: CUDA ordinals or UUID prefixes of devices; empty for all.
+            despite: programs of PROFILERS that the user declares not to hold the counters.
+            load: loads and returns the library.
+            list_devices: returns the devices' UUIDs in CUDA's order.
         """
         self.period_ns = period_ns
         self._claims = claims
@@ -82,27 +82,27 @@ class CuptiPmSource:
         self._has_lost_times = False
 
     def open(self, now_ns: int) -> list[CounterSample]:
-        """Begin a session on each device that nobody else profiles.
+        """Start a session on each device that no other program profiles.
 
         Raises:
-            Unavailable: on none, with the reason.
+            Unavailable: no session could start, with the reasons.
         """
-        held_by = rivals(self._despite)
+        held_by = counter_holders(self._despite)
         if held_by:
             raise Unavailable(
-                f"{listed(held_by)} may hold the device's counters, and a second session would "
+                f"{listed(held_by)} may be using the device's counters, and a second session would "
                 f"blank its series. {how_to_pass(held_by)} Or use --counters gpm."
             )
-        if may_profile() is False:  # where that is not known, the library will tell
+        if may_profile() is False:  # if unknown, the library reports it
             raise Unavailable(NOT_PERMITTED)
-        uuids = self._list_devices()  # initialises the driver, which CUPTI needs first
+        uuids = self._list_devices()  # initialises the driver, which must precede CUPTI
         cupti = self._load()
         try:
             cupti.begin()
         except CuptiError as error:
-            raise Unavailable(in_words(error)) from None
+            raise Unavailable(describe_error(error)) from None
         self._cupti = cupti
-        told, reasons = [], []
+        states, reasons = [], []
         for ordinal, uuid in enumerate(uuids):
             if self._wanted and not any(_is_named(word, ordinal, uuid) for word in self._wanted):
                 continue
@@ -112,42 +112,42 @@ class CuptiPmSource:
                 session = Session(cupti, ordinal, uuid, interval_ns=self._interval_ns)
             except (Unavailable, CuptiError) as error:
                 self._session_claims.give_back(uuid)
-                reason = in_words(error) if isinstance(error, CuptiError) else str(error)
+                reason = describe_error(error) if isinstance(error, CuptiError) else str(error)
                 reasons.append(reason)
-                told.append(silence(self.name, uuid, now_ns, reason))
+                states.append(silence(self.name, uuid, now_ns, reason))
                 continue
             self._sessions.append(session)
-            told.append(facts(self.name, uuid, now_ns, session.facts()))
+            states.append(facts(self.name, uuid, now_ns, session.facts()))
         if not self._sessions:
-            raise Unavailable(" ".join(dict.fromkeys(reasons)) or "CUDA shows no such device.")
-        return told
+            raise Unavailable(" ".join(dict.fromkeys(reasons)) or "CUDA lists no such device.")
+        return states
 
     def read(self, now_ns: int) -> list[CounterSample]:
-        """Return the windows since the last read: a sample per device, of many windows.
+        """Return one sample per device with all its windows since the last read.
 
         Raises:
-            Unavailable: a session broke off; all are ended.
+            Unavailable: a session failed; the caller closes all of them.
         """
-        told = []
+        samples = []
         for session in self._sessions:
             try:
                 decoded = session.decode()
             except CuptiError as error:
-                raise Unavailable(_broke_off(session.uuid, error)) from None
-            self._say_losses(decoded)
+                raise Unavailable(_session_failed(session.uuid, error)) from None
+            self._report_losses(decoded)
             if decoded.num_unstamped and not decoded.windows.rows:
                 raise Unavailable(
-                    f"{decoded.num_unstamped} windows of {session.uuid} came without times, and "
-                    "none with them; they are lost, and sampling it begins anew."
+                    f"all {decoded.num_unstamped} windows of {session.uuid} lack timestamps and "
+                    "are lost; sampling restarts."
                 )
             now = read_both(self._clock)
             found = session.sample(decoded.windows, now.real_ns - now.host_ns, source=self.name)
             if found is not None:
-                told.append(found)
-        return told
+                samples.append(found)
+        return samples
 
-    def _say_losses(self, decoded: Decoded) -> None:
-        """Print why windows were lost, each cause once."""
+    def _report_losses(self, decoded: Decoded) -> None:
+        """Print each cause of lost windows once."""
         interval_us = self._interval_ns // 1000
         if decoded.has_overflowed and not self._has_overflowed:
             self._has_overflowed = True
@@ -158,13 +158,13 @@ class CuptiPmSource:
         if decoded.num_unstamped and not self._has_lost_times:
             self._has_lost_times = True
             self._say(
-                f"{self.name}: {decoded.num_unstamped} windows came without times and count as "
-                "lost: the sampler did not decode for more than 2 s. Give it processor time, or a "
+                f"{self.name}: {decoded.num_unstamped} windows lack timestamps and count as lost: "
+                "the sampler did not decode for more than 2 s. Give it more CPU time, or use a "
                 f"longer --pm-interval than {interval_us}us."
             )
 
     def close(self) -> None:
-        """End all sessions, and the profiler after them; once."""
+        """Stop all sessions and then the profiler; safe to call twice."""
         sessions, self._sessions = self._sessions, []
         cupti, self._cupti = self._cupti, None
         for session in sessions:
@@ -175,23 +175,20 @@ class CuptiPmSource:
 
 
 def how_to_pass(held_by: Mapping[str, int]) -> str:
-    """Return what to do about programs that may hold the counters."""
+    """Return the remedy for programs that may be using the counters."""
     pids = " and ".join(str(pid) for _, pid in sorted(held_by.items()))
     words = " ".join(f"--pm-despite {name}" for name in sorted(held_by))
     return (
-        f"Stop process {pids} while you sample; or, where that profiles nothing "
-        "(of nv-hostengine, dcgmi profile --pause sees to that), say so: "
+        f"Stop process {pids} while you sample. If it is not profiling (for nv-hostengine, "
+        "dcgmi profile --pause ensures that), override this check: "
         f"inferscope sampler --counters pm {words}."
     )
 
 
-def _broke_off(uuid: str, error: CuptiError) -> str:
+def _session_failed(uuid: str, error: CuptiError) -> str:
     if error.code == layout.ERROR_OUT_OF_MEMORY:
-        return (
-            f"the buffer of {uuid} overflowed, and sampling it begins anew. "
-            "Use a longer --pm-interval."
-        )
-    return f"sampling {uuid} broke off. {in_words(error)}"
+        return f"the buffer of {uuid} overflowed; sampling restarts. Use a longer --pm-interval."
+    return f"sampling of {uuid} stopped: {describe_error(error)}"
 
 
 def _is_named(word: str, ordinal: int, uuid: str) -> bool:

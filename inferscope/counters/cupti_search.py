@@ -1,10 +1,10 @@
-"""The search for a CUPTI that works here: each candidate is tried in a process of its own.
+"""The search for a CUPTI library that works here: each candidate is tried in a child process.
 
     candidates ─► try in a child: load, version, initialise, metrics ─► the first that works ─► load
 
-A candidate that cannot be used (too old, newer than the driver, one that crashes) must not be
-loaded into the sampler: CUPTI opens libraries by their bare names, and those of the first release
-would serve the second one. So this is decided in child processes, once.
+An unusable candidate (too old, newer than the driver, or crashing) must not be loaded into the
+sampler: CUPTI opens its libraries by bare name, so a second CUPTI would get those of the first.
+Child processes decide once which candidate is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from inferscope.counters.cuda_driver import CudaDevices, load_driver
-from inferscope.counters.cupti import LIBRARY_VARIABLE, Cupti, CuptiError, in_words
+from inferscope.counters.cupti import LIBRARY_VARIABLE, Cupti, CuptiError, describe_error
 from inferscope.counters.cupti_session import chip_name, choose_metrics, missing
 from inferscope.counters.source import Unavailable
 
@@ -38,19 +38,19 @@ _TOOLKITS = (
 )
 _TRIAL_S = 60.0
 NO_LIBRARY = (
-    "there is no libcupti here. It comes with PyTorch for CUDA and with the CUDA toolkit; "
-    f"{LIBRARY_VARIABLE} names one."
+    "no libcupti found. PyTorch for CUDA and the CUDA toolkit contain one; "
+    f"{LIBRARY_VARIABLE} sets its path."
 )
 
 
 class Trial(NamedTuple):
-    """The result of trying one library.
+    """Result of trying one library.
 
     Attributes:
-        path: the library's.
-        reason: why it cannot be used, empty for one that can.
-        version: CUPTI's own.
-        missing: by chip of the devices here, the keys of COUNTERS that it does not count.
+        path: path of the library.
+        reason: why it is unusable; empty if it is usable.
+        version: CUPTI version.
+        missing: keys of COUNTERS that it does not count, by chip of this machine's devices.
     """
 
     path: str
@@ -60,12 +60,12 @@ class Trial(NamedTuple):
 
 
 def refused(path: str, reason: str) -> Trial:
-    """Return the trial of a library that cannot be used."""
+    """Return the trial of an unusable library."""
     return Trial(path, reason, 0, {})
 
 
 def candidates() -> list[str]:
-    """Return the paths of libraries, those of CUDA 13 first; of one that is named only that."""
+    """Return candidate paths, CUDA 13 first; only the named path if one is set."""
     named = os.environ.get(LIBRARY_VARIABLE)
     if named:
         return [named]
@@ -76,22 +76,22 @@ def candidates() -> list[str]:
     for soname in _SONAMES:
         for folder in folders:
             path = str(folder / soname)
-            if os.path.exists(path):  # never raises, also where only root may look
+            if os.path.exists(path):  # never raises, even in directories that only root may read
                 found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
 
 def usable() -> Cupti:
-    """Return the first library that works here, loaded.
+    """Load and return the first library that works here.
 
     Raises:
-        Unavailable: there is none, with the reasons.
+        Unavailable: none works, with the reasons.
     """
     return _usable(tuple(candidates()))
 
 
 def trials(paths: Iterable[str]) -> Iterator[Trial]:
-    """Yield a trial of each library, up to the first one that works.
+    """Yield a trial of each library, up to the first that works.
 
     Raises:
         Unavailable: there is no driver to try them with.
@@ -105,12 +105,12 @@ def trials(paths: Iterable[str]) -> Iterator[Trial]:
 
 
 def try_library(path: str) -> Trial:
-    """Try a library in a child process, which a crash may end."""
+    """Try a library in a child process, which it may crash."""
     if os.sep in path:
         path = os.path.abspath(path)
     command = [sys.executable, "-m", "inferscope.counters.cupti_search", path]
-    # The child imports what this process would: `-m` puts the current folder first, and for root
-    # that may be anybody's.
+    # The child must import the same modules as this process: `-m` puts the current directory
+    # first on the path, and for root that directory may belong to another user.
     imported_from = os.pathsep.join(os.path.abspath(part) for part in sys.path if part)
     environment = {**os.environ, "PYTHONPATH": imported_from}
     try:
@@ -123,18 +123,19 @@ def try_library(path: str) -> Trial:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return refused(path, f"{path} could not be tried: {error}.")
+        return refused(path, f"cannot try {path}: {error}.")
     try:
         return msgspec.json.decode(done.stdout, type=Trial)
     except msgspec.MsgspecError:
-        how = f"by signal {-done.returncode}" if done.returncode < 0 else f"({done.returncode})"
-        return refused(path, f"{path} ended the process that tried it, {how}.")
+        code = done.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return refused(path, f"{path} crashed the process that tried it ({how}).")
 
 
 @functools.cache
 def _usable(paths: tuple[str, ...]) -> Cupti:
     if len(paths) == 1:
-        return Cupti(paths[0])  # nothing else could be used: its own errors tell what is wrong
+        return Cupti(paths[0])  # there is no alternative: its own errors name the problem
     reasons = []
     for trial in trials(paths):
         if not trial.reason:
@@ -152,7 +153,7 @@ def _tried(path: str) -> Trial:
     except Unavailable as reason:
         return refused(path, str(reason))
     except CuptiError as error:
-        return refused(path, f"{path}: {in_words(error)}")
+        return refused(path, f"{path}: {describe_error(error)}")
     lacking = dict[str, list[str]]()
     reasons = list[str]()
     for ordinal in ordinals:

@@ -1,9 +1,9 @@
-"""A session of PM sampling on one device, and the metrics that its chip counts in one pass.
+"""A PM sampling session on one device, and the metrics that its chip counts in one pass.
 
     metrics ─► config image (one pass) ─► enable, configure, start ─► decode … decode ─► stop
 
-The config image is read by the library as long as the session lasts. Decoding fills an image of
-windows, which is evaluated window by window and blanked again.
+CUPTI reads the config image throughout the session. Decoding fills an image of windows, which is
+evaluated window by window and then blanked.
 """
 
 from __future__ import annotations
@@ -36,64 +36,64 @@ _CANDIDATES: dict[str, tuple[str, ...]] = {
     "nvlink_send_bytes": ("nvltx__bytes.sum",),
     "l2_sectors": ("lts__t_sectors.sum",),
 }
-"""The metric's names by key of COUNTERS, the second of Blackwell's GB20x. The most important are
-first: where a chip cannot count all in one pass, a later one is left out."""
+"""Metric names by key of COUNTERS; the second name is that of Blackwell GB20x. Ordered by
+importance: if a chip cannot count all in one pass, later metrics are omitted."""
 IN_WINDOWS = (
     "dram_read_bytes", "dram_write_bytes", "sm_active_share", "busy_share", "dram_share",
     "tensor_share",
 )  # fmt: skip
-"""Values that are kept for each window, to be joined to steps; the others are kept for the whole of
-a decode: as columns they would more than double what the sampler writes."""
+"""Values recorded per window, to be joined to steps. The others are recorded per decode: as columns
+they would more than double the bytes that the sampler writes."""
 
 _HARDWARE_BUFFER_BYTES = 64 << 20
 _IMAGE_NS = 2_000_000_000
-"""Length of the stretch whose windows the image holds: those beyond it come without times."""
+"""Time span in nanoseconds whose windows fit the image; windows beyond it lack timestamps."""
 _LEAST_SAMPLES = 64
 _MOST_DECODES = 16
 _SYSCLK_PER_NS = 1.0
-"""About, of a clock that varies: windows tell their own length."""
+"""Approximate cycles per nanosecond of a variable clock; windows carry their true length."""
 
 
 class Metrics(NamedTuple):
-    """What a chip counts in one pass."""
+    """The metrics that a chip counts in one pass."""
 
     by_word: dict[str, str]
     config: Any
-    """The library reads this image as long as the session lasts."""
+    """Config image, which CUPTI reads throughout the session."""
 
 
 class Windows(NamedTuple):
-    """Decoded windows by the wall clock, and a row of values for each."""
+    """Decoded windows with wall-clock stamps, and a row of values for each."""
 
     starts_ns: list[int]
     ends_ns: list[int]
     rows: list[list[float]]
-    """In CUPTI's units."""
+    """Values in CUPTI's units, one row per window."""
 
 
 class Decoded(NamedTuple):
-    """The result of one decode."""
+    """Result of one decode."""
 
     windows: Windows
     has_overflowed: bool
-    """The device's buffer was full, and windows were overwritten."""
+    """Whether the device's buffer was full, so that windows were overwritten."""
     num_unstamped: int
-    """Windows that came without times, since the image was full before them."""
+    """Number of windows without timestamps, because the image was full before them."""
 
 
 class Session:
-    """PM sampling of one device.
+    """A PM sampling session on one device.
 
     Attributes:
-        uuid: the device's.
+        uuid: UUID of the device.
     """
 
     def __init__(self, cupti: Cupti, ordinal: int, uuid: str, *, interval_ns: int) -> None:
-        """Configure and start.
+        """Configure and start the session.
 
         Raises:
-            CuptiError: the library refuses.
-            Unavailable: the chip counts nothing of ours in one pass.
+            CuptiError: a CUPTI call failed.
+            Unavailable: the chip counts none of our metrics in one pass.
         """
         self.uuid = uuid
         self._cupti = cupti
@@ -104,9 +104,9 @@ class Session:
         self._last_end_ns: int | None = None
         self._offset_ns: int | None = None
         self._num_unstamped = 0
-        """Windows without times that no sample has counted as lost."""
+        """Number of windows without timestamps that no sample has counted as lost yet."""
         self._num_in_gap = 0
-        """Windows counted as lost that are part of the gap before the next window."""
+        """Number of windows counted as lost that belong to the gap before the next window."""
         try:
             self._begin(ordinal)
         except (CuptiError, Unavailable):
@@ -114,23 +114,23 @@ class Session:
             raise
 
     def facts(self) -> dict[str, str]:
-        """Return what there is to say of the session."""
+        """Return the session's properties."""
         lacking = missing(self._metrics)
-        told = {
+        properties = {
             "chip": self._chip,
             "interval_ns": str(self._interval_ns),
             "cupti": f"{self._cupti.version} {self._cupti.path}",
             "counted": " ".join(sorted(self._metrics.by_word)),
         }
         if lacking:
-            told["missing"] = " ".join(lacking)
-        return told
+            properties["missing"] = " ".join(lacking)
+        return properties
 
     def decode(self) -> Decoded:
-        """Return the windows that the device has filled, and what it has lost.
+        """Return the windows completed since the last decode, and the losses.
 
         Raises:
-            CuptiError: the session is broken.
+            CuptiError: a CUPTI call failed.
         """
         windows, has_overflowed, num_unstamped = Windows([], [], []), False, 0
         for _ in range(_MOST_DECODES):
@@ -149,12 +149,12 @@ class Session:
         return Decoded(windows, has_overflowed, num_unstamped)
 
     def sample(self, windows: Windows, offset_ns: int, *, source: str) -> CounterSample | None:
-        """Return windows as one sample; None for none.
+        """Return all windows as one sample; None if there are none.
 
         Args:
-            windows: as they were decoded just now.
-            offset_ns: the wall clock less ours, which puts their stamps about where they belong.
-            source: the sample's.
+            windows: windows of the last decode.
+            offset_ns: wall clock minus monotonic clock, which converts their stamps approximately.
+            source: name of the sample's source.
         """
         if not windows.rows:
             return None
@@ -186,7 +186,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Stop and disable; safe to call twice, and when half begun."""
+        """Stop and disable sampling; safe to call twice and after a failed start."""
         sampler, self._sampler = self._sampler, None
         host, self._host = self._host, None
         if sampler is not None:
@@ -203,7 +203,7 @@ class Session:
     def _begin(self, ordinal: int) -> None:
         cupti = self._cupti
         self._chip = chip_name(cupti, ordinal)
-        self._availability = _availability(cupti, ordinal)  # the host object goes on reading it
+        self._availability = _availability(cupti, ordinal)  # the host object keeps reading it
         self._metrics = choose_metrics(cupti, self._chip, self._availability)
         names = _names(self._metrics.by_word.values())
         self._host = open_host(cupti, self._chip, self._availability)
@@ -243,7 +243,7 @@ class Session:
                 pCounterData=self._image_at,
             ),
         )
-        self._blank = self._image.raw  # copied back after each decode: initialising takes longer
+        self._blank = self._image.raw  # copied back after each decode: faster than initialising
         self._numbers = (ctypes.c_double * len(names))()
         self._evaluate = layout.HostEvaluate(
             pHostObject=self._host,
@@ -261,9 +261,9 @@ class Session:
         cupti.call("cuptiPmSamplingStart", layout.Start(pPmSamplingObject=self._sampler))
 
     def _take(self, windows: Windows) -> int:
-        """Read the image's windows; return how many of them have no times.
+        """Append the image's windows to `windows`; return how many lack timestamps.
 
-        The session's very first window began before it, and is left out.
+        The session's first window started before the session and is omitted.
         """
         cupti, at, evaluate = self._cupti, self._at, self._evaluate
         filled = layout.DataInfo(
@@ -287,14 +287,14 @@ class Session:
         return num_unstamped
 
     def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
-        """Return how many windows were lost: those without times, and those that gaps would hold.
+        """Return the number of lost windows: those without timestamps and those missing in gaps.
 
-        A window without times leaves a gap before the next one: it is counted once.
+        A window without timestamps leaves a gap before the next one; it is counted once.
         """
         num_unstamped, self._num_unstamped = self._num_unstamped, 0
         before_ns, self._offset_ns = self._offset_ns, offset_ns
         if before_ns is not None and abs(offset_ns - before_ns) > self._interval_ns:
-            # The wall clock was set: what looks like a gap may be none.
+            # The wall clock was set, so an apparent gap may not be one.
             self._last_end_ns, self._num_in_gap = None, 0
             return num_unstamped
         num_in_gaps, last_ns = 0, self._last_end_ns
@@ -309,14 +309,14 @@ class Session:
 
 
 def most_samples(interval_ns: int) -> int:
-    """Return how many windows the image holds: those of two seconds."""
+    """Return the number of windows of `interval_ns` that the image holds: two seconds of them."""
     return max(_LEAST_SAMPLES, -(-_IMAGE_NS // interval_ns))
 
 
 def whole(
     columns: dict[str, tuple[float, ...]], starts_ns: list[int], ends_ns: list[int]
 ) -> dict[str, float]:
-    """Return the values of many windows together: amounts add up, shares weigh by time."""
+    """Return the values over all windows: sums of amounts, time-weighted means of shares."""
     lengths_ns = [end_ns - start_ns for start_ns, end_ns in zip(starts_ns, ends_ns, strict=True)]
     total_ns = sum(lengths_ns)
     values = {}
@@ -330,7 +330,7 @@ def whole(
 
 
 def open_host(cupti: Cupti, chip: str, availability: Any) -> int:
-    """Return a host object, which knows a chip's metrics; no device is needed."""
+    """Return a CUPTI host object with a chip's metrics; it needs no device."""
     params = cupti.HostInitialize(
         profilerType=layout.PROFILER_TYPE_PM_SAMPLING,
         pChipName=chip.encode(),
@@ -342,16 +342,16 @@ def open_host(cupti: Cupti, chip: str, availability: Any) -> int:
 
 
 def close_host(cupti: Cupti, host: int) -> None:
-    """Give a host object back."""
+    """Release a CUPTI host object."""
     cupti.call("cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host))
 
 
 def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
-    """Return the metrics that a chip has, as many as it counts in one pass.
+    """Return the chip's metrics, as many as it counts in one pass.
 
     Raises:
-        Unavailable: it is none.
-        CuptiError: the library does not know the chip.
+        Unavailable: the chip counts none of them.
+        CuptiError: the library does not support the chip.
     """
     at_once = {word: candidates[0] for word, candidates in _CANDIDATES.items()}
     found = _config(cupti, chip, availability, list(at_once.values()))
@@ -365,7 +365,7 @@ def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
                 metrics = Metrics({**metrics.by_word, word: name}, found[0])
                 break
     if not metrics.by_word:
-        raise Unavailable(f"CUPTI knows no metric of {chip} that PM sampling could count.")
+        raise Unavailable(f"CUPTI has no metric of {chip} that PM sampling can count.")
     return metrics
 
 
@@ -375,7 +375,7 @@ def missing(metrics: Metrics) -> list[str]:
 
 
 def chip_name(cupti: Cupti, ordinal: int) -> str:
-    """Return a device's chip, as CUPTI calls it.
+    """Return CUPTI's name of a device's chip.
 
     Raises:
         CuptiError: there is no such device.
@@ -387,7 +387,7 @@ def chip_name(cupti: Cupti, ordinal: int) -> str:
 
 
 def _config(cupti: Cupti, chip: str, availability: Any, names: list[str]) -> tuple[Any, int] | None:
-    """Return the config image for metrics and its passes; None for a metric the chip lacks."""
+    """Return the config image of metrics and its number of passes; None if the chip lacks one."""
     host = open_host(cupti, chip, availability)
     try:
         try:
@@ -411,7 +411,7 @@ def _config(cupti: Cupti, chip: str, availability: Any, names: list[str]) -> tup
 
 
 def _availability(cupti: Cupti, ordinal: int) -> Any:
-    """Return the image of which counters the device can give now."""
+    """Return CUPTI's image of the counters that the device can provide now."""
     params = layout.Availability(deviceIndex=ordinal)
     cupti.call("cuptiPmSamplingGetCounterAvailability", params)
     image = ctypes.create_string_buffer(params.counterAvailabilityImageSize)
@@ -437,7 +437,7 @@ def _address(buffer: Any) -> int:
 
 
 def _scaled(word: str, column: tuple[float, ...]) -> tuple[float, ...]:
-    """Return a metric's values in our unit: amounts as they are, percent as a share, Hz as MHz."""
+    """Return a metric's values in our units: amounts unchanged, percent as share, Hz as MHz."""
     if word in AMOUNTS:
         return column
     divisor = 1e6 if word.endswith("_mhz") else 100.0

@@ -1,9 +1,9 @@
 """dcgm-exporter's page: for devices without GPM whose profiling counters DCGM holds already.
 
-The page says neither when its numbers were taken nor over which time: DCGM refreshes them every
-second or more, whatever we do. A window is what lies between two pages that differ; within it the
-numbers may be as late as the exporter's interval. Instances of a divided device are named on the
-page by a number that only the driver can translate, so their rows are left out.
+The page states neither the time nor the window of its values, which DCGM refreshes once a second
+or less often. A sample's window lies between two pages that differ; the values can lag by the
+exporter's interval. The page names MIG instances by numbers that only the driver can translate,
+so their rows are ignored.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _WORDS: dict[str, tuple[str, float]] = {
     "DCGM_FI_DEV_FB_USED": ("memory_used_bytes", _MIB),
 }
 _ENERGY = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total"
-"""In mJ since the driver was loaded. The page has it without the ending, as OpenMetrics may not
-have a counter: its parser adds that where the page says it is one."""
+"""Energy in mJ since the driver was loaded. The page omits the suffix `_total`; the parser adds
+it where the page declares a counter."""
 _BLANK = 2.0**47
-"""DCGM's numbers for "there is none" are this and larger (dcgm_structs.h: DCGM_FP64_BLANK)."""
+"""Smallest of DCGM's values that mean "not available" (dcgm_structs.h: DCGM_FP64_BLANK)."""
 
 
 class DcgmSource:
-    """Reads a page of dcgm-exporter.
+    """Reader of dcgm-exporter's page.
 
     Attributes:
-        name: dcgm.
-        period_ns: between two reads.
+        name: "dcgm".
+        period_ns: period of reads in nanoseconds, at least one second.
     """
 
     name = "dcgm"
@@ -62,7 +62,7 @@ class DcgmSource:
         url: str = DEFAULT_URL,
         wanted: Sequence[str] = (),
     ) -> None:
-        """Prepare; devices are wanted by uuid, for the page's indices are the exporter's own."""
+        """Store the settings; `wanted` holds UUID prefixes, since the page's indices are DCGM's."""
         self.period_ns = max(period_ns, _SLOWEST_NS)
         self._claims = claims
         self._url = url
@@ -70,16 +70,16 @@ class DcgmSource:
         self._wanted = [word for word in wanted if not word.isdecimal()]
         self._ours: set[str] = set()
         self._before: dict[str, tuple[int, dict[str, float]]] = {}
-        """By device: when its numbers last changed, and what they were."""
+        """Time of the last change and the values then, by device UUID."""
 
     def open(self, now_ns: int) -> list[CounterSample]:
-        """Read the page and begin with the devices on it that nobody else samples.
+        """Read the page and claim its devices; return their properties.
 
         Raises:
-            Unavailable: nobody answers, or there is no device on the page that is ours.
+            Unavailable: no exporter answers, or no device on the page can be claimed.
         """
         rows = self._rows()
-        told, refused = [], []
+        states, refused = [], []
         for uuid, (name, numbers) in rows.items():
             if self._wanted and not any(uuid.startswith(word) for word in self._wanted):
                 continue
@@ -87,31 +87,31 @@ class DcgmSource:
                 self._claims.take(uuid)
             except Unavailable as error:
                 refused.append(str(error))
-                told.append(silence(self.name, uuid, now_ns, str(error)))
+                states.append(silence(self.name, uuid, now_ns, str(error)))
                 continue
             self._ours.add(uuid)
             self._before[uuid] = (now_ns, numbers)
-            news = {"name": name, "url": self._shown}
+            properties = {"name": name, "url": self._shown}
             if not any(word.startswith("DCGM_FI_PROF_") for word in numbers):
-                news["missing"] = (
+                properties["missing"] = (
                     "no DCGM_FI_PROF_ metrics on the page: enable them in dcgm-exporter's "
                     "counters file (-f) for SM activity and memory traffic"
                 )
-            told.append(facts(self.name, uuid, now_ns, news))
+            states.append(facts(self.name, uuid, now_ns, properties))
         if not self._ours:
             raise Unavailable(
                 " ".join(dict.fromkeys(refused))
-                or f"{self._shown} tells of no device that is ours."
+                or f"{self._shown} lists no device that this sampler was asked to read."
             )
-        return told
+        return states
 
     def read(self, now_ns: int) -> list[CounterSample]:
-        """Return what changed on the page since it last did.
+        """Return a sample of each device whose values on the page have changed.
 
         Raises:
-            Unavailable: nobody answers any more.
+            Unavailable: the exporter does not answer any more.
         """
-        told = []
+        samples = []
         for uuid, (_, numbers) in self._rows().items():
             if uuid not in self._ours:
                 continue
@@ -126,11 +126,11 @@ class DcgmSource:
             }
             if numbers.get(_ENERGY, -1.0) >= before.get(_ENERGY, float("inf")):
                 values["energy_uj"] = (numbers[_ENERGY] - before[_ENERGY]) * 1000
-            told.append(sample(self.name, uuid, start_ns=from_ns, end_ns=now_ns, values=values))
-        return told
+            samples.append(sample(self.name, uuid, start_ns=from_ns, end_ns=now_ns, values=values))
+        return samples
 
     def close(self) -> None:
-        """Forget the page."""
+        """Clear the devices and their last values."""
         self._ours, self._before = set(), {}
 
     def _rows(self) -> dict[str, tuple[str, dict[str, float]]]:
@@ -144,12 +144,12 @@ class DcgmSource:
             return read_page(fetch(self._url, timeout_s=_TIMEOUT_S))
         except InferScopeError:
             raise Unavailable(
-                f"no dcgm-exporter answers at {self._shown}. Start one, or name it with --dcgm-url."
+                f"no dcgm-exporter answers at {self._shown}. Start one, or set --dcgm-url."
             ) from None
 
 
 def read_page(page: Page) -> dict[str, tuple[str, dict[str, float]]]:
-    """Return each whole device's name and numbers, by uuid; anything may stand on a page."""
+    """Return the name and values of each whole device by UUID; unknown rows are ignored."""
     rows: dict[str, tuple[str, dict[str, float]]] = {}
     for found in page.samples:
         uuid = found.labels.get("UUID", "")

@@ -1,8 +1,8 @@
-"""NVML GPM: how full the device was, from Hopper on, without rights: the fleet's source.
+"""NVML GPM: device utilisation on Hopper and later, without privileges; suited to fleets.
 
-A metric is the difference of two samples, at least 100 ms apart: closer ones give invalid values.
-Of a divided device each instance is sampled by itself. The driver tells memory traffic as a share
-of the device's peak; that peak, by the memory's clock and width, stands beside it.
+A metric is the difference of two samples at least 100 ms apart; closer samples give invalid
+values. Each MIG instance is sampled separately. The driver reports memory traffic as a share of
+the device's peak, so samples carry that peak, computed from memory clock and bus width.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from inferscope.counters.lost import Lost
+from inferscope.counters.lost_devices import LostDevices
 from inferscope.counters.nvml_devices import Device, ask, find_devices, open_nvml
-from inferscope.counters.refused import Refused
+from inferscope.counters.refused_devices import RefusedDevices
 from inferscope.counters.source import Claimer, Unavailable, facts, sample
 from inferscope.probe.clock import Clock
 from inferscope.records import CounterSample
@@ -28,15 +28,15 @@ _METRICS = {
     "dram_share": "DRAM_BW_UTIL",
 }
 _TRANSFERS_PER_CLOCK = 2
-"""Of the memory's data lines: all of NVIDIA's report a clock that is half of their data rate."""
+"""Transfers per data line and memory clock: NVIDIA reports a clock of half the data rate."""
 
 
 class GpmSource:
-    """Reads GPM.
+    """Reader of GPM metrics.
 
     Attributes:
-        name: gpm.
-        period_ns: between two reads, 100 ms at least.
+        name: "gpm".
+        period_ns: period of reads in nanoseconds, at least 100 ms.
     """
 
     name = "gpm"
@@ -50,62 +50,62 @@ class GpmSource:
         wanted: Sequence[str] = (),
         load: Callable[[], ModuleType] = open_nvml,
     ) -> None:
-        """Prepare; the arguments are NvmlSource's, and the clock that windows are told by."""
+        """Store the settings: those of NvmlSource, and the clock that stamps windows."""
         self.period_ns = max(period_ns, SHORTEST_NS)
         self._clock = clock
         self._wanted = wanted
         self._load = load
         self._nvml: ModuleType | None = None
         self._pairs: list[_Pair] = []
-        self._refused = Refused(self.name, claims, self._sampled)
-        self._lost = Lost(self.name)
+        self._refused = RefusedDevices(self.name, claims, self._start)
+        self._lost = LostDevices(self.name)
 
     def open(self, now_ns: int) -> list[CounterSample]:
-        """Begin with the devices that have it and that nobody else samples.
+        """Claim the devices that support GPM; return their properties.
 
         Raises:
-            Unavailable: there is none.
+            Unavailable: no device can be read.
         """
         nvml = self._nvml = self._load()
         if not hasattr(nvml, "nvmlGpmSampleGet"):
-            raise Unavailable("nvidia-ml-py is older than GPM: pip install -U nvidia-ml-py")
-        told: list[CounterSample] = []
+            raise Unavailable("nvidia-ml-py lacks GPM: pip install -U nvidia-ml-py")
+        states: list[CounterSample] = []
         for device in find_devices(nvml, self._wanted):
-            told += self._refused.begin(nvml, device, now_ns)
+            states += self._refused.begin(nvml, device, now_ns)
         if not self._pairs:
-            reasons = dict.fromkeys(news.reason for news in told)
-            raise Unavailable(" ".join(reasons) or "no MIG instance is there.")
-        return told
+            reasons = dict.fromkeys(state.reason for state in states)
+            raise Unavailable(" ".join(reasons) or "there is no MIG instance.")
+        return states
 
     def read(self, now_ns: int) -> list[CounterSample]:
-        """Return the metrics of each device or instance since the last read.
+        """Return the metrics of each device or MIG instance since the last read.
 
         Raises:
-            Unavailable: none tells anything any more.
+            Unavailable: no device answers any more.
         """
         nvml = self._nvml
         if nvml is None:
-            raise Unavailable("it is closed.")
-        told: list[CounterSample] = []
+            raise Unavailable("the source is closed.")
+        samples: list[CounterSample] = []
         for pair in self._pairs:
             try:
                 found = pair.read()
             except nvml.NVMLError as error:
-                told += self._lost.lose(pair.uuid, now_ns, error)
+                samples += self._lost.lose(pair.uuid, now_ns, error)
                 continue
             if found is None:
                 continue
-            if self._lost.is_back(pair.uuid):
-                told.append(facts(self.name, pair.uuid, now_ns, pair.told))
+            if self._lost.mark_answering(pair.uuid):
+                samples.append(facts(self.name, pair.uuid, now_ns, pair.properties))
             start_ns, end_ns, values = found
-            told.append(
+            samples.append(
                 sample(self.name, pair.uuid, start_ns=start_ns, end_ns=end_ns, values=values)
             )
         self._lost.check(len(self._pairs))
-        return told + self._refused.ask_again(nvml, now_ns)
+        return samples + self._refused.ask_again(nvml, now_ns)
 
     def close(self) -> None:
-        """Free the samples and end with NVML."""
+        """Free the samples and shut NVML down; safe to call twice."""
         nvml, self._nvml = self._nvml, None
         pairs, self._pairs = self._pairs, []
         self._refused.forget()
@@ -118,35 +118,36 @@ class GpmSource:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
-    def _sampled(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
+    def _start(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
         support = ask(nvml, lambda: nvml.nvmlGpmQueryDeviceSupport(device.handle))
         if support is None or not support.isSupportedDevice:
             raise Unavailable(
-                f"{device.name} has no GPM: that is Hopper and later, and not every virtual GPU. "
-                "dcgm-exporter's page is read instead with --counters dcgm."
+                f"{device.name} has no GPM, which needs Hopper or later and is absent on some "
+                "virtual GPUs. Use --counters dcgm to read dcgm-exporter's page instead."
             )
         of: list[tuple[str, int | None]] = [(device.uuid, None)]
         if device.is_divided:
             of = [(instance.uuid, instance.gpu_instance_id) for instance in device.instances]
         peak = None if device.is_divided else _peak_bytes_per_s(nvml, device)
-        told = []
+        states = []
         for uuid, instance_id in of:
-            news = {"name": device.name}
+            properties = {"name": device.name}
             if instance_id is not None:
-                news["of"] = device.uuid
-            self._pairs.append(
-                _Pair(nvml, device, uuid, instance_id, clock=self._clock, peak=peak, told=news)
+                properties["of"] = device.uuid
+            pair = _Pair(
+                nvml, device, uuid, instance_id, clock=self._clock, peak=peak, properties=properties
             )
-            told.append(facts(self.name, uuid, now_ns, news))
-        return told
+            self._pairs.append(pair)
+            states.append(facts(self.name, uuid, now_ns, properties))
+        return states
 
 
 class _Pair:
-    """Two samples of one device or instance, taken in turn.
+    """The two most recent GPM samples of one device or MIG instance.
 
     Attributes:
-        uuid: of the device or instance.
-        told: the facts of it.
+        uuid: UUID of the device or instance.
+        properties: properties for its record of facts.
     """
 
     def __init__(
@@ -158,17 +159,17 @@ class _Pair:
         *,
         clock: Clock,
         peak: float | None,
-        told: dict[str, str],
+        properties: dict[str, str],
     ) -> None:
         self.uuid = uuid
-        self.told = told
+        self.properties = properties
         self._nvml = nvml
         self._handle = device.handle
         self._instance_id = instance_id
         self._clock = clock
         self._peak = peak
         self._older, self._newer = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-        # One request, used again: its array of results is some 20 KB.
+        # One request structure is reused: its array of results takes about 20 KB.
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(_METRICS)
@@ -181,7 +182,7 @@ class _Pair:
             raise
 
     def read(self) -> tuple[int, int, dict[str, float]] | None:
-        """Return a window and its metrics; None where too little time has passed for one."""
+        """Return a window's start, end and metrics; None if less than 100 ms have passed."""
         if self._clock.monotonic_ns() - self._older_ns < SHORTEST_NS:
             return None
         nvml, request = self._nvml, self._request
@@ -199,12 +200,12 @@ class _Pair:
         return start_ns, end_ns, values
 
     def free(self) -> None:
-        """Give the samples back."""
+        """Free both samples."""
         for one in (self._older, self._newer):
             self._nvml.nvmlGpmSampleFree(one)
 
     def _take(self, into: Any) -> int:
-        """Take a sample; return when, halfway between asking and the answer."""
+        """Take a sample into `into`; return its time, halfway between call and return."""
         before_ns = self._clock.monotonic_ns()
         if self._instance_id is None:
             self._nvml.nvmlGpmSampleGet(self._handle, into)

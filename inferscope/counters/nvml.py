@@ -1,9 +1,9 @@
-"""NVML: what every driver tells of every device, without rights and without disturbing anybody.
+"""NVML: counters that every driver provides for every device, without privileges or disturbance.
 
-Utilisation is the driver's own: the share of the last sixth of a second, or second, with a kernel
-running; not how much of the device it used. Energy is the driver's counter, exact over windows of
-100 ms and more; power is that, smoothed. Of a divided device, energy and power are the board's and
-never an instance's.
+Utilisation is the driver's: the share of the last sixth of a second, or second, in which a kernel
+ran, not how much of the device the kernel used. Energy is the driver's counter, exact over windows
+of 100 ms or more; power is its smoothed rate. On a MIG device, energy and power describe the
+board, never an instance.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from inferscope.counters.lost import Lost
+from inferscope.counters.lost_devices import LostDevices
 from inferscope.counters.nvml_devices import Device, Instance, ask, find_devices, open_nvml, text
 from inferscope.counters.processes import Observed, holders, observed, sees_host
-from inferscope.counters.refused import Refused
+from inferscope.counters.refused_devices import RefusedDevices
 from inferscope.counters.source import Claimer, Unavailable, facts, sample
 from inferscope.records import CounterSample
 
 SLOW_NS = 1_000_000_000
-"""Between looks at what changes slowly or costs the driver long."""
+"""Interval in nanoseconds between reads of values that change slowly or are slow to read."""
 _MOST_XIDS = 16
 Gauge = Callable[[], float]
 
 
 class NvmlSource:
-    """Reads NVML.
+    """Reader of NVML.
 
     Attributes:
-        name: nvml.
-        period_ns: between two reads.
+        name: "nvml".
+        period_ns: period of reads in nanoseconds.
     """
 
     name = "nvml"
@@ -47,14 +47,14 @@ class NvmlSource:
         wanted: Sequence[str] = (),
         load: Callable[[], ModuleType] = open_nvml,
     ) -> None:
-        """Prepare.
+        """Store the settings.
 
         Args:
-            folder: of the rings, whose writers are not foreign.
-            claims: says which devices are ours.
-            period_ns: between two reads.
-            wanted: devices, by index or uuid; none means all.
-            load: loads NVML and begins with it.
+            folder: ring directory, whose writers are not foreign processes.
+            claims: claims of devices, shared with the other sources.
+            period_ns: period of reads in nanoseconds.
+            wanted: device indices or UUID prefixes; empty for all.
+            load: loads and initialises NVML.
         """
         self.period_ns = period_ns
         self._folder = folder
@@ -62,43 +62,43 @@ class NvmlSource:
         self._load = load
         self._nvml: ModuleType | None = None
         self._watched: list[_Watched] = []
-        self._refused = Refused(self.name, claims, self._begun)
-        self._lost = Lost(self.name)
+        self._refused = RefusedDevices(self.name, claims, self._start)
+        self._lost = LostDevices(self.name)
         self._events: Any = None
-        self._unheard = ""
-        """Why the driver tells of no device's errors."""
+        self._xid_blocker = ""
+        """Why the driver reports no device's Xid errors; empty if it does."""
         self._from_ns = self._slow_from_ns = 0
         self._sees_host = False
 
     def open(self, now_ns: int) -> list[CounterSample]:
-        """Begin with the devices that nobody else samples.
+        """Claim the devices; return their properties.
 
         Raises:
-            Unavailable: there is no driver or no such device, or somebody else has them all.
+            Unavailable: there is no driver, no such device, or other samplers hold all of them.
         """
         nvml = self._nvml = self._load()
         self._sees_host = sees_host()
         self._from_ns = self._slow_from_ns = now_ns
-        self._listen(nvml)
-        told: list[CounterSample] = []
+        self._create_event_set(nvml)
+        states: list[CounterSample] = []
         for device in find_devices(nvml, self._wanted):
-            told += self._refused.begin(nvml, device, now_ns)
+            states += self._refused.begin(nvml, device, now_ns)
         if not self._watched:
-            raise Unavailable(" ".join(dict.fromkeys(news.reason for news in told)))
-        return told
+            raise Unavailable(" ".join(dict.fromkeys(state.reason for state in states)))
+        return states
 
     def read(self, now_ns: int) -> list[CounterSample]:
-        """Return what each device tells.
+        """Return a sample of each device, and the Xid errors since the last read.
 
         Raises:
-            Unavailable: no device tells anything any more.
+            Unavailable: no device answers any more.
         """
         nvml = self._nvml
         if nvml is None:
-            raise Unavailable("it is closed.")
+            raise Unavailable("the source is closed.")
         is_slow = now_ns - self._slow_from_ns >= SLOW_NS
         engines = observed(self._folder, now_ns) if is_slow else []
-        told: list[CounterSample] = []
+        samples: list[CounterSample] = []
         were_lost = self._lost.num == len(self._watched)
         for watched in self._watched:
             uuid = watched.device.uuid
@@ -106,28 +106,28 @@ class NvmlSource:
                 values = watched.fast()
                 if is_slow:
                     values |= watched.slow()
-                    values |= watched.who(engines, sees_host=self._sees_host)
-                    told += self._of_instances(nvml, watched, now_ns)
+                    values |= watched.device_processes(engines, sees_host=self._sees_host)
+                    samples += self._sample_instances(nvml, watched, now_ns)
             except nvml.NVMLError as error:
-                told += self._lost.lose(uuid, now_ns, error)
+                samples += self._lost.lose(uuid, now_ns, error)
                 continue
-            if self._lost.is_back(uuid):
-                told.append(facts(self.name, uuid, now_ns, self._facts(nvml, watched)))
-            told.append(
+            if self._lost.mark_answering(uuid):
+                samples.append(facts(self.name, uuid, now_ns, self._facts(nvml, watched)))
+            samples.append(
                 sample(self.name, uuid, start_ns=self._from_ns, end_ns=now_ns, values=values)
             )
         if were_lost:
-            # Not before the second time: the driver may still say what has befallen the last one.
+            # On the second failure only: the driver may still report the Xid of the last device.
             self._lost.check(len(self._watched))
-        told += self._xids(nvml, now_ns)
-        told += self._refused.ask_again(nvml, now_ns)
+        samples += self._xids(nvml, now_ns)
+        samples += self._refused.ask_again(nvml, now_ns)
         self._from_ns = now_ns
         if is_slow:
             self._slow_from_ns = now_ns
-        return told
+        return samples
 
     def close(self) -> None:
-        """End with NVML."""
+        """Shut NVML down; safe to call twice."""
         nvml, self._nvml = self._nvml, None
         self._watched = []
         self._refused.forget()
@@ -139,37 +139,38 @@ class NvmlSource:
                     nvml.nvmlEventSetFree(events)
                 nvml.nvmlShutdown()
 
-    def _begun(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
+    def _start(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
         watched = _Watched(nvml, device)
-        watched.unheard = self._unheard or self._hear(nvml, device)
+        watched.xid_blocker = self._xid_blocker or self._register_xids(nvml, device)
         self._watched.append(watched)
         return [facts(self.name, device.uuid, now_ns, self._facts(nvml, watched))]
 
     def _facts(self, nvml: ModuleType, watched: _Watched) -> dict[str, str]:
         device = watched.device
-        told = {"name": device.name}
+        properties = {"name": device.name}
         version = ask(nvml, nvml.nvmlSystemGetDriverVersion)
         if version is not None:
-            told["driver"] = text(version)
+            properties["driver"] = text(version)
         if device.is_divided:
-            told["mig"] = " ".join(instance.uuid for instance in device.instances)
-        told["xid"] = f"unknown: {watched.unheard}" if watched.unheard else "told"
+            properties["mig"] = " ".join(instance.uuid for instance in device.instances)
+        blocker = watched.xid_blocker
+        properties["xid"] = f"unknown: {blocker}" if blocker else "told"
         if not self._sees_host:
-            told["foreign"] = (
-                "unknown: the driver names processes as the host does, which this container "
+            properties["foreign"] = (
+                "unknown: the driver reports PIDs of the host's namespace, which this container "
                 "cannot translate"
             )
-        return told
+        return properties
 
-    def _of_instances(
+    def _sample_instances(
         self, nvml: ModuleType, watched: _Watched, now_ns: int
     ) -> list[CounterSample]:
-        """Return what is told of each MIG instance by itself: its memory."""
-        told = []
+        """Return a sample of each MIG instance with its memory, the only value per instance."""
+        samples = []
         for instance in watched.device.instances:
             values = _memory(nvml, instance)
             if values:
-                told.append(
+                samples.append(
                     sample(
                         self.name,
                         instance.uuid,
@@ -178,65 +179,65 @@ class NvmlSource:
                         values=values,
                     )
                 )
-        return told
+        return samples
 
-    def _listen(self, nvml: ModuleType) -> None:
-        """Prepare to be told of errors of devices."""
-        self._unheard = ""
+    def _create_event_set(self, nvml: ModuleType) -> None:
+        """Create the event set that receives the devices' Xid errors."""
+        self._xid_blocker = ""
         try:
             self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
-            self._unheard = f"the driver tells of no errors ({error})"
+            self._xid_blocker = f"the driver reports no errors ({error})"
 
-    def _hear(self, nvml: ModuleType, device: Device) -> str:
-        """Have the driver tell of a device's errors; return why it does not, empty if it does."""
+    def _register_xids(self, nvml: ModuleType, device: Device) -> str:
+        """Register a device's Xid errors; return why that failed, empty if it succeeded."""
         kinds = nvml.nvmlEventTypeXidCriticalError
         try:
             nvml.nvmlDeviceRegisterEvents(device.handle, kinds, self._events)
         except nvml.NVMLError as error:
-            return f"the driver does not tell of this device's errors ({error})"
+            return f"the driver does not report this device's errors ({error})"
         return ""
 
     def _xids(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
-        """Return the errors since the last read, a sample each."""
-        told: list[CounterSample] = []
-        while self._events is not None and len(told) < _MOST_XIDS:
+        """Return the Xid errors since the last read, one sample each."""
+        samples: list[CounterSample] = []
+        while self._events is not None and len(samples) < _MOST_XIDS:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError:  # a timeout: there are no more
                 break
-            # By its handle: a device that has fallen off the bus tells no name any more.
-            where = _place(event.device)
+            # By its handle: a device that fell off the bus no longer returns its UUID.
+            address = _address(event.device)
             for watched in self._watched:
-                if _place(watched.device.handle) == where:
+                if _address(watched.device.handle) == address:
                     values = {"xid": float(event.eventData)}
                     uuid, from_ns = watched.device.uuid, self._from_ns
-                    told.append(
+                    samples.append(
                         sample(self.name, uuid, start_ns=from_ns, end_ns=now_ns, values=values)
                     )
-        return told
+        return samples
 
 
 class _Watched:
-    """One device, and what it can be asked.
+    """One device, and the NVML queries that it supports.
 
     Attributes:
-        unheard: why the driver does not tell of its errors; empty where it does.
+        xid_blocker: why the driver does not report its Xid errors; empty if it does.
     """
 
     def __init__(self, nvml: ModuleType, device: Device) -> None:
         self.device = device
-        self.unheard = ""
+        self.xid_blocker = ""
         self._nvml = nvml
         handle = device.handle
-        self._fast = self._asked(
+        self._fast = self._supported(
             {
                 "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
                 "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
                 "throttle_bits": lambda: _throttle_bits(nvml, handle),
             }
         )
-        self._slow = self._asked(
+        self._slow = self._supported(
             {
                 "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(
                     handle, nvml.NVML_CLOCK_MEM
@@ -249,12 +250,12 @@ class _Watched:
         )
         self._energy_mj = ask(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         self._has_use = ask(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle)) is not None
-        self._has_who = True
-        self._has_their_use = True
-        self._their_use_from_us = 0
+        self._lists_processes = True
+        self._has_process_use = True
+        self._process_use_from_us = 0
 
     def fast(self) -> dict[str, float]:
-        """Return what changes with every step."""
+        """Return the values that can change with every step."""
         nvml, handle = self._nvml, self.device.handle
         values = {word: float(gauge()) for word, gauge in self._fast.items()}
         if self._has_use:
@@ -262,65 +263,65 @@ class _Watched:
             values |= {"busy_share": use.gpu / 100, "copy_share": use.memory / 100}
         if self._energy_mj is not None:
             energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            if energy_mj >= self._energy_mj:  # the driver was loaded anew otherwise
+            if energy_mj >= self._energy_mj:  # else the driver was reloaded
                 values["energy_uj"] = float((energy_mj - self._energy_mj) * 1000)
             self._energy_mj = energy_mj
         return values
 
     def slow(self) -> dict[str, float]:
-        """Return what changes seldom."""
+        """Return the values that change seldom."""
         values = {word: float(gauge()) for word, gauge in self._slow.items()}
         return values | _memory(self._nvml, self.device)
 
-    def who(self, engines: list[Observed], *, sees_host: bool) -> dict[str, float]:
-        """Return how many processes hold the device, and what is known of those not ours."""
+    def device_processes(self, engines: list[Observed], *, sees_host: bool) -> dict[str, float]:
+        """Return the number of processes on the device, and the use by foreign ones if known."""
         nvml, handle = self._nvml, self.device.handle
-        if not self._has_who:
+        if not self._lists_processes:
             return {}
-        there = ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        if there is None:
-            self._has_who = False
+        running = ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if running is None:
+            self._lists_processes = False
             return {}
-        used = {process.pid: process.usedGpuMemory for process in there}
+        used = {process.pid: process.usedGpuMemory for process in running}
         found = holders(used, engines, sees_host=sees_host)
         values = {"num_processes": float(len(found.ours | found.foreign | found.unknown))}
         if found.unknown:
             return values
         values["num_foreign"] = float(len(found.foreign))
-        theirs = [used[pid] for pid in found.foreign]
-        if all(num_bytes is not None for num_bytes in theirs):
-            values["foreign_memory_bytes"] = float(sum(theirs))
+        foreign_bytes = [used[pid] for pid in found.foreign]
+        if all(num_bytes is not None for num_bytes in foreign_bytes):
+            values["foreign_memory_bytes"] = float(sum(foreign_bytes))
         if not found.foreign:
             values["foreign_busy_share"] = 0.0
         else:
-            values |= self._their_use(found.foreign)
+            values |= self._foreign_use(found.foreign)
         return values
 
-    def _their_use(self, foreign: frozenset[int]) -> dict[str, float]:
-        """Return the share of time with kernels of foreign processes, where the driver tells."""
+    def _foreign_use(self, foreign: frozenset[int]) -> dict[str, float]:
+        """Return the share of time with kernels of foreign processes, if the driver reports it."""
         nvml, handle = self._nvml, self.device.handle
-        if not self._has_their_use:
+        if not self._has_process_use:
             return {}
-        from_us = self._their_use_from_us
+        from_us = self._process_use_from_us
         try:
-            told = ask(nvml, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, from_us))
+            uses = ask(nvml, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, from_us))
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_NOT_FOUND:
                 raise
-            told = []  # nobody did anything
-        if told is None:
-            self._has_their_use = False
+            uses = []  # no process ran a kernel
+        if uses is None:
+            self._has_process_use = False
             return {}
         shares: dict[int, list[int]] = {}
-        for one in told:
-            if one.timeStamp > from_us and one.pid in foreign:
-                shares.setdefault(one.pid, []).append(one.smUtil)
-        self._their_use_from_us = max((one.timeStamp for one in told), default=from_us)
+        for use in uses:
+            if use.timeStamp > from_us and use.pid in foreign:
+                shares.setdefault(use.pid, []).append(use.smUtil)
+        self._process_use_from_us = max((use.timeStamp for use in uses), default=from_us)
         busy = sum(sum(each) / len(each) for each in shares.values()) / 100
         return {"foreign_busy_share": min(1.0, busy)}
 
-    def _asked(self, gauges: dict[str, Gauge]) -> dict[str, Gauge]:
-        """Return those that the device tells: asking the others each time costs as much."""
+    def _supported(self, gauges: dict[str, Gauge]) -> dict[str, Gauge]:
+        """Return the gauges that the device supports; a failing query costs as much as another."""
         return {word: gauge for word, gauge in gauges.items() if ask(self._nvml, gauge) is not None}
 
 
@@ -331,8 +332,8 @@ def _memory(nvml: ModuleType, of: Device | Instance) -> dict[str, float]:
     return {"memory_used_bytes": float(memory.used), "memory_total_bytes": float(memory.total)}
 
 
-def _place(handle: Any) -> int | None:
-    """Return where a device's handle points: the driver gives out one for each."""
+def _address(handle: Any) -> int | None:
+    """Return the address in a device handle, which is unique per device."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 

@@ -1,4 +1,4 @@
-"""NVML, loaded when it is needed, and the devices that it shows."""
+"""NVML's binding, loaded on demand, and the devices that it lists."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from inferscope.counters.source import Unavailable
 
-Told = TypeVar("Told")
+T = TypeVar("T")
 
 _AMD = Path("/dev/kfd")
 _FOR_GOOD = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT")
-"""What is refused like this is refused each time: of MIG devices and of old ones, much is."""
+"""Errors that a query returns permanently; MIG and old devices return them for many queries."""
 
 
 class Instance(NamedTuple):
@@ -26,7 +26,7 @@ class Instance(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A device, whole, and its MIG instances where it is divided."""
+    """A whole device, with its MIG instances if MIG is enabled."""
 
     uuid: str
     name: str
@@ -36,10 +36,10 @@ class Device(NamedTuple):
 
 
 def open_nvml() -> ModuleType:
-    """Load NVML's binding and begin with it; `nvmlShutdown` ends it.
+    """Load and initialise NVML's binding; the caller ends it with `nvmlShutdown`.
 
     Raises:
-        Unavailable: there is no binding, no driver, or no right to use it.
+        Unavailable: the binding or the driver is missing, or access is denied.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -53,10 +53,10 @@ def open_nvml() -> ModuleType:
 
 
 def find_devices(nvml: ModuleType, wanted: Sequence[str]) -> list[Device]:
-    """Return the devices whose index or uuid (or its beginning) is wanted; none means all.
+    """Return the devices whose index or UUID prefix is in `wanted`; all if it is empty.
 
     Raises:
-        Unavailable: there are none of them.
+        Unavailable: no device matches.
     """
     found = []
     try:
@@ -70,15 +70,15 @@ def find_devices(nvml: ModuleType, wanted: Sequence[str]) -> list[Device]:
         raise Unavailable(f"NVML cannot list the devices: {error}.") from None
     if not found:
         among = f" among {', '.join(wanted)}" if wanted else ""
-        raise Unavailable(f"the driver shows no device{among}. Is one given to this container?")
+        raise Unavailable(f"the driver lists no device{among}. Give this container a device.")
     return found
 
 
-def ask(nvml: ModuleType, call: Callable[[], Told]) -> Told | None:
-    """Return what NVML tells, None where it never will of this device.
+def ask(nvml: ModuleType, call: Callable[[], T]) -> T | None:
+    """Return the result of a query, None if this device never supports it.
 
     Raises:
-        NVMLError: it could not for another reason.
+        NVMLError: the query failed for another reason.
     """
     try:
         return call()
@@ -88,9 +88,9 @@ def ask(nvml: ModuleType, call: Callable[[], Told]) -> Told | None:
         raise
 
 
-def text(told: Any) -> str:
-    """Return a string as one: bindings before 11.5 give bytes."""
-    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+def text(value: Any) -> str:
+    """Return a binding's string as `str`: bindings before 11.5 return bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _device(nvml: ModuleType, handle: Any) -> Device:
@@ -111,7 +111,7 @@ def _instances(nvml: ModuleType, handle: Any) -> list[Instance]:
         try:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NOT_FOUND:  # places that are not taken
+            if error.value == nvml.NVML_ERROR_NOT_FOUND:  # an index without an instance
                 continue
             raise
         uuid = text(nvml.nvmlDeviceGetUUID(instance))
@@ -127,13 +127,13 @@ def _why_not(nvml: ModuleType, error: Any) -> str:
     code = error.value
     if code in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
         if _AMD.exists():
-            return "the device here is AMD's, whose counters are unsupported."
+            return "this machine has an AMD device, whose counters are not supported."
         return (
-            "no NVIDIA driver is loaded here. In a container, start it with the driver "
+            "no NVIDIA driver is loaded. Start a container with the driver "
             "(docker run --gpus all, or the NVIDIA device plugin)."
         )
     if code == nvml.NVML_ERROR_NO_PERMISSION:
-        return "the device files may not be opened. Run as a user who may use the GPU."
+        return "permission denied on the device files. Run as a user with access to the GPU."
     if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return "the driver's library and kernel module differ in version. Restart the machine."
-    return f"NVML does not begin: {error}."
+    return f"NVML does not initialise: {error}."

@@ -1,8 +1,8 @@
-"""Giving root back: the sampler becomes the user whose rings it writes beside.
+"""Dropping root: the sampler switches to the user who owns the ring directory.
 
-What is made afterwards is that user's, so its ring need not be given to anybody. Where the
-hardware's counters are wanted, one capability is kept: CAP_PERFMON, which the driver asks for, or
-CAP_SYS_ADMIN, which implies it, where a container or a kernel before 5.8 gives only that.
+Files created afterwards belong to that user, so its readers can open the sampler's ring. For
+hardware counters one capability is kept: CAP_PERFMON, which the driver checks, or CAP_SYS_ADMIN,
+which implies it, where a container or a kernel before 5.8 grants only that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inferscope.errors import InferScopeError
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
 _PROFILING = {_CAP_PERFMON: "CAP_PERFMON", _CAP_SYS_ADMIN: "CAP_SYS_ADMIN"}
-"""Capabilities that each permit the use of the counters, the one that permits least first."""
+"""Capabilities that each permit the use of the counters, least powerful first."""
 _STATUS = Path("/proc/self/status")
 _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS = 8, 38
 _VERSION_3 = 0x20080522
@@ -35,7 +35,7 @@ class _Data(ctypes.Structure):
 
 
 def owner_of(folder: Path) -> int:
-    """Return whose rings a folder holds: its owner's, or our own where there is none yet."""
+    """Return the UID of a ring directory's owner, or this process's if it does not exist yet."""
     try:
         return folder.stat().st_uid
     except OSError:
@@ -51,14 +51,14 @@ def may_use_counters() -> bool:
 
 
 def become(uid: int, *, keeps_counters: bool) -> str:
-    """Become a user for good, if this is root; return what was given up, empty for nothing.
+    """Switch from root to a user permanently; return a line about it, empty if not root.
 
     Args:
-        uid: the user.
+        uid: user ID to switch to.
         keeps_counters: whether to keep one capability that permits the use of the counters.
 
     Raises:
-        InferScopeError: the system refuses, or only root could.
+        InferScopeError: the system refuses, or the switch needs root.
     """
     if os.geteuid() != 0:
         if uid != os.geteuid():
@@ -73,24 +73,24 @@ def become(uid: int, *, keeps_counters: bool) -> str:
         group_id = _group_of(uid)
         try:
             os.setgroups(os.getgrouplist(pwd.getpwuid(uid).pw_name, group_id))
-        except KeyError:  # a uid without a name, as containers have them
+        except KeyError:  # a UID without a name, which is common in containers
             os.setgroups([])
         os.setresgid(group_id, group_id, group_id)
         os.setresuid(uid, uid, uid)
-    _check(_limit(libc, kept), "give up the capabilities")
-    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new rights")
-    rights = "without capabilities" if kept is None else f"with {_PROFILING[kept]} alone"
-    return f"this is uid {uid} from here on, {rights}"
+    _check(_limit(libc, kept), "drop the capabilities")
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs")
+    rights = "without capabilities" if kept is None else f"with {_PROFILING[kept]} only"
+    return f"switched to uid {uid}, {rights}"
 
 
 def _kept() -> int | None:
-    """Return the capability to keep for the counters, None where this process has none."""
+    """Return the capability to keep for the counters, None if this process has none."""
     permitted = _capabilities("CapPrm:") or 0
     return next((number for number in _PROFILING if permitted >> number & 1), None)
 
 
 def _capabilities(name: str) -> int | None:
-    """Return a set of this process's capabilities as bits, None where it is not shown."""
+    """Return one of this process's capability sets as a bit mask, None if unreadable."""
     try:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -100,7 +100,7 @@ def _capabilities(name: str) -> int | None:
 
 
 def _limit(libc: ctypes.CDLL, kept: int | None) -> int:
-    """Keep this capability and no other; return capset's answer."""
+    """Drop all capabilities except `kept`; return capset's result."""
     bits = 0 if kept is None else 1 << kept
     low, high = bits & 0xFFFFFFFF, bits >> 32
     header = _Header(_VERSION_3, 0)

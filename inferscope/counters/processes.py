@@ -1,12 +1,11 @@
-"""Who is at work on a device: our engines, others, or nobody can tell.
+"""The processes on a device: observed engines, foreign processes, or unknown ones.
 
-The driver names processes as the host does. Seen from the host's pid namespace that is who they
-are. Seen from within a container such a number is somebody else or nobody, so there the answer is
-"unknown", unless the driver shows us our own engine: then it speaks of our namespace. An engine is
-never accused of being foreign to itself.
+The driver reports PIDs of the host's namespace. In a container such a PID may denote another
+process or none, so the result there is "unknown", unless the driver lists an observed engine: then
+its PIDs belong to the container's namespace. An engine never counts as foreign to itself.
 
-An engine's processes are found by the locks on their rings: the kernel names each holder in the
-namespace of whoever asks, whatever number the process has in its own.
+The processes of an engine are found by the locks on their rings: the kernel reports each lock's
+holder as a PID of the reader's namespace.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.discovery import find_rings, reading_from
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the first one (linux/proc_ns.h: PROC_PID_INIT_INO)."""
+"""Inode of the host's PID namespace (linux/proc_ns.h: PROC_PID_INIT_INO)."""
 _PROC = Path("/proc")
 _MOST_GENERATIONS = 64
 
 
 class Observed(NamedTuple):
-    """A living process of an engine."""
+    """A running process of an observed engine."""
 
     pid: int
-    """Here."""
-    told_pid: int
-    """As its ring says, in its own namespace."""
+    """PID in this process's namespace."""
+    own_pid: int
+    """PID in its own namespace, from its ring."""
     engine_id: str
 
 
 class Holders(NamedTuple):
-    """Processes that hold a context on a device."""
+    """PIDs of the processes with a context on a device, by origin."""
 
     ours: frozenset[int]
     foreign: frozenset[int]
@@ -44,7 +43,7 @@ class Holders(NamedTuple):
 
 
 def observed(folder: Path, now_ns: int) -> list[Observed]:
-    """Return the living processes of the engines whose rings are in the folder."""
+    """Return the running processes of the engines whose rings are in the directory."""
     locks = _lock_holders()
     found = []
     for ring in find_rings(*reading_from(folder)):
@@ -62,12 +61,12 @@ def observed(folder: Path, now_ns: int) -> list[Observed]:
 
 
 def holders(pids: Iterable[int], engines: Iterable[Observed], *, sees_host: bool) -> Holders:
-    """Tell our engines' processes among those that the driver names.
+    """Classify the processes that the driver lists.
 
     Args:
-        pids: the driver's.
-        engines: the processes that we know, whose children are theirs.
-        sees_host: whether this process is in the host's pid namespace.
+        pids: PIDs from the driver.
+        engines: observed processes; their descendants belong to the engines too.
+        sees_host: whether this process is in the host's PID namespace.
     """
     known = {process.pid for process in engines}
     pids = frozenset(pids) - {os.getpid()}
@@ -82,7 +81,7 @@ def holders(pids: Iterable[int], engines: Iterable[Observed], *, sees_host: bool
 
 
 def sees_host() -> bool:
-    """Tell whether this process is in the host's pid namespace, whose numbers the driver uses."""
+    """Return whether this process is in the host's PID namespace, which the driver uses."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     except OSError:
@@ -90,7 +89,7 @@ def sees_host() -> bool:
 
 
 def named(names: Iterable[str]) -> dict[str, int]:
-    """Return which of these programs run here, by their pids."""
+    """Return the PIDs of those of these programs that are running, by name."""
     wanted = set(names)
     found: dict[str, int] = {}
     try:
@@ -109,7 +108,7 @@ def named(names: Iterable[str]) -> dict[str, int]:
 
 
 def _above(pid: int) -> list[int]:
-    """Return the processes that started a process, the nearest first."""
+    """Return the PIDs of a process's ancestors, nearest first."""
     found: list[int] = []
     while pid > 1 and len(found) < _MOST_GENERATIONS:
         try:
@@ -122,7 +121,7 @@ def _above(pid: int) -> list[int]:
 
 
 def _lock_holders() -> dict[int, dict[str, int]]:
-    """Return who holds the flock on which inode of which device, as this process calls him."""
+    """Return the PIDs that hold write flocks, by inode and device, in this namespace."""
     try:
         lines = (_PROC / "locks").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -138,10 +137,10 @@ def _lock_holders() -> dict[int, dict[str, int]]:
 
 
 def _holder(locks: dict[int, dict[str, int]], status: os.stat_result) -> int | None:
-    """Return who holds a file; None where that is not told, or could be one of several."""
+    """Return the PID that holds a file's lock; None if unknown or ambiguous."""
     by_device = locks.get(status.st_ino, {})
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     if device in by_device:
         return by_device[device]
-    # Some file systems number their files' device otherwise than their own.
+    # On some file systems (btrfs, overlayfs) st_dev differs from the device in /proc/locks.
     return next(iter(by_device.values())) if len(by_device) == 1 else None

@@ -1,9 +1,9 @@
-"""The sampler: its sources on their threads, its ring, and when it ends.
+"""The sampler process: its sources on their threads, its ring, and its lifetime.
 
-Each source takes its turns on a thread of its own; this loop beats the heart, looks after them and
-waits: for a signal, or for the end of the process that it was started beside. That is watched by a
-pidfd and not by PR_SET_PDEATHSIG, for `run` becomes its command and must not leave it a child that
-it never had.
+Each source runs on a thread of its own. The main loop writes the heartbeat, reports hung sources
+and waits for a signal or for the exit of the process that it belongs to. It watches that process
+by a pidfd: PR_SET_PDEATHSIG needs a parent, and `run` execs its command, which must not inherit a
+child process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from inferscope.counters.dcgm import DEFAULT_URL, DcgmSource
 from inferscope.counters.gpm import GpmSource
 from inferscope.counters.host import HostSource
 from inferscope.counters.nvml import NvmlSource
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import AUTO, Claimer, Say, Source, Unavailable
-from inferscope.counters.tape import Tape
-from inferscope.counters.turns import Turns
+from inferscope.counters.source_runner import SourceRunner
 from inferscope.probe.clock import Clock
 from inferscope.probe.opening import make_ring
 from inferscope.records import SAMPLER_ROLE, CounterSample
@@ -39,16 +39,16 @@ _LAST_TURN_S = 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What to sample, and how often.
+    """Settings of a sampler.
 
     Attributes:
-        folder: of the rings.
-        sources: by name.
-        interval_ns: between two reads.
-        pm_interval_ns: the windows of PM sampling.
-        dcgm_url: of dcgm-exporter's page.
-        devices: by index or uuid; none means all.
-        pm_despite: programs that hold no counters, though they could.
+        folder: ring directory.
+        sources: names of the sources to read.
+        interval_ns: period of reads in nanoseconds.
+        pm_interval_ns: length of PM sampling's windows in nanoseconds.
+        dcgm_url: URL of dcgm-exporter's metrics page.
+        devices: device indices or UUID prefixes; empty for all devices.
+        pm_despite: names of running programs that the user declares not to hold the counters.
     """
 
     folder: Path
@@ -61,8 +61,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Look:
-    """One reading of a source; `reason` is empty where it could be read."""
+class SourceReading:
+    """Result of one reading of a source; `reason` is empty if it succeeded."""
 
     source: str
     reason: str
@@ -70,16 +70,16 @@ class Look:
     samples: list[CounterSample]
 
 
-class Stop(Protocol):
-    """Says whether somebody asked the sampler to end."""
+class StopSignal(Protocol):
+    """Stop request of a sampler, set by a signal handler."""
 
     @property
-    def is_asked(self) -> bool:
-        """Tell whether it is to end."""
+    def stop_requested(self) -> bool:
+        """Return whether a stop was requested."""
 
 
 def make_sources(settings: Settings, claims: Claimer, *, clock: Clock, say: Say) -> list[Source]:
-    """Return the sources that are asked for; none is opened."""
+    """Return the sources that the settings name, unopened."""
     period_ns, devices = settings.interval_ns, settings.devices
     makers: dict[str, Callable[[], Source]] = {
         "nvml": lambda: NvmlSource(settings.folder, claims, period_ns=period_ns, wanted=devices),
@@ -102,72 +102,72 @@ def make_sources(settings: Settings, claims: Claimer, *, clock: Clock, say: Say)
 
 
 def preload(settings: Settings, *, clock: Clock) -> None:
-    """Have everything loaded that sampling will need, while this is still root.
+    """Load every module and library that sampling needs while the process is still root.
 
-    Python loads much only when it is used, codecs too, and what root has installed for itself the
-    user that it becomes may not read. So each source is begun once, but for the one that would
-    take the device's counters from somebody.
+    Python imports many modules, codecs among them, on first use, and the user that the process
+    becomes may not be allowed to read what root installed. So each source is opened once, except
+    PM sampling, which would take the device's counters from another process.
     """
     for name in ("encodings.ascii", "encodings.idna", "grp"):
         importlib.import_module(name)
     find_engines(settings.folder)
-    for source in make_sources(settings, NoClaims(), clock=clock, say=_to_nobody):
+    for source in make_sources(settings, NoClaims(), clock=clock, say=_discard):
         with suppress(Unavailable):
             if source.name == CuptiPmSource.name:
-                usable()  # stays loaded, with what it opens late; nothing in it is called
+                usable()  # stays loaded, with the libraries it opens late; none is called
             else:
                 source.open(clock.monotonic_ns())
         source.close()
 
 
-def _to_nobody(line: str) -> None:
-    """Keep what is said while nothing is sampled yet."""
+def _discard(line: str) -> None:
+    """Discard a line: sampling has not started, and will report the same."""
 
 
-def look_once(settings: Settings, *, clock: Clock, say: Say) -> list[Look]:
-    """Open every source, read it once and close it; nothing is claimed and no ring made."""
+def read_once(settings: Settings, *, clock: Clock, say: Say) -> list[SourceReading]:
+    """Open, read once and close every source, without claims or a ring."""
     sources = make_sources(settings, NoClaims(), clock=clock, say=say)
-    return [_look_at(source, clock) for source in sources]
+    return [_read_source(source, clock) for source in sources]
 
 
-def _look_at(source: Source, clock: Clock) -> Look:
+def _read_source(source: Source, clock: Clock) -> SourceReading:
     try:
         facts = source.open(clock.monotonic_ns())
-        source.read(clock.monotonic_ns())  # the first of what is counted between two reads
+        source.read(clock.monotonic_ns())  # the start of values that are differences of reads
         time.sleep(source.period_ns * 1.2 / 1e9)
-        return Look(source.name, "", facts, source.read(clock.monotonic_ns()))
+        return SourceReading(source.name, "", facts, source.read(clock.monotonic_ns()))
     except Unavailable as error:
-        return Look(source.name, str(error), [], [])
+        return SourceReading(source.name, str(error), [], [])
     finally:
         source.close()
 
 
 def sample(
-    settings: Settings, stop: Stop, *, clock: Clock, say: Say, beside_pid: int | None = None
+    settings: Settings, stop: StopSignal, *, clock: Clock, say: Say, beside_pid: int | None = None
 ) -> None:
-    """Sample until asked to end, or until a process has ended.
+    """Sample until a stop is requested or the process `beside_pid` exits.
 
     Raises:
-        RingUnavailable: no ring can be made.
+        RingUnavailable: the ring cannot be created.
     """
     if CuptiPmSource.name in settings.sources:
         with suppress(Unavailable):
-            usable()  # trying libraries may take longer than a turn, so it is done before them
+            usable()  # trying libraries can take longer than a turn, so it comes before the threads
     home = settings.folder / SAMPLER_ROLE
     make_private(settings.folder)
     make_private(home)
     claims = Claims(home)
-    tape = Tape(make_ring(SAMPLER_ROLE, 0, clock, engine_id=SAMPLER_ROLE), clock)
+    tape = SamplerRing(make_ring(SAMPLER_ROLE, 0, clock, engine_id=SAMPLER_ROLE), clock)
     sources = make_sources(settings, claims, clock=clock, say=say)
-    turns = [Turns(source, tape, clock=clock, say=say) for source in sources]
+    turns = [SourceRunner(source, tape, clock=clock, say=say) for source in sources]
     companion = _Companion(beside_pid)
     try:
         tape.tend(cost_ns=time.process_time_ns())
         for each in turns:
             each.start()
-        while not stop.is_asked and not companion.has_ended(TURN_S):
+        while not stop.stop_requested and not companion.has_ended(TURN_S):
             for each in turns:
-                each.look(clock.monotonic_ns())
+                each.check_hung(clock.monotonic_ns())
             tape.tend(cost_ns=time.process_time_ns())
     finally:
         companion.close()
@@ -176,16 +176,16 @@ def sample(
         claims.close()
 
 
-def _end(turns: Sequence[Turns]) -> None:
+def _end(turns: Sequence[SourceRunner]) -> None:
     for each in turns:
-        each.ask_to_end()
+        each.request_stop()
     until_s = time.monotonic() + _LAST_TURN_S
     for each in turns:
         each.wait(max(0.0, until_s - time.monotonic()))
 
 
 class _Companion:
-    """The process that the sampler ends with; None: none."""
+    """The process whose exit ends the sampler; without a PID, none does."""
 
     def __init__(self, pid: int | None) -> None:
         self._handle: int | None = None
@@ -194,19 +194,19 @@ class _Companion:
         if pid is not None:
             try:
                 self._handle = os.pidfd_open(pid)
-            except OSError:  # it has ended already, or the kernel is older than 5.3
+            except OSError:  # it has exited already, or the kernel is older than 5.3
                 self._is_gone = True
             else:
                 self._poll.register(self._handle, select.POLLIN)
 
     def has_ended(self, wait_s: float) -> bool:
-        """Wait for its end, or for so long."""
+        """Wait at most `wait_s` for the process; return whether it has exited."""
         if self._is_gone:
             return True
         return bool(self._poll.poll(wait_s * 1000))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the pidfd; safe to call twice."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with suppress(OSError):

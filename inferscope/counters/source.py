@@ -1,11 +1,11 @@
-"""What a source of counters is: something that opens, is read on a schedule, and may be lost.
+"""The interface of a counter source: opened, read on a schedule, and possibly lost.
 
     open ──► facts of each device ──► read, read, … ──► close
       │                                   │
-      └────────── Unavailable ◄───────────┘    with the reason, and what to do about it
+      └────────── Unavailable ◄───────────┘    with the reason and the remedy
 
-A source that is lost says so once and is tried again later; the others go on without it. What a
-device cannot tell is left out of its samples, never 0.
+A lost source is reported once and retried later; the others continue. A value that a device does
+not provide is absent from its samples, never 0.
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ from inferscope.records import CounterSample
 
 SOURCES = ("nvml", "gpm", "pm", "dcgm", "host")
 AUTO = ("nvml", "gpm", "host")
-"""What costs nobody anything. dcgm joins where it is named, pm only where it is asked for."""
+"""Sources that disturb no other process. dcgm and pm are read only if they are named."""
 DCGM_URL = "INFERSCOPE_DCGM_URL"
-"""The environment's variable for the page of dcgm-exporter."""
+"""Environment variable with the URL of dcgm-exporter's metrics page."""
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 ASK_AGAIN_NS = 10_000_000_000
-"""Until a source that goes on asks again for a device that was refused."""
+"""Interval in nanoseconds between a source's retries of devices that it could not start."""
 
 Say = Callable[[str], None]
-"""Prints a line for whoever looks after this machine."""
+"""Function that prints one line for the operator."""
 
 
 def has_nvidia() -> bool:
-    """Tell whether an NVIDIA driver is here, without loading anything."""
+    """Return whether an NVIDIA driver is present, without loading a library."""
     return any(path.exists() for path in _NVIDIA)
 
 
 class Unavailable(Exception):
-    """A source has nothing to tell, for the reason given, in one line."""
+    """A source or device cannot be read; the message gives the reason in one line."""
 
 
 class Claimer(Protocol):
-    """Says which devices are this sampler's."""
+    """Claims of devices for one sampler."""
 
     def take(self, device: str) -> None:
-        """Claim a device, unless it is ours already.
+        """Claim a device unless this process holds it already.
 
         Raises:
-            Unavailable: somebody else has it.
+            Unavailable: another process holds it.
         """
 
 
 class Source(Protocol):
-    """Reads counters of one kind, of all devices that it may.
+    """A reader of one kind of counters on all claimed devices.
 
     Attributes:
-        name: in samples, options and messages.
-        period_ns: between two reads.
+        name: name in samples, options and messages.
+        period_ns: period of reads in nanoseconds.
     """
 
     name: str
     period_ns: int
 
     def open(self, now_ns: int) -> list[CounterSample]:
-        """Begin; return the facts of each device.
+        """Start reading; return the facts of each device.
 
         Raises:
-            Unavailable: nothing can be read here.
+            Unavailable: no device can be read.
         """
 
     def read(self, now_ns: int) -> list[CounterSample]:
-        """Return what was counted since the last call, and news of devices.
+        """Return the samples since the last call, and changes of the devices' state.
 
         Raises:
-            Unavailable: nothing can be read any more.
+            Unavailable: no device can be read any more.
         """
 
     def close(self) -> None:
-        """Let go of everything; safe to call twice, and after a failed `open`."""
+        """Release all resources; safe to call twice and after a failed `open`."""
 
 
-def facts(source: str, device_uuid: str, now_ns: int, told: dict[str, str]) -> CounterSample:
-    """Return the news that a source has opened a device, with what there is to say of it."""
-    return CounterSample(now_ns, device_uuid, now_ns, now_ns, source, {}, told)
+def facts(source: str, device_uuid: str, now_ns: int, properties: dict[str, str]) -> CounterSample:
+    """Return the record that a source has started reading a device, with its properties."""
+    return CounterSample(now_ns, device_uuid, now_ns, now_ns, source, {}, properties)
 
 
 def silence(source: str, device_uuid: str, now_ns: int, reason: str) -> CounterSample:
-    """Return the news that a source has nothing more to tell, of one device or at all."""
+    """Return the record that a source, or one device of it, is unavailable."""
     return CounterSample(now_ns, device_uuid, now_ns, now_ns, source, {}, {}, reason)
 
 
 def sample(
     source: str, device_uuid: str, *, start_ns: int, end_ns: int, values: dict[str, float]
 ) -> CounterSample:
-    """Return what was counted over one window, without what is no number."""
+    """Return the sample of one window, without values that are infinite or NaN."""
     known = {word: value for word, value in values.items() if math.isfinite(value)}
     return CounterSample(end_ns, device_uuid, start_ns, end_ns, source, known)

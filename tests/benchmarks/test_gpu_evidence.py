@@ -264,14 +264,14 @@ def test_cupti_is_asked_step_by_step_until_a_step_is_refused(
     assert row["steps"]["library"] == "ok"
     assert row["num_windows"] == 0
     if row["steps"]["rights"] == "ok":
-        kept = "with CAP_PERFMON alone" if rights == "perfmon" else "without capabilities"
-        assert row["rights"] == f"this is uid 65534 from here on, {kept}"
+        kept = "with CAP_PERFMON only" if rights == "perfmon" else "without capabilities"
+        assert row["rights"] == f"switched to uid 65534, {kept}"
         assert "no NVIDIA driver" in row["steps"]["driver"]
         assert "initialise" not in row["steps"]
     else:
         assert "no CAP_PERFMON" in row["steps"]["rights"]
     monkeypatch.setenv("INFERSCOPE_CUPTI", str(tmp_path / "absent"))
-    assert "no libcupti at" in kit.sampling.asked(65534, rights)["steps"]["library"]
+    assert "cannot load libcupti from" in kit.sampling.asked(65534, rights)["steps"]["library"]
 
 
 def test_copies_are_put_on_our_clock_when_the_sampler_has_started(

@@ -88,7 +88,7 @@ class Collector:
         before = self.said()
         self.file.write_text(text, encoding="utf-8")
         self.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "the configuration " in self.said()[len(before) :])
+        eventually(lambda: "configuration " in self.said()[len(before) :])
         return self.said()[len(before) :]
 
     def stop(self) -> int:

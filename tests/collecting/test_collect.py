@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.collecting.outlets import check_exporters, make_exporters
+from inferscope.collecting.exporter_set import check_exporters, make_exporters
 from inferscope.collector.source import RecordingSource
 from inferscope.errors import BadInput
 from tests.cli.running import inferscope
@@ -161,7 +161,7 @@ def test_an_exporter_that_raises_is_switched_off_and_the_others_go_on(tmp_path: 
         eventually(lambda: collector.scrape().all("inferscope_requests_total") != [])
         engine.do("begin a", "end a stop")
         eventually(lambda: collector.scrape().total("inferscope_requests_total") == 1)
-        assert collector.said().count("fragile is switched off, it raised RuntimeError") == 1
+        assert collector.said().count("exporter fragile disabled after error: RuntimeError") == 1
         assert "Traceback" not in collector.said()
         assert collector.stop() == 0
 

@@ -24,7 +24,7 @@ from inferscope.collecting.config import (
     config_hash,
     read_config,
 )
-from inferscope.collecting.outlets import make_exporters
+from inferscope.collecting.exporter_set import make_exporters
 from inferscope.errors import BadInput
 from inferscope.exporting import path_settings
 
@@ -198,7 +198,11 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
         ("counters: {interval: 100}", 1, "counters.interval is 100. Give a time with its unit"),
         ("counters: {every: 1s}", 1, "counters.every is no setting. There are: sources"),
         ("headers: [cookie]", 1, "headers has 'cookie'. There are: tenant, tenant:hash"),
-        ("headers: tenant, tenant:hash", 1, "headers is 'tenant, tenant:hash'. Give each of them"),
+        (
+            "headers: tenant, tenant:hash",
+            1,
+            "headers is 'tenant, tenant:hash'. Give each",
+        ),
         ("headers: {tenant: x}", 1, "headers is a section. Give a list of: tenant"),
         ("a: [", 1, "not YAML"),
         ("rings: &x {y: *x}", 1, "nested deeper"),

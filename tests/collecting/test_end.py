@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from inferscope.collecting.config import read_config
-from inferscope.collecting.outlets import Outlets
+from inferscope.collecting.exporter_set import ExporterSet
 from inferscope.collecting.service import Service
 from inferscope.collector.snapshot import Snapshot
 from inferscope.probe import EngineInfo, Probe
@@ -50,7 +50,7 @@ class LastMinute:
         self.asked_s = 0.0
 
     @property
-    def is_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         if self._kept.view is None or not self._kept.view.engines:
             return False
         if not self.asked_s:
@@ -76,12 +76,12 @@ def test_what_ended_before_the_collector_was_asked_to_end_is_exported(
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     config = read_config(None, {"INFERSCOPE_COLLECT_PINS_FOLDER": str(tmp_path / "pins")})
     kept = Kept()
-    outlets = Outlets({"kept": kept}, say=lambda _: None)
-    outlets.open()
+    exporter_set = ExporterSet({"kept": kept}, say=lambda _: None)
+    exporter_set.open()
     probe = Probe.open(EngineInfo(0, "made-up"))
     try:
         wishes = LastMinute(probe, kept)
-        service = Service(config, outlets, clock=SystemClock(), say=lambda _: None)
+        service = Service(config, exporter_set, clock=SystemClock(), say=lambda _: None)
         assert service.run(wishes)
         took_s = time.monotonic() - wishes.asked_s
     finally:
@@ -105,7 +105,7 @@ class Restless:
         self.gone_s = 0.0
 
     @property
-    def is_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         if self._kept.view is None or not self._kept.view.engines:
             return False
         self._probe.close()
@@ -125,10 +125,10 @@ def test_it_outlives_the_engines_by_what_is_configured(
         },
     )
     kept = Kept()
-    outlets = Outlets({"kept": kept}, say=lambda _: None)
-    outlets.open()
+    exporter_set = ExporterSet({"kept": kept}, say=lambda _: None)
+    exporter_set.open()
     wishes = Restless(Probe.open(EngineInfo(0, "made-up")), kept)
-    assert Service(config, outlets, clock=SystemClock(), say=lambda _: None).run(wishes)
+    assert Service(config, exporter_set, clock=SystemClock(), say=lambda _: None).run(wishes)
     assert 2.3 < time.monotonic() - wishes.gone_s < 60
     assert kept.view is not None
     (view,) = kept.view.engines

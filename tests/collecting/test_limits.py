@@ -13,8 +13,8 @@ from inferscope.collecting.config import PinSettings, SloSettings
 from inferscope.collecting.engines import FORGET_NS, Engines
 from inferscope.collecting.incidents import Incidents
 from inferscope.collecting.pins import Pins
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import sample
-from inferscope.counters.tape import Tape
 from inferscope.records import RUNNING, SAMPLER_ROLE, Live
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import Identity
@@ -105,7 +105,7 @@ def test_an_engine_is_not_measured_by_another_users_sampler(host: Host) -> None:
     home.mkdir()
     me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, 7, "host", boot_id(), host.time.now_ns, 0)
     path = home / "sampler-0-7.ring"
-    tape = Tape(RingWriter(path, me, capacity=1 << 18), host.time)
+    tape = SamplerRing(RingWriter(path, me, capacity=1 << 18), host.time)
     for each in (home, path):
         os.chown(each, OTHER_UID, OTHER_UID)
     host.start("ours")
@@ -139,7 +139,7 @@ def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
     victim.in_flight = Live(host.time.now_ns, *of, request_ids=("r",))
     victim.write(victim.in_flight)
     host.look()
-    incidents.look(host.engines.snapshot())
+    incidents.on_snapshot(host.engines.snapshot())
     (before,) = host.engines.snapshot().engines
     assert before.num_running == 1
 
@@ -154,7 +154,7 @@ def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
     del host.rings["spoof"]
     for _ in range(6):
         host.look()
-        incidents.look(host.engines.snapshot())
+        incidents.on_snapshot(host.engines.snapshot())
     (after,) = host.engines.snapshot().engines
     assert (after.is_alive, after.num_running, after.num_replaced) == (True, 1, 0)
     assert host.engines.num_refused["owner"] == is_in_own_folder, "others' files there are not read"

@@ -37,7 +37,7 @@ class Watch:
                 ring.tell()
             self.engines.advance()
             if tick % 2:
-                self._incidents.look(self.engines.snapshot())
+                self._incidents.on_snapshot(self.engines.snapshot())
             self._pins.advance()
 
     def pinned(self) -> list[str]:
@@ -167,7 +167,7 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
         steps = step if second < 10 else view.step
         at_ns = began_ns + second * SECOND_NS
         now = replace(view, num_running=num_running, step=steps, health=health, folded_ns=at_ns)
-        incidents.look(replace(look, mono_ns=at_ns, engines=(now,)))
+        incidents.on_snapshot(replace(look, mono_ns=at_ns, engines=(now,)))
     engines.close()
     ring.close()
     assert [why for why, _, _ in pins.told] == ["stall"] * num_pins
@@ -214,7 +214,7 @@ def test_an_engine_that_admits_none_of_its_queue_stalls(
         now = replace(
             view, num_admissible=num_admissible, num_admissions=num_admissions, folded_ns=at_ns
         )
-        incidents.look(replace(look, mono_ns=at_ns, engines=(now,)))
+        incidents.on_snapshot(replace(look, mono_ns=at_ns, engines=(now,)))
     engines.close()
     ring.close()
     assert pins.told == [("stall", began_ns, began_ns + 11 * SECOND_NS)] * num_pins
@@ -236,7 +236,7 @@ def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
         look = engines.snapshot()
         (view,) = look.engines
         assert view.folded_ns == folded_ns
-        incidents.look(replace(look, engines=(replace(view, num_running=1),)))
+        incidents.on_snapshot(replace(look, engines=(replace(view, num_running=1),)))
     assert pins.told == []
     while engines.advance():
         pass
@@ -244,7 +244,7 @@ def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     (view,) = look.engines
     assert time.now_ns - view.folded_ns < SECOND_NS
     # Folded, the minute has brought no step: that was one.
-    incidents.look(replace(look, engines=(replace(view, num_running=1),)))
+    incidents.on_snapshot(replace(look, engines=(replace(view, num_running=1),)))
     assert [why for why, _, _ in pins.told] == ["stall"]
     engines.close()
     ring.close()
@@ -258,7 +258,7 @@ def test_who_left_in_order_is_not_lost_before_the_goodbye_is_folded(tmp_path: Pa
     incidents = Incidents(pins, on=("engine_lost",), slo=SloSettings())
     ring.pass_time(2)
     engines.advance()
-    incidents.look(engines.snapshot())
+    incidents.on_snapshot(engines.snapshot())
     for _ in range(3000):  # more than a turn takes
         ring.tell()
     ring.say_goodbye()
@@ -267,11 +267,11 @@ def test_who_left_in_order_is_not_lost_before_the_goodbye_is_folded(tmp_path: Pa
     for _ in range(3):
         (view,) = engines.snapshot().engines
         assert (view.is_alive, view.has_ended) == (True, False)
-        incidents.look(engines.snapshot())
+        incidents.on_snapshot(engines.snapshot())
     while engines.advance():
         pass
     (view,) = engines.snapshot().engines
     assert (view.is_alive, view.has_ended) == (False, True)
-    incidents.look(engines.snapshot())
+    incidents.on_snapshot(engines.snapshot())
     assert pins.told == []
     engines.close()

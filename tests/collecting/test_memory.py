@@ -10,13 +10,13 @@ import pytest
 
 _PROGRAM = """
 from pathlib import Path
-from inferscope.collecting.memory import give_back_what_is_free
+from inferscope.collecting.memory import configure_trim
 
 def resident_mb():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
-give_back_what_is_free()
+configure_trim()
 del (first := [bytearray(2_000_000)])[0]  # from which glibc learns to keep such pieces
 before_mb = resident_mb()
 pieces = [bytearray(b"1" * 2_000_000) for _ in range(50)]

@@ -14,7 +14,7 @@ import pytest
 from inferscope.collecting.config import PinSettings, read_config
 from inferscope.collecting.lock import LOCK_NAME, only_collector
 from inferscope.collecting.pins import Pins
-from inferscope.collecting.promises import Promises
+from inferscope.collecting.slo_state import SloTracker
 from inferscope.errors import InferScopeError
 from inferscope.private import own_folder
 from inferscope.slo import Objective, Objectives
@@ -66,9 +66,9 @@ def is_untouched(victim: Path) -> bool:
 def test_a_pipe_in_place_of_the_budgets_is_one_line(tmp_path: Path) -> None:
     path, said = tmp_path / "slo-state.json", list[str]()
     os.mkfifo(path)
-    promises = Promises(OBJECTIVES, path, clock=Time(), say=said.append)
+    promises = SloTracker(OBJECTIVES, path, clock=Time(), say=said.append)
     assert said == [
-        f"budgets begin anew: {path} cannot be read: not a plain file of uid {os.geteuid()}"
+        f"budgets restart at zero: cannot read {path}: not a plain file of uid {os.geteuid()}"
     ]
     promises.save({})
     assert path.is_file(), "it takes the place of the pipe"
@@ -78,10 +78,8 @@ def test_a_link_in_place_of_the_budgets_is_not_followed(tmp_path: Path, victim: 
     path, said = tmp_path / "slo-state.json", list[str]()
     for name in (path.name, f".{path.name}.{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    promises = Promises(OBJECTIVES, path, clock=Time(), say=said.append)
-    assert [line.partition(f"{path} ")[2] for line in said] == [
-        f"cannot be read: {os.strerror(40)}"
-    ]
+    promises = SloTracker(OBJECTIVES, path, clock=Time(), say=said.append)
+    assert said == [f"budgets restart at zero: cannot read {path}: {os.strerror(40)}"]
     promises.save({})
     assert is_untouched(victim)
     assert path.is_file()
@@ -92,10 +90,10 @@ def test_a_link_in_place_of_the_budgets_is_not_followed(tmp_path: Path, victim: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_budgets_of_another_user_are_not_taken_over(tmp_path: Path) -> None:
     path, said = tmp_path / "slo-state.json", list[str]()
-    Promises(OBJECTIVES, path, clock=Time(), say=said.append).save({})
+    SloTracker(OBJECTIVES, path, clock=Time(), say=said.append).save({})
     assert said == []
     os.chown(path, OTHER_UID, OTHER_UID)
-    Promises(OBJECTIVES, path, clock=Time(), say=said.append)
+    SloTracker(OBJECTIVES, path, clock=Time(), say=said.append)
     assert len(said) == 1
     assert "not a plain file of uid 0" in said[0]
 

@@ -76,13 +76,13 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
             (good.replace("port: 0", "port: x"), "exporters.prometheus: port is 'x'"),
             (good.replace("port: 0", f"port: 0, token_file: {tmp_path}/no"), "cannot read"),
             (good.replace("slo.yaml", "none.yaml"), "none.yaml"),
-            (good + f"rings: {tmp_path}/others\n", f"rings is {tmp_path}/others"),
-            (good + "shard: 1/2\n", "shard is 1/2, and 1/1 is collected"),
+            (good + f"rings: {tmp_path}/others\n", f"rings changed to {tmp_path}/others"),
+            (good + "shard: 1/2\n", "shard changed to 1/2, but 1/1 is collected"),
             (good.replace("exporters:", "exporters:\n  none: {}"), "no exporter is called 'none'"),
         ):
             said = collector.reload(bad)
             assert len(said.splitlines()) == 1
-            assert said.startswith("inferscope: the configuration stays as it was: ")
+            assert said.startswith("inferscope: reload failed, the configuration is unchanged: ")
             assert told in said
         eventually(
             lambda: (
@@ -98,7 +98,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
 
         # Objectives alone: the same file names them. No time to first token is below 1 ms.
         slo.write_text(_SLO % "1ms", encoding="utf-8")
-        assert "is read again" in collector.reload(good)
+        assert "configuration reloaded" in collector.reload(good)
         engine.do("begin c", "go c 2", "end c stop", "go over 2", "end over stop")
         eventually(lambda: hash_of(collector.scrape()) != hash_of(early))
         judged = scraped(collector, num_requests=5)
@@ -114,7 +114,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
         other += "counters: off\nheaders: [tenant]\n"
         said = collector.reload(other)
         assert f"serves {collector.url}" in said
-        assert "counters stay as they were until the collector is started again" in said
+        assert "the change of counters takes effect when the collector restarts" in said
         engine.do("begin d", "go d 2", "end d stop")
         cheap = scraped(collector, num_requests=6)
         no_less(judged, cheap)
@@ -165,7 +165,7 @@ def test_files_and_pins_of_the_former_configuration_are_completed(tmp_path: Path
         scraped(collector, num_requests=2)
         eventually(lambda: requests_in(one) == ["a"])
         said = collector.reload("exporters:\n  prometheus: {port: 0}\npins: off\n")
-        assert "parquet: ended\n" in said
+        assert "parquet: closed\n" in said
         eventually(lambda: requests_in(other) == ["b"])
         assert collector.stop() == 0
 

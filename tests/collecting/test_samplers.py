@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from inferscope.collecting.engines import Engines
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import sample
-from inferscope.counters.tape import Tape
 from inferscope.records import SAMPLER_ROLE
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import Identity
@@ -20,7 +20,7 @@ def test_an_engines_end_is_seen_though_its_sampler_goes_on(tmp_path: Path) -> No
     home = tmp_path / SAMPLER_ROLE
     home.mkdir()
     me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, 7, "host", boot_id(), time.now_ns, 0)
-    tape = Tape(RingWriter(home / "sampler-0-7.ring", me, capacity=1 << 18), time)
+    tape = SamplerRing(RingWriter(home / "sampler-0-7.ring", me, capacity=1 << 18), time)
     engines = Engines(tmp_path, sink=Finals(), clock=time)
     core = Ring(tmp_path, time)
 

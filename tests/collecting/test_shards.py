@@ -18,8 +18,8 @@ from inferscope_parquet.exporter import ParquetExporter
 from inferscope_prometheus.exporter import PrometheusExporter
 
 from inferscope.collecting.config import PinSettings, config_hash, read_config
+from inferscope.collecting.exporter_set import make_exporters
 from inferscope.collecting.lock import LOCK_NAME, only_collector
-from inferscope.collecting.outlets import make_exporters
 from inferscope.collecting.shard import ALL, MOST_SHARDS, Shard, read_shard
 from inferscope.errors import BadInput, InferScopeError
 from tests.collecting.running import Scrape, collecting, engine_by_hand, eventually
@@ -57,8 +57,8 @@ def test_whose_an_engine_is_can_be_worked_out_by_anybody() -> None:
         ("2", "Give K/N"),
         ("half", "Give K/N"),
         ("-1/2", "Give K/N"),
-        ("0/2", "the first is 1/2, the last 2/2"),
-        ("3/2", "the first is 1/2, the last 2/2"),
+        ("0/2", "Give a number from 1/2 to 2/2"),
+        ("3/2", "Give a number from 1/2 to 2/2"),
         ("1/0", "1 to 64"),
         ("1/65", "1 to 64"),
     ],
@@ -148,8 +148,16 @@ def test_shards_of_the_same_number_run_together(tmp_path: Path) -> None:
         (ALL, Shard(1, 2), "a collector runs already on FOLDER, as process PID."),
         (Shard(1, 2), ALL, "collectors of shards run already on FOLDER: 1/2 as process PID."),
         (Shard(1, 2), Shard(1, 2), "a collector of shard 1/2 runs already on FOLDER, as process"),
-        (Shard(1, 2), Shard(1, 3), "shard 1/3 does not fit to what runs already on FOLDER: 1/2"),
-        (Shard(1, 2), Shard(3, 3), "shard 3/3 does not fit to what runs already on FOLDER: 1/2"),
+        (
+            Shard(1, 2),
+            Shard(1, 3),
+            "shard 1/3 conflicts with the shards that run already on F",
+        ),
+        (
+            Shard(1, 2),
+            Shard(3, 3),
+            "shard 3/3 conflicts with the shards that run already on F",
+        ),
     ],
 )
 def test_who_would_count_an_engine_twice_is_refused_in_one_line(

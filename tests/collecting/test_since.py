@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from inferscope.collecting.engines import Engines
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import sample
-from inferscope.counters.tape import Tape
 from inferscope.records import (
     ADMITTED,
     PREFILL,
@@ -39,7 +39,9 @@ class Host:
         home = folder / SAMPLER_ROLE
         home.mkdir()
         me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, 7, "host", boot_id(), self.time.now_ns, 0)
-        self._tape = Tape(RingWriter(home / "sampler-0-7.ring", me, capacity=1 << 20), self.time)
+        self._tape = SamplerRing(
+            RingWriter(home / "sampler-0-7.ring", me, capacity=1 << 20), self.time
+        )
         self.is_sampled = False
         self._core.tell()
         for kind in (QUEUED, ADMITTED):

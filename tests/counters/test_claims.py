@@ -37,7 +37,7 @@ def test_a_device_has_one_sampler_and_the_second_is_told_which(tmp_path: Path) -
     first, second = Claims(tmp_path), Claims(tmp_path)
     first.take("GPU-1")
     first.take("GPU-1")
-    with pytest.raises(Unavailable, match=f"GPU-1 is sampled already, by process {os.getpid()}"):
+    with pytest.raises(Unavailable, match=f"process {os.getpid()} samples GPU-1 already"):
         second.take("GPU-1")
     second.take("GPU-2")
     first.close()
@@ -56,7 +56,7 @@ def test_a_claim_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         claims = Claims(tmp_path)
-        with pytest.raises(Unavailable, match=f"by process {holder.pid}"):
+        with pytest.raises(Unavailable, match=f"process {holder.pid} samples"):
             claims.take("GPU-1")
     claims.take("GPU-1")
     claims.close()
@@ -100,8 +100,8 @@ def test_a_session_is_one_for_all_folders_and_users_and_goes_with_its_process(
         with pytest.raises(Unavailable) as refused:
             claims.take(device)
         assert str(refused.value) == (
-            f"{device} is sampled by PM already, by process {holder.pid}: "
-            "this one waits to take over."
+            f"process {holder.pid} holds the PM session of {device}; "
+            "this sampler takes over when it exits."
         )
     claims.take(device)
     claims.take(device)
@@ -114,7 +114,7 @@ def test_a_session_that_is_taken_is_told_so_where_the_kernel_names_nobody(
 ) -> None:
     first, second = SessionClaims(), SessionClaims(tmp_path / "none")
     first.take(device)
-    with pytest.raises(Unavailable, match="sampled by PM already, it seems"):
+    with pytest.raises(Unavailable, match=r"another process .* holds the PM session"):
         second.take(device)
     first.close()
     second.take(device)

@@ -19,7 +19,7 @@ from inferscope.counters.cupti import (
     Cupti,
     CuptiError,
     cuda_release,
-    in_words,
+    describe_error,
     may_profile,
 )
 from inferscope.counters.cupti_pm import CuptiPmSource
@@ -223,13 +223,13 @@ def test_only_turing_and_a100_go_by_the_system_clock() -> None:
 
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(code: int) -> str:
-        return in_words(CuptiError("cuptiPmSamplingEnable", code, "CUPTI_ERROR_SOMETHING"))
+        return describe_error(CuptiError("cuptiPmSamplingEnable", code, "CUPTI_ERROR_SOMETHING"))
 
     assert "as root" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
     assert "MIG" in said(layout.ERROR_MIG_NOT_SUPPORTED)
     monkeypatch.setattr(cupti, "named", lambda names: {"nv-hostengine": 812})
-    assert "held, by nv-hostengine (process 812)" in said(layout.ERROR_INVALID_OPERATION)
+    assert "in use, by nv-hostengine (process 812)" in said(layout.ERROR_INVALID_OPERATION)
     monkeypatch.setattr(cupti, "named", lambda names: {})
     assert "outside this container" in said(layout.ERROR_HARDWARE_BUSY)
     for code in (1, 2, 7, 8, 26, 27, 35, 999):
@@ -282,15 +282,15 @@ def test_a_device_that_somebody_profiles_is_left_alone(monkeypatch: pytest.Monke
         pm([]).open(0)
     assert "Stop process 4 and 812 while you sample" in str(refused.value)
     assert "--pm-despite nsys --pm-despite nv-hostengine" in str(refused.value)
-    with pytest.raises(Unavailable, match=r"nsys \(process 4\) may hold"):
+    with pytest.raises(Unavailable, match=r"nsys \(process 4\) may be using"):
         pm([], despite=("nv-hostengine",)).open(0)
-    with pytest.raises(Unavailable, match="no libcupti at /nowhere"):
+    with pytest.raises(Unavailable, match="cannot load libcupti from /nowhere"):
         pm([], despite=("nv-hostengine", "nsys")).open(0)
 
 
 def test_without_a_library_there_is_one_line() -> None:
     source = pm([])
-    with pytest.raises(Unavailable, match="no libcupti at /nowhere"):
+    with pytest.raises(Unavailable, match="cannot load libcupti from /nowhere"):
         source.open(0)
     source.close()
     source.close()

@@ -67,8 +67,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     ("initialize", "version", "reason"),
     [
         (REFUSES, 130_001, "cuptiProfilerInitialize failed: CUPTI_ERROR_TOY (15)"),
-        (CRASHES, 130_202, "ended the process that tried it, by signal 11"),
-        (WORKS, 26, "is of CUDA 12.8, and PM sampling needs CUPTI of 12.9"),
+        (CRASHES, 130_202, "crashed the process that tried it (signal 11)"),
+        (WORKS, 26, "belongs to CUDA 12.8; PM sampling needs CUPTI 12.9"),
     ],
 )
 def test_a_library_that_cannot_initialise_is_passed_over_for_the_next(
@@ -115,7 +115,7 @@ def test_one_that_is_found_twice_is_tried_once_and_one_that_is_named_is_the_only
     assert candidates() == [str(tmp_path / "libcupti.so.13")]
     monkeypatch.setenv(LIBRARY_VARIABLE, "/nowhere/libcupti.so")
     assert candidates() == ["/nowhere/libcupti.so"]
-    with pytest.raises(Unavailable, match="no libcupti at /nowhere"):
+    with pytest.raises(Unavailable, match="cannot load libcupti from /nowhere"):
         usable()
 
 
@@ -142,7 +142,7 @@ def test_where_there_is_none_that_is_the_reason(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(cupti_search, "_TOOLKITS", ())
     monkeypatch.setattr(cupti_search, "_IN_SITE_PACKAGES", ())
-    with pytest.raises(Unavailable, match="there is no libcupti here"):
+    with pytest.raises(Unavailable, match="no libcupti found"):
         usable()
 
 

@@ -95,10 +95,10 @@ def test_a_page_without_profiling_metrics_says_how_to_have_them(server: PageServ
 
 
 def test_a_page_of_other_devices_is_none_of_ours(server: PageServer) -> None:
-    with pytest.raises(Unavailable, match="no device that is ours"):
+    with pytest.raises(Unavailable, match="no device that this sampler"):
         source(server, wanted=("GPU-2",)).open(0)
     server.content = "process_cpu_seconds_total 1\n"
-    with pytest.raises(Unavailable, match="no device that is ours"):
+    with pytest.raises(Unavailable, match="no device that this sampler"):
         source(server).open(0)
 
 

@@ -139,13 +139,17 @@ def test_libraries_that_cannot_be_used_come_with_the_package_that_can(
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
     ("is_allowed", "is_fine", "said"),
-    [(True, True, "allowed"), (False, False, "CAP_PERFMON alone"), (None, False, "not known here")],
+    [
+        (True, True, "allowed"),
+        (False, False, "restricted to root and"),
+        (None, False, "not known here"),
+    ],
 )
 def test_the_right_to_profile_is_claimed_only_where_it_is_known(
     monkeypatch: pytest.MonkeyPatch, is_allowed: bool | None, is_fine: bool, said: str
 ) -> None:
     monkeypatch.setattr(module, "may_profile", lambda: is_allowed)
-    monkeypatch.setattr(module, "rivals", dict)
+    monkeypatch.setattr(module, "counter_holders", dict)
     row = found()["PM sampling"]
     assert row.is_fine is is_fine
     assert said in row.found
@@ -157,7 +161,7 @@ def test_who_may_hold_the_counters_is_to_be_stopped_or_vouched_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "may_profile", lambda: True)
-    monkeypatch.setattr(module, "rivals", lambda: {"nv-hostengine": 812})
+    monkeypatch.setattr(module, "counter_holders", lambda: {"nv-hostengine": 812})
     row = found()["PM sampling"]
     assert "nv-hostengine (process 812)" in row.found
     assert "process 812" in row.fix

@@ -96,7 +96,7 @@ def test_a_process_that_ended_is_forgotten(engine: Engine, tmp_path: Path) -> No
 def test_one_sampler_tells_of_a_host(tmp_path: Path) -> None:
     claims = Claims(tmp_path)
     claims.take(HOST)
-    with pytest.raises(Unavailable, match="host is sampled already"):
+    with pytest.raises(Unavailable, match="samples host already"):
         HostSource(tmp_path, Claims(tmp_path), period_ns=1).open(0)
     claims.close()
 
@@ -105,7 +105,7 @@ def test_a_rings_lock_tells_its_writer_whatever_number_it_goes_by(
     engine: Engine, tmp_path: Path
 ) -> None:
     (found,) = observed(tmp_path, time.monotonic_ns())
-    assert found.pid == found.told_pid == engine.process.pid
+    assert found.pid == found.own_pid == engine.process.pid
     (ring,) = tmp_path.glob("**/*.ring")
     assert processes._holder(processes._lock_holders(), ring.stat()) == engine.process.pid
 

@@ -124,7 +124,7 @@ def test_a_device_that_another_sampler_lets_go_of_is_taken_over(play: Play, tmp_
     reader = NvmlSource(tmp_path, ours, period_ns=PERIOD)
     (first, refused) = reader.open(0)
     assert first.facts
-    assert "sampled already" in refused.reason
+    assert "samples GPU" in refused.reason
     recording.turn = 1
     theirs.close()
     assert {one.device_uuid for one in reader.read(PERIOD)} == {UUID}

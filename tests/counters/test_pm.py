@@ -233,7 +233,7 @@ def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
     stage.toy.windows += [(0, 0, (0.0,) * 14)] * 5
     (one,) = stage.read()
     assert one.values["num_dropped"] == 5
-    assert "5 windows came without times and count as lost" in stage.said[0]
+    assert "5 windows lack timestamps and count as lost" in stage.said[0]
     stage.fill(10, from_ns=end_ns + 7 * INTERVAL)  # the gap that those five are in, and two more
     (two,) = stage.read()
     assert two.values["num_dropped"] == 2
@@ -247,7 +247,7 @@ def test_a_session_that_gives_no_times_any_more_is_begun_anew(stage: Stage) -> N
     stage.fill(10, from_ns=stage.clock.now_ns)
     stage.read()
     stage.toy.windows += [(0, 0, (0.0,) * 14)] * 5
-    with pytest.raises(Unavailable, match=f"5 windows of {UUID} came without times.*begins anew"):
+    with pytest.raises(Unavailable, match=f"all 5 windows of {UUID} lack timestamps.*restarts"):
         stage.read()
     stage.source.close()
     (opened,) = stage.source.open(stage.clock.now_ns)
@@ -258,9 +258,7 @@ def test_a_second_source_leaves_a_device_s_session_alone_until_the_first_has_end
     stage: Stage,
 ) -> None:
     second = Stage()
-    with pytest.raises(
-        Unavailable, match=f"{UUID} is sampled by PM already, by process {os.getpid()}"
-    ):
+    with pytest.raises(Unavailable, match=f"process {os.getpid()} holds the PM session of {UUID}"):
         second.source.open(0)
     assert "cuptiPmSamplingEnable" not in second.toy.calls
     second.source.close()
@@ -350,8 +348,8 @@ def test_a_session_is_ended_in_order_and_once(stage: Stage) -> None:
     ("function", "code", "word"),
     [
         ("cuptiPmSamplingEnable", layout.ERROR_INSUFFICIENT_PRIVILEGES, "as root"),
-        ("cuptiPmSamplingEnable", layout.ERROR_INVALID_OPERATION, "held"),
-        ("cuptiPmSamplingGetCounterAvailability", layout.ERROR_HARDWARE_BUSY, "held"),
+        ("cuptiPmSamplingEnable", layout.ERROR_INVALID_OPERATION, "in use"),
+        ("cuptiPmSamplingGetCounterAvailability", layout.ERROR_HARDWARE_BUSY, "in use"),
         ("cuptiProfilerInitialize", layout.ERROR_CONFIDENTIAL_COMPUTING, "confidential"),
     ],
 )
@@ -375,7 +373,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
     ("code", "said"),
     [
         (layout.ERROR_OUT_OF_MEMORY, "overflowed.*longer --pm-interval"),
-        (layout.ERROR_UNKNOWN, "sampling GPU-[-0-9a-f]+ broke off"),
+        (layout.ERROR_UNKNOWN, "sampling of GPU-[-0-9a-f]+ stopped"),
     ],
 )
 def test_a_session_that_breaks_off_is_told(stage: Stage, code: int, said: str) -> None:

@@ -84,7 +84,7 @@ def test_a_second_sampler_says_who_is_first_and_takes_over_when_it_ends(
     until(lambda: any(one.reason for one in told(tmp_path)))
     (refused,) = [one for one in told(tmp_path) if one.reason]
     assert refused.reason == (
-        f"host is sampled already, by process {first.pid}: this one waits to take over."
+        f"process {first.pid} samples host already; this sampler takes over when it exits."
     )
     first.kill()
     until(lambda: len([one for one in told(tmp_path) if one.facts]) == 2)
@@ -92,10 +92,10 @@ def test_a_second_sampler_says_who_is_first_and_takes_over_when_it_ends(
     said = []
     for line in second.stderr:
         said.append(line)
-        if "host: it can be read again" in line:
+        if "host: available again" in line:
             break
-    assert "host: host is sampled already" in "".join(said[:-1])
-    assert "host: it can be read again" in said[-1]
+    assert f"host: process {first.pid} samples host already" in "".join(said[:-1])
+    assert "host: available again" in said[-1]
 
 
 def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_root_becomes_the_rings_owner_and_keeps_one_right_at_most(
         pytest.skip("this root cannot have, or give up, these capabilities (setpriv)")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     said, facts = done.stdout.splitlines()
-    rights = "without capabilities" if kept is None else f"with {kept.upper()} alone"
-    assert said == f"this is uid 12345 from here on, {rights}"
+    rights = "without capabilities" if kept is None else f"with {kept.upper()} only"
+    assert said == f"switched to uid 12345, {rights}"
     uid, euid, groups, permitted, effective, no_new = facts.split()
     assert (uid, euid, groups, no_new) == ("12345", "12345", "[]", "1")
     assert int(permitted, 16) == int(effective, 16) == (0 if kept is None else BIT[kept])
@@ -193,7 +193,7 @@ def test_roots_ring_belongs_to_whoever_owns_the_folder(start: Start, tmp_path: P
     status = Path(f"/proc/{sampler.pid}/status").read_text(encoding="ascii")
     assert "Uid:\t12345\t12345\t12345" in status
     sampler.terminate()
-    assert "this is uid 12345 from here on, without capabilities" in sampler.communicate()[1]
+    assert "switched to uid 12345, without capabilities" in sampler.communicate()[1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can become anybody")

@@ -86,7 +86,7 @@ def source_of(strict: Strict, said: list[str]) -> Iterator[CuptiPmSource]:
 @pytest.fixture(autouse=True)
 def _permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferscope.counters.cupti_pm.may_profile", lambda: True)
-    monkeypatch.setattr("inferscope.counters.cupti_pm.rivals", lambda despite: {})
+    monkeypatch.setattr("inferscope.counters.cupti_pm.counter_holders", lambda despite: {})
 
 
 @each_release()
@@ -137,7 +137,7 @@ def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -
     assert num_kept + num_lost == between  # none is counted twice, none is forgotten
     assert late.values["num_dropped"] == STALL_NS // INTERVAL_NS - num_kept
     assert len(said) == 1
-    assert "came without times and count as lost" in said[0]
+    assert "lack timestamps and count as lost" in said[0]
 
 
 @pytest.mark.parametrize("interval_us", [50, 100, 500, 1000])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import Unavailable, facts, sample
-from inferscope.counters.tape import Tape
 from inferscope.records import SAMPLER_ROLE, CounterSample
 from inferscope.ring.layout import Identity
 from inferscope.ring.writer import RingWriter
@@ -47,7 +47,7 @@ class ToySource:
         self.num_closed += 1
 
 
-def make_tape(folder: Path, clock: FakeClock, capacity: int = 1 << 20) -> tuple[Tape, Path]:
+def make_tape(folder: Path, clock: FakeClock, capacity: int = 1 << 20) -> tuple[SamplerRing, Path]:
     me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, 1, "host", "boot", clock.now_ns, clock.now_ns)
     ring = RingWriter(folder / "sampler.ring", me, capacity=capacity)
-    return Tape(ring, clock), ring.path
+    return SamplerRing(ring, clock), ring.path

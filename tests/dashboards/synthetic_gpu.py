@@ -18,8 +18,8 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+from inferscope.counters.sampler_ring import SamplerRing
 from inferscope.counters.source import facts, sample
-from inferscope.counters.tape import Tape
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.clock import SystemClock
 from inferscope.probe.identity import identity
@@ -72,7 +72,7 @@ class Sampler:
         me = identity(SAMPLER_ROLE, 0, engine=f"{SAMPLER_ROLE}-{name}", synthetic=True)
         home = folder / me.engine_id
         home.mkdir(parents=True)
-        self._tape = Tape(RingWriter(home / "sampler-0-1.ring", me, capacity=1 << 24), clock)
+        self._tape = SamplerRing(RingWriter(home / "sampler-0-1.ring", me, capacity=1 << 24), clock)
         self._now = clock.monotonic_ns
         self._spans: list[Span] = []
         self._since_ns = self._through_ns = now_ns = self._now()

@@ -15,7 +15,7 @@ from inferscope_prometheus.page import MOST_LABEL
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.collecting.config import read_config
-from inferscope.collecting.outlets import make_exporters
+from inferscope.collecting.exporter_set import make_exporters
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules_routing import routing
 from tests import debian

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as read_open,
 )
 
-from inferscope.collecting.outlets import Outlets
+from inferscope.collecting.exporter_set import ExporterSet
 from inferscope.collector.finals import FinalRequest, FinalStep, Part
 from inferscope.collector.snapshot import BudgetView, Promised, Snapshot
 from inferscope.records import DECODE, VERIFY
@@ -255,17 +255,17 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
             "otlp": OtlpExporter({"endpoint": sink.url}),
         }
         said: list[str] = []
-        outlets = Outlets(exporters, say=said.append)
-        outlets.open()
+        exporter_set = ExporterSet(exporters, say=said.append)
+        exporter_set.open()
         try:
             assert finals.view is not None
-            outlets.look(finals.view)
+            exporter_set.look(finals.view)
             for request in finals.requests[:10]:
-                outlets.request(request)
+                exporter_set.request(request)
             url = exporters["prometheus"].describe().split()[1]
 
             def dropped() -> float:
-                outlets.look(finals.view)  # type: ignore[arg-type]
+                exporter_set.look(finals.view)  # type: ignore[arg-type]
                 with urllib.request.urlopen(url, timeout=30) as answer:
                     scrape = Scrape(answer.read().decode())
                 return scrape.one(
@@ -277,7 +277,7 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
 
             eventually(lambda: dropped() == 10)
         finally:
-            outlets.close()
+            exporter_set.close()
         assert len(said) == 2, said
 
 
@@ -327,19 +327,19 @@ def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
             "prometheus": PrometheusExporter({"port": 0}),
             "otlp": OtlpExporter({"endpoint": sink.url, "keep_share": 0.3}),
         }
-        outlets = Outlets(exporters, say=lambda line: None)
-        outlets.open()
+        exporter_set = ExporterSet(exporters, say=lambda line: None)
+        exporter_set.open()
         try:
             assert finals.view is not None
             for request in finals.requests:
-                outlets.request(request)
-            outlets.look(finals.view)
+                exporter_set.request(request)
+            exporter_set.look(finals.view)
             url = exporters["prometheus"].describe().split()[1]
             asked = urllib.request.Request(url, headers=OPEN)
             with urllib.request.urlopen(asked, timeout=30) as answer:
                 families = list(read_open(answer.read().decode()))
         finally:
-            outlets.close()
+            exporter_set.close()
         kept = {root.span.trace_id.hex() for root in sink.roots()}
     assert 0 < len(kept) < len(finals.requests)
     shown: dict[str, set[str]] = {}

@@ -1,10 +1,10 @@
-"""A collector's objectives: who judges which engine, what is left of the budgets, what is kept.
+"""A collector's SLO state: one judge per engine, the error budgets, and the state file.
 
-Once a second all of it goes into one file: the budgets, up to where each engine is judged, and what
-is decided of requests in flight. A look is published after it is saved, so whatever a scrape saw is
-in the file, and the collector after this one goes on behind it: it decides what happened meanwhile
-from the rings, counts nothing a second time, and says for how long nobody counted where the rings
-do not reach so far back.
+Once a second the state is written to one file: the budgets, the time through which each engine is
+judged, and the pending verdicts of requests in flight. A snapshot is published after it is saved,
+so everything that a scrape has seen is in the file. The next collector continues from there: it
+judges the time between from the rings, counts nothing twice, and reports the uncounted time if the
+rings do not reach back far enough.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from inferscope.slo.objectives import Objective, Objectives
 from inferscope.slo.tally import Count, Counting
 
 CATCH_UP_NS = 300_000_000_000
-"""What happened without a collector is made up for if it was no longer: five minutes."""
+"""Longest time without a collector, in nanoseconds, that is judged afterwards: 5 min."""
 _NEW_NS = 5_000_000_000
-"""An engine that was not in sight had begun as late as this before the end, if it had."""
+"""Latest start, in nanoseconds before the previous collector's end, of an engine it did not track.
+"""
 _VERSION = 1
 _MOST_BYTES = 256 << 20
 _MOST_ENGINES_BYTES = 64 << 20
@@ -47,8 +48,8 @@ class _BudgetState(msgspec.Struct):
     pieces: list[tuple[int, int, int]]
 
 
-class _Kept(msgspec.Struct):
-    """The file, with its engines as they were written."""
+class _StateFile(msgspec.Struct):
+    """Contents of the state file, with the engines' part undecoded."""
 
     version: int
     boot_id: str
@@ -67,23 +68,24 @@ class _State(msgspec.Struct):
     budgets: list[_BudgetState] = []
 
 
-_Promise = tuple[str, str, "float | None"]
-"""What must stay for a budget to stay: its name, the metric and the threshold."""
+_BudgetKey = tuple[str, str, "float | None"]
+"""Name, metric and threshold in seconds of an objective; a budget survives while they stay equal.
+"""
 
 
-class Promises:
-    """The objectives of one collector, over all of its engines."""
+class SloTracker:
+    """SLO state of a collector over all of its engines."""
 
     def __init__(
         self, objectives: Objectives, path: Path, *, clock: Clock, say: Callable[[str], None]
     ) -> None:
-        """Take the objectives, and go on from what the file says.
+        """Store the objectives and restore the state file.
 
         Args:
-            objectives: of all models.
-            path: of the file; it is made with the first save.
-            clock: the rings' own.
-            say: prints a line.
+            objectives: objectives of all models.
+            path: path of the state file, created by the first save.
+            clock: clock of the rings.
+            say: prints a line for the operator.
         """
         self._objectives = objectives
         self._path = path
@@ -94,23 +96,23 @@ class Promises:
         self._uncounted_ns = 0
         self._has_failed = False
         self._before = self._read()
-        """What the collector before this one left of engines; None where that is of no use."""
+        """State of engines from the previous collector; None if missing or too old."""
 
     def change(self, objectives: Objectives, path: Path) -> None:
-        """Go on with other objectives, or another file: budgets keep what still counts for them."""
+        """Set the objectives and the file; budgets of unchanged objectives are kept."""
         self._objectives, self._path = objectives, path
         for judge, _ in self._judges.values():
             judge.promise(objectives)
         before, self._budgets = self._budgets, {}
         for (model, one), budget in before.items():
-            self._restore(model, _promise(one), budget.entries())
+            self._restore(model, _budget_key(one), budget.entries())
 
     def resumes(self, engine_id: str) -> bool:
-        """Tell whether an engine was there when the collector before this one ended."""
+        """Return whether the previous collector tracked an engine when it stopped."""
         return self._before is not None and engine_id in self._before.engines
 
     def counts_from_ns(self, engine_id: str, began_ns: int) -> int:
-        """Return up to where somebody else has counted an engine that is there at the start."""
+        """Return the time through which the previous collector has judged an engine."""
         before = self._before
         if before is None:
             return began_ns
@@ -118,7 +120,7 @@ class Promises:
         return before.mono_ns - _NEW_NS if known is None else known.through_ns
 
     def judge(self, engine_id: str, *, counts_from_ns: int) -> Judge:
-        """Return who judges an engine that begins to be followed."""
+        """Create and return the judge of a newly tracked engine."""
 
         def spend(objective: Objective, is_good: bool) -> None:
             at_ns = judge.now_ns + self._clock.real_ns() - self._clock.monotonic_ns()
@@ -133,15 +135,15 @@ class Promises:
         return judge
 
     def forget(self, engine_id: str) -> None:
-        """Let go of an engine that is followed no longer; its budget stays."""
+        """Remove an engine; its model's budgets stay."""
         self._judges.pop(engine_id, None)
 
     def counts(self, engine_id: str, model: str) -> tuple[Count, ...]:
-        """Return one engine's numbers, of all objectives that are in force for its model."""
+        """Return one engine's counts for all current objectives of its model."""
         return self._judges[engine_id][1].of(self._objectives.of_model(model))
 
-    def look(self, models: Iterable[str]) -> Promised:
-        """Return what is left of the budgets of these models, and of others still in a window."""
+    def budget_state(self, models: Iterable[str]) -> Promised:
+        """Return the budgets of these models, and of models with counts still in a window."""
         real_ns = self._clock.real_ns()
         present = {model for model in models if model}
         for model in present:
@@ -157,10 +159,10 @@ class Promises:
         return Promised(tuple(views), self._uncounted_ns)
 
     def save(self, through_ns: dict[str, int]) -> None:
-        """Write the file; a disk that does not take it costs one line.
+        """Write the state file; a failed write is logged once.
 
         Args:
-            through_ns: up to where the engines are judged that are there, or were just now.
+            through_ns: time through which each current or just ended engine is judged.
         """
         engines = {
             engine_id: _EngineState(max(at_ns, judge.counts_from_ns), judge.in_hand)
@@ -168,7 +170,7 @@ class Promises:
             for judge, _ in (self._judges[engine_id],)
         }
         budgets = [
-            _BudgetState(model, *_promise(one), budget.entries())
+            _BudgetState(model, *_budget_key(one), budget.entries())
             for (model, one), budget in self._budgets.items()
         ]
         now_ns, real_ns = self._clock.monotonic_ns(), self._clock.real_ns()
@@ -179,7 +181,7 @@ class Promises:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                self._say(f"budgets cannot be kept in {self._path}: {error.strerror}")
+                self._say(f"cannot write budgets to {self._path}: {error.strerror}")
         else:
             self._has_failed = False
 
@@ -189,25 +191,25 @@ class Promises:
             budget = self._budgets[model, objective] = Budget(objective)
         return budget
 
-    def _restore(self, model: str, promise: _Promise, pieces: list[tuple[int, int, int]]) -> None:
-        """Give what was counted to the objective that promises the same, if there is one."""
+    def _restore(self, model: str, key: _BudgetKey, pieces: list[tuple[int, int, int]]) -> None:
+        """Restore counts into the budget of the objective with the same key, if there is one."""
         for one in self._objectives.of_model(model):
-            if _promise(one) == promise:
+            if _budget_key(one) == key:
                 self._budget(model, one).restore(pieces)
 
     def _read(self) -> _State | None:
-        """Take over the budgets; return what was left of engines, if it can be gone on from."""
+        """Restore the budgets; return the engines' state if it is recent enough."""
         try:
             with os.fdopen(open_own(self._path, os.O_RDONLY), "rb") as file:
-                state = msgspec.json.decode(file.read(_MOST_BYTES), type=_Kept)
+                state = msgspec.json.decode(file.read(_MOST_BYTES), type=_StateFile)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.MsgspecError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
-            self._say(f"budgets begin anew: {self._path} cannot be read: {why}")
+            self._say(f"budgets restart at zero: cannot read {self._path}: {why}")
             return None
         if state.version != _VERSION:
-            self._say(f"budgets begin anew: {self._path} is of another version")
+            self._say(f"budgets restart at zero: {self._path} has another version")
             return None
         for kept in state.budgets:
             self._restore(kept.model, (kept.name, kept.metric, kept.threshold_s), kept.pieces)
@@ -217,22 +219,25 @@ class Promises:
             if engines is not None:
                 return _State(_VERSION, state.boot_id, state.mono_ns, state.real_ns, engines)
         self._uncounted_ns = max(0, self._clock.real_ns() - state.real_ns)
-        self._say(f"objectives: {self._uncounted_ns / 1e9:.0f} s were watched by nobody")
+        away_s = self._uncounted_ns / 1e9
+        self._say(
+            f"objectives: no collector ran for {away_s:.0f} s; those requests are not counted"
+        )
         return None
 
     def _engines(self, kept: msgspec.Raw) -> dict[str, _EngineState] | None:
-        """Return what was left of engines, None if it is of no use."""
+        """Decode the engines' state; return None if it is too large or damaged."""
         why = f"{len(kept) >> 20} MiB"
         if len(kept) <= _MOST_ENGINES_BYTES:
             try:
                 return msgspec.json.decode(kept, type=dict[str, _EngineState])
             except msgspec.MsgspecError:
                 why = "it is damaged"
-        self._say(f"objectives: what {self._path} has of engines cannot be read: {why}")
+        self._say(f"objectives: cannot read the engines' state in {self._path}: {why}")
         return None
 
 
-def _promise(one: Objective) -> _Promise:
+def _budget_key(one: Objective) -> _BudgetKey:
     threshold_s = None if one.threshold_ns is None else one.threshold_ns / 1e9
     return one.name, one.metric, threshold_s
 

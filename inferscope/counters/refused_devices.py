@@ -1,4 +1,4 @@
-"""Devices that a source could not begin with, and is to ask again while it goes on."""
+"""Devices that a source could not start on, and retries while it reads the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from inferscope.counters.source import ASK_AGAIN_NS, Claimer, Unavailable, silen
 from inferscope.records import CounterSample
 
 Start = Callable[[ModuleType, Device, int], list[CounterSample]]
-"""Begins with a device that is ours; returns its facts."""
+"""Function that starts reading a claimed device and returns its facts."""
 
 
-class Refused:
-    """The devices of one source that were refused."""
+class RefusedDevices:
+    """Devices of one source that it could not claim or start."""
 
     def __init__(self, source: str, claims: Claimer, start: Start) -> None:
-        """Start with none; `start` may raise Unavailable or NVML's error."""
+        """Create an empty table; `start` may raise Unavailable or an NVML error."""
         self._source = source
         self._claims = claims
         self._start = start
@@ -25,24 +25,24 @@ class Refused:
         self._ask_again_ns = 0
 
     def begin(self, nvml: ModuleType, device: Device, now_ns: int) -> list[CounterSample]:
-        """Begin with one device; return its facts, or why there are none."""
+        """Claim and start one device; return its facts, or a record with the reason."""
         try:
             self._claims.take(device.uuid)
-            told = self._start(nvml, device, now_ns)
+            started = self._start(nvml, device, now_ns)
         except (Unavailable, nvml.NVMLError) as error:
             self._by_uuid[device.uuid] = device
             self._ask_again_ns = now_ns + ASK_AGAIN_NS
             return [silence(self._source, device.uuid, now_ns, str(error))]
         self._by_uuid.pop(device.uuid, None)
-        return told
+        return started
 
     def ask_again(self, nvml: ModuleType, now_ns: int) -> list[CounterSample]:
-        """Return the facts of devices that were refused and are not any longer."""
+        """Retry the refused devices if a retry is due; return the facts of those that started."""
         if not self._by_uuid or now_ns < self._ask_again_ns:
             return []
         again = [self.begin(nvml, device, now_ns) for device in list(self._by_uuid.values())]
-        return [news for told in again for news in told if not news.reason]
+        return [sample for samples in again for sample in samples if not sample.reason]
 
     def forget(self) -> None:
-        """Ask for none of them any more."""
+        """Stop retrying."""
         self._by_uuid.clear()

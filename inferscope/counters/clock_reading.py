@@ -1,4 +1,4 @@
-"""The two clocks side by side: the wall's, that CUPTI stamps by, between two readings of ours."""
+"""Simultaneous readings of the wall clock, by which CUPTI stamps, and the monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import NamedTuple
 from inferscope.probe.clock import Clock
 
 _READINGS = 3
-"""The best counts, for a thread may be interrupted in any."""
+"""Number of attempts; the shortest is used, because a thread can be interrupted in any of them."""
 
 
 class Reading(NamedTuple):
-    """Both clocks at one moment."""
+    """One simultaneous reading of both clocks."""
 
     host_ns: int
     real_ns: int
     error_ns: int
-    """How far apart the two may have been read."""
+    """Largest possible distance between the two readings, in nanoseconds."""
 
 
 def read_both(clock: Clock) -> Reading:
-    """Read the wall clock between two readings of ours, those that were closest together."""
+    """Read the wall clock between two monotonic readings and return the closest of three tries."""
     readings = []
     for _ in range(_READINGS):
         before_ns = clock.monotonic_ns()

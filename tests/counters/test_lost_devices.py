@@ -4,26 +4,26 @@ import copy
 
 import pytest
 
-from inferscope.counters.lost import Lost
+from inferscope.counters.lost_devices import LostDevices
 from inferscope.counters.source import Unavailable
 from tests.counters.conftest import Play
 from tests.counters.test_gpm import replay
 
 
 def test_a_device_is_lost_once_and_back_once() -> None:
-    lost, error = Lost("gpm"), RuntimeError("fell off the bus")
+    lost, error = LostDevices("gpm"), RuntimeError("fell off the bus")
     (news,) = lost.lose("GPU-1", 5, error)
     assert (news.source, news.device_uuid, news.t_ns) == ("gpm", "GPU-1", 5)
     assert news.reason == "GPU-1 does not answer: fell off the bus."
     assert lost.lose("GPU-1", 6, error) == []
-    assert not lost.is_back("GPU-2")
-    assert lost.is_back("GPU-1")
-    assert not lost.is_back("GPU-1")
+    assert not lost.mark_answering("GPU-2")
+    assert lost.mark_answering("GPU-1")
+    assert not lost.mark_answering("GPU-1")
     assert lost.lose("GPU-1", 7, error)
 
 
 def test_a_source_goes_on_while_one_device_answers() -> None:
-    lost = Lost("nvml")
+    lost = LostDevices("nvml")
     lost.check(0)
     lost.lose("GPU-1", 5, RuntimeError("one"))
     lost.check(2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from inferscope.collecting import promises as promises_module
-from inferscope.collecting.promises import CATCH_UP_NS, Promises
+from inferscope.collecting import slo_state as slo_state_module
+from inferscope.collecting.slo_state import CATCH_UP_NS, SloTracker
 from inferscope.records import CAUSES
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.tally import SHED, UNKNOWN
@@ -130,13 +130,13 @@ def test_a_hung_request_is_bad_once_whoever_is_there_when_it_ends(tmp_path: Path
 _OBJECTIVE = Objective("ttft", "ttft", 1_000_000_000, 0.9, 86400 * 10**9)
 
 
-def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[Promises, list[str]]:
+def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[SloTracker, list[str]]:
     said: list[str] = []
     path = folder / "state.json"
-    return Promises(Objectives(objectives), path, clock=time, say=said.append), said
+    return SloTracker(Objectives(objectives), path, clock=time, say=said.append), said
 
 
-def spend(promises: Promises, time: Time) -> None:
+def spend(promises: SloTracker, time: Time) -> None:
     judge = promises.judge("e", counts_from_ns=0)
     judge.know("m", started_ns=None)
     judge.request(replace(FINE, first_token_ns=2 * SECOND_NS), "r", now_ns=time.now_ns)
@@ -159,14 +159,14 @@ def test_what_nobody_watched_is_said_and_its_budget_survives(tmp_path: Path) -> 
     late, said = kept(tmp_path, time, _OBJECTIVE)
     assert not late.resumes("e")
     assert late.counts_from_ns("e", 7) == 7
-    assert said == ["objectives: 400 s were watched by nobody"]
-    look = late.look([])
+    assert said == ["objectives: no collector ran for 400 s; those requests are not counted"]
+    look = late.budget_state([])
     assert look.uncounted_ns == 400 * 10**9
     (budget,) = look.budgets
     assert (budget.model, budget.num_good, budget.num_bad) == ("m", 0, 1)
-    assert {budget.model for budget in late.look(["n", ""]).budgets} == {"m", "n"}
+    assert {budget.model for budget in late.budget_state(["n", ""]).budgets} == {"m", "n"}
     time.now_ns += 2 * 86400 * SECOND_NS
-    assert {budget.model for budget in late.look(["n"]).budgets} == {"n"}
+    assert {budget.model for budget in late.budget_state(["n"]).budgets} == {"n"}
 
 
 def test_a_budget_is_its_promises_and_outlives_another_window(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_budget_is_its_promises_and_outlives_another_window(tmp_path: Path) ->
     laxer = Objective("ttft", "ttft", 2_000_000_000, 0.9, 86400 * 10**9)
     for objective, num_bad in ((longer, 1), (laxer, 0)):
         then, _ = kept(tmp_path, time, objective)
-        (budget,) = then.look(["m"]).budgets
+        (budget,) = then.budget_state(["m"]).budgets
         assert budget.num_bad == num_bad
 
 
@@ -187,8 +187,8 @@ def test_a_damaged_file_is_one_line_and_a_new_beginning(tmp_path: Path, content:
     (tmp_path / "state.json").write_bytes(content)
     promises, said = kept(tmp_path, Time(), _OBJECTIVE)
     assert len(said) == 1
-    assert said[0].startswith("budgets begin anew: ")
-    assert promises.look([]).budgets == ()
+    assert said[0].startswith("budgets restart at zero: ")
+    assert promises.budget_state([]).budgets == ()
 
 
 def test_budgets_outlive_what_is_unreadable_or_too_much_about_engines(
@@ -201,21 +201,21 @@ def test_budgets_outlive_what_is_unreadable_or_too_much_about_engines(
     path = tmp_path / "state.json"
     whole = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**whole, "engines": {"e": "none"}}), encoding="utf-8")
-    for most_bytes in (promises_module._MOST_ENGINES_BYTES, 1):
-        monkeypatch.setattr(promises_module, "_MOST_ENGINES_BYTES", most_bytes)
+    for most_bytes in (slo_state_module._MOST_ENGINES_BYTES, 1):
+        monkeypatch.setattr(slo_state_module, "_MOST_ENGINES_BYTES", most_bytes)
         then, said = kept(tmp_path, time, _OBJECTIVE)
-        (budget,) = then.look(["m"]).budgets
+        (budget,) = then.budget_state(["m"]).budgets
         assert budget.num_bad == 1
         assert not then.resumes("e")
-        assert "has of engines cannot be read" in said[0]
+        assert "cannot read the engines' state" in said[0]
 
 
 def test_a_disk_that_takes_nothing_costs_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     path = tmp_path / "file" / "state.json"
-    promises = Promises(Objectives((_OBJECTIVE,)), path, clock=Time(), say=said.append)
+    promises = SloTracker(Objectives((_OBJECTIVE,)), path, clock=Time(), say=said.append)
     for _ in range(3):
         promises.save({})
     assert len(said) == 1
-    assert said[0].startswith("budgets cannot be kept in ")
+    assert said[0].startswith("cannot write budgets to ")

@@ -1,4 +1,4 @@
-"""The live exporters of a collector: each is fed until it raises; its end is not the others'."""
+"""The live exporters of a collector: an exporter that raises is disabled, the others continue."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from inferscope.exporting import (
 
 Final = TypeVar("Final")
 Sections = Mapping[str, Mapping[str, object]]
-"""Of a configuration: the settings of each exporter, by its name."""
+"""Settings of each exporter, by its name."""
 
 FLUSH_S = 5.0
-"""For all exporters together, to send what is left."""
+"""Maximum time in seconds in which all exporters flush at the end."""
 
 
 def make_exporters(sections: Sections, shard: Shard = ALL) -> dict[str, LiveExporter]:
-    """Return an exporter for each section of the configuration, none of them open.
+    """Return an unopened exporter for each section of the configuration.
 
     Args:
-        sections: of the exporters.
-        shard: of whose engines they are told; who can leaves room for the others.
+        sections: settings by name of exporter.
+        shard: part of the engines; exporters that support it share resources with other shards.
 
     Raises:
-        BadInput: there is no such exporter, or a setting of it cannot be used.
+        BadInput: there is no such exporter, or one of its settings is invalid.
     """
     made = {}
     for name, settings in sections.items():
@@ -58,10 +58,10 @@ def make_exporters(sections: Sections, shard: Shard = ALL) -> dict[str, LiveExpo
 
 
 def check_exporters(exporters: Mapping[str, LiveExporter]) -> None:
-    """Find out whether all could be opened, as far as they can tell without being opened.
+    """Check that the exporters can be opened, as far as possible without opening them.
 
     Raises:
-        BadInput: one could not, with the reason.
+        BadInput: one cannot be opened, with the reason.
     """
     for name, exporter in exporters.items():
         if isinstance(exporter, Checkable):
@@ -71,10 +71,10 @@ def check_exporters(exporters: Mapping[str, LiveExporter]) -> None:
                 raise missing_extra(name, error) from error
 
 
-class Outlets:
-    """Feeds exporters.
+class ExporterSet:
+    """The exporters that receive final steps, requests and snapshots.
 
-    An exporter is somebody else's code: whatever it raises costs one line and that exporter.
+    An exporter can be third-party code: any exception it raises is logged and disables it alone.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class Outlets:
         sections: Sections | None = None,
         shard: Shard = ALL,
     ) -> None:
-        """Take exporters that are not open, what prints a line, and what they were made of."""
+        """Store unopened exporters, the function that prints a line, and their settings."""
         self._shard = shard
         self._on: dict[str, LiveExporter] = {}
         self._switch_on(exporters)
         self._sections = sections or {}
         self._closing: list[_Closing] = []
         self._replaced: list[_Closing] = []
-        self._gave_up: dict[str, Counter[str]] = {}
-        """By exporter and reason, what those gave up that are replaced and closed."""
+        self._num_dropped: dict[str, Counter[str]] = {}
+        """Records dropped by exporters that were replaced and closed, by name and reason."""
         self._say = say
         self._link(exporters)
 
     def open(self) -> None:
-        """Open all.
+        """Open all exporters.
 
         Raises:
-            BadInput: one cannot be opened; those before it are closed again.
+            BadInput: one cannot be opened; those opened before it are closed again.
         """
         opened: dict[str, LiveExporter] = {}
         for name, exporter in self._on.items():
@@ -117,13 +117,13 @@ class Outlets:
             self._say(f"{name}: {exporter.describe()}")
 
     def change(self, sections: Sections) -> None:
-        """Go on with other sections; whose section stays is not touched.
+        """Apply other sections; exporters with an unchanged section are not touched.
 
-        Those that are new are opened first, and only then take over from those they replace. One
-        that was switched off gets another chance.
+        New exporters are opened before they take over from those they replace. A disabled exporter
+        is started again.
 
         Raises:
-            BadInput: one of the new ones cannot be made or opened; then all stays as it was.
+            BadInput: a new exporter cannot be made or opened; then nothing changes.
         """
         before = self._on
         stay = {n for n in before if n in sections and sections[n] == self._sections.get(n)}
@@ -139,7 +139,7 @@ class Outlets:
                     raise missing_extra(name, error) from error
                 if isinstance(error, InferScopeError):
                     raise
-                raise BadInput(f"the exporter {name} raised {_words(error)}") from error
+                raise BadInput(f"exporter {name} raised {_summary(error)}") from error
             new |= made
         self._sections = sections
         self._switch_on({name: new[name] if name in new else before[name] for name in sections})
@@ -148,43 +148,43 @@ class Outlets:
                 continue
             successor = new.get(name)
             if _can_succeed(successor, former):
-                self._hand_on(name, successor.succeed, former)
+                self._deliver(name, successor.succeed, former)
             self._replaced.append(_Closing(name, former))
             if successor is None:
-                self._say(f"{name}: ended")
+                self._say(f"{name}: closed")
         for name, exporter in new.items():
             self._say(f"{name}: {exporter.describe()}")
 
     def step(self, step: FinalStep) -> None:
-        """Hand on a step."""
+        """Pass a step to all exporters."""
         for name, take in self._steps:
             try:
                 take(step)
-            except Exception as error:  # noqa: PERF203  # one's end is not the others'
-                self._switch_off(name, error)
+            except Exception as error:  # noqa: PERF203  # the other exporters continue
+                self._disable(name, error)
 
     def request(self, request: FinalRequest) -> None:
-        """Hand on a request."""
+        """Pass a request to all exporters."""
         for name, take in self._requests:
             try:
                 take(request)
-            except Exception as error:  # noqa: PERF203  # one's end is not the others'
-                self._switch_off(name, error)
+            except Exception as error:  # noqa: PERF203  # the other exporters continue
+                self._disable(name, error)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Hand on a view, with what the exporters could not send so far."""
-        self._settle()
-        dropped = {name: dict(gave_up) for name, gave_up in self._gave_up.items()}
+        """Pass a snapshot to all exporters, with the number of records that each has dropped."""
+        self._release_closed()
+        dropped = {name: dict(counts) for name, counts in self._num_dropped.items()}
         for one in self._replaced:
             _try_to_account(one, dropped)
         for name, exporter in tuple(self._on.items()):
-            self._hand_on(name, partial(_account, exporter, name), dropped)
+            self._deliver(name, partial(_account, exporter, name), dropped)
         snapshot = replace(snapshot, dropped=dropped)
         for name, exporter in tuple(self._on.items()):
-            self._hand_on(name, exporter.look, snapshot)
+            self._deliver(name, exporter.look, snapshot)
 
     def close(self) -> bool:
-        """Close all, within a bounded time; tell whether all of them came to an end."""
+        """Close all exporters within `FLUSH_S`; return whether all of them closed in time."""
         self._closing += self._replaced
         self._closing += [_Closing(name, exporter) for name, exporter in self._on.items()]
         self._switch_on({})
@@ -192,13 +192,13 @@ class Outlets:
         for one in self._closing:
             one.join(max(0.0, end_s - time.monotonic()))
             if one.is_alive():
-                self._say(f"the exporter {one.name} was not through after {FLUSH_S:g} s")
+                self._say(f"exporter {one.name} did not close within {FLUSH_S:g} s")
             else:
-                self._tell_how_it_ended(one)
+                self._report_end(one)
         return not any(one.is_alive() for one in self._closing)
 
     def _switch_on(self, exporters: Mapping[str, LiveExporter]) -> None:
-        """Feed these from now on. What is called thousands of times a second is looked up here."""
+        """Set the active exporters, and bind the methods that are called for every record."""
         self._on = dict(exporters)
         self._steps = [(name, exporter.step) for name, exporter in exporters.items()]
         self._requests = [(name, exporter.request) for name, exporter in exporters.items()]
@@ -213,55 +213,55 @@ class Outlets:
             if isinstance(exporter, LinksTraces):
                 exporter.link_traces(self._kept_trace)
 
-    def _settle(self) -> None:
-        """Keep what those gave up in the end that are replaced, and let go of them."""
+    def _release_closed(self) -> None:
+        """Add up the drops of replaced exporters that have closed, and release them."""
         for one in [each for each in self._replaced if not each.is_alive()]:
             self._replaced.remove(one)
-            self._tell_how_it_ended(one)
+            self._report_end(one)
             dropped: dict[str, dict[str, int]] = {}
             _try_to_account(one, dropped)
             for name, by_reason in dropped.items():
-                self._gave_up.setdefault(name, Counter()).update(by_reason)
+                self._num_dropped.setdefault(name, Counter()).update(by_reason)
 
-    def _tell_how_it_ended(self, one: _Closing) -> None:
+    def _report_end(self, one: _Closing) -> None:
         if one.error is not None:
-            self._say(f"the exporter {one.name} did not close well: {_words(one.error)}")
+            self._say(f"exporter {one.name} failed to close: {_summary(one.error)}")
 
     def _kept_trace(self, request: FinalRequest) -> str | None:
-        """Return the trace of a request, as whoever keeps traces tells."""
-        for name, tell in self._keepers:
+        """Return the trace ID of a request from the exporter that keeps traces."""
+        for name, trace_of in self._keepers:
             try:
-                return tell(request)
-            except Exception as error:  # noqa: PERF203  # likewise
-                self._switch_off(name, error)
+                return trace_of(request)
+            except Exception as error:  # noqa: PERF203  # the other exporters continue
+                self._disable(name, error)
         return None
 
-    def _hand_on(self, name: str, take: Callable[[Final], None], what: Final) -> None:
+    def _deliver(self, name: str, take: Callable[[Final], None], what: Final) -> None:
         try:
             take(what)
         except Exception as error:
-            self._switch_off(name, error)
+            self._disable(name, error)
 
-    def _switch_off(self, name: str, error: Exception) -> None:
+    def _disable(self, name: str, error: Exception) -> None:
         exporter = self._on.get(name)
         if exporter is None:
             return
         self._switch_on({other: one for other, one in self._on.items() if other != name})
-        self._say(f"the exporter {name} is switched off, it raised {_words(error)}")
-        # What it serves would be stale from now on. It may hang as well as raise.
+        self._say(f"exporter {name} disabled after error: {_summary(error)}")
+        # Closed, because its page would be stale; on a thread, because it can hang as well.
         self._closing.append(_Closing(name, exporter))
 
 
 def _account(exporter: LiveExporter, name: str, dropped: dict[str, dict[str, int]]) -> None:
-    """Add what an exporter gave up to what others of its name did."""
+    """Add an exporter's dropped records to the counts of its name."""
     if isinstance(exporter, Dropping):
-        told = dropped.setdefault(name, {})
+        by_reason = dropped.setdefault(name, {})
         for reason, num in exporter.num_dropped.items():
-            told[reason] = told.get(reason, 0) + num
+            by_reason[reason] = by_reason.get(reason, 0) + num
 
 
 def _try_to_account(one: _Closing, dropped: dict[str, dict[str, int]]) -> None:
-    with suppress(Exception):  # somebody else's code, and its successor's is not to suffer for it
+    with suppress(Exception):  # a replaced exporter's error must not disable its successor
         _account(one.exporter, one.name, dropped)
 
 
@@ -277,7 +277,7 @@ def _open_beside(exporter: LiveExporter, former: LiveExporter | None) -> None:
 
 
 class _Closing(threading.Thread):
-    """Closes an exporter on a thread that nobody has to wait for."""
+    """A daemon thread that closes an exporter."""
 
     def __init__(self, name: str, exporter: LiveExporter) -> None:
         super().__init__(name=name, daemon=True)
@@ -286,13 +286,13 @@ class _Closing(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Close it."""
+        """Close the exporter."""
         try:
             self.exporter.close()
         except Exception as error:
             self.error = error
 
 
-def _words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:200]}"

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.counters.source import Unavailable
-from inferscope.counters.turns import FIRST_BACKOFF_NS, LONGEST_BACKOFF_NS, STUCK_NS, Turns
+from inferscope.counters.source_runner import (
+    FIRST_BACKOFF_NS,
+    LONGEST_BACKOFF_NS,
+    STUCK_NS,
+    SourceRunner,
+)
 from inferscope.records import Clock, CounterSample, Keyframe, ProbeHealth
 from inferscope.ring.reader import RingReader
 from tests.counters.toy_source import PERIOD, ToySource, make_tape
@@ -23,7 +28,7 @@ class Stage:
         self.said: list[str] = []
         self.source = ToySource()
         self.tape, self.path = make_tape(folder, self.clock)
-        self.turns = Turns(self.source, self.tape, clock=self.clock, say=self.said.append)
+        self.turns = SourceRunner(self.source, self.tape, clock=self.clock, say=self.said.append)
 
     def until(self, end_ns: int) -> None:
         """Take all turns that are due, each on time."""
@@ -72,7 +77,7 @@ def test_a_lost_source_is_told_once_closed_and_tried_again(stage: Stage) -> None
     assert stage.source.num_closed > 3
     stage.source.lost = ""
     stage.until(stage.clock.now_ns + LONGEST_BACKOFF_NS + 3 * PERIOD)
-    assert stage.said[1:] == ["toy: it can be read again"]
+    assert stage.said[1:] == ["toy: available again"]
     news = [one for one in stage.samples() if not one.values]
     assert [one.reason or "open" for one in news] == ["open", "the driver is gone.", "open"]
     assert [one.values for one in stage.samples()][-1] == {"busy_share": 0.5}  # and no NaN
@@ -100,7 +105,7 @@ def test_a_fault_of_ours_ends_one_source_and_no_more(stage: Stage) -> None:
     stage.until(stage.clock.now_ns + 2 * PERIOD)
     stage.source.broken = True
     stage.until(stage.clock.now_ns + 2 * PERIOD)
-    assert stage.said == ["toy: it failed: ZeroDivisionError: a fault of ours"]
+    assert stage.said == ["toy: failed: ZeroDivisionError: a fault of ours"]
 
 
 def test_a_call_that_hangs_is_told_by_whoever_looks(tmp_path: Path) -> None:
@@ -116,15 +121,15 @@ def test_a_call_that_hangs_is_told_by_whoever_looks(tmp_path: Path) -> None:
     stage.turns.start()
     try:
         assert entered.wait(30)
-        stage.turns.look(stage.clock.now_ns)
+        stage.turns.check_hung(stage.clock.now_ns)
         assert stage.said == []
         stage.clock.now_ns += STUCK_NS
         for _ in range(3):
-            stage.turns.look(stage.clock.now_ns)
+            stage.turns.check_hung(stage.clock.now_ns)
         assert stage.said == ["toy: no answer for 5 s: the driver or its device hangs."]
         assert [one.reason for one in stage.samples()] == [stage.said[0].removeprefix("toy: ")]
     finally:
-        stage.turns.ask_to_end()
+        stage.turns.request_stop()
         let_go.set()
         stage.turns.wait(30)
 

@@ -1,4 +1,4 @@
-"""Devices that a source reads and that have ceased to answer, while others still do."""
+"""Devices of a source that have stopped answering while others still answer."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from inferscope.counters.source import Unavailable, silence
 from inferscope.records import CounterSample
 
 
-class Lost:
-    """The devices of one source that did not answer the last time."""
+class LostDevices:
+    """Devices of one source that did not answer the last read."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._reasons: dict[str, str] = {}
-        """By uuid."""
+        """Reason of each lost device, by UUID."""
 
     @property
     def num(self) -> int:
-        """Return how many they are."""
+        """Return the number of lost devices."""
         return len(self._reasons)
 
     def lose(self, device_uuid: str, now_ns: int, error: Exception) -> list[CounterSample]:
-        """Note that a device does not answer; return the news, once."""
-        is_news = device_uuid not in self._reasons
+        """Mark a device as lost; return the record of it the first time."""
+        is_new = device_uuid not in self._reasons
         reason = self._reasons[device_uuid] = f"{device_uuid} does not answer: {error}."
-        return [silence(self._source, device_uuid, now_ns, reason)] if is_news else []
+        return [silence(self._source, device_uuid, now_ns, reason)] if is_new else []
 
-    def is_back(self, device_uuid: str) -> bool:
-        """Note that a device answers; tell whether it did not the last time."""
+    def mark_answering(self, device_uuid: str) -> bool:
+        """Mark a device as answering; return whether it was lost before."""
         return self._reasons.pop(device_uuid, None) is not None
 
     def check(self, num_devices: int) -> None:
-        """Hold on as long as one of so many devices answers.
+        """Check that at least one of `num_devices` devices answers.
 
         Raises:
-            Unavailable: none does.
+            Unavailable: none answers.
         """
         if 0 < num_devices == len(self._reasons):
             raise Unavailable(" ".join(self._reasons.values()))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Clear all state."""
         self._reasons.clear()

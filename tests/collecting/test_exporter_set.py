@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 
 import pytest
 
-from inferscope.collecting import outlets
+from inferscope.collecting import exporter_set
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
@@ -56,10 +56,10 @@ _NOTHING = Snapshot(0, 0, "live", (), "")
 
 
 def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlets, "FLUSH_S", 0.2)
+    monkeypatch.setattr(exporter_set, "FLUSH_S", 0.2)
     said = list[str]()
     one, other = Hanging({}), Hanging({})
-    both = outlets.Outlets({"one": one, "other": other}, say=said.append)
+    both = exporter_set.ExporterSet({"one": one, "other": other}, say=said.append)
     both.open()
     other.may_end.set()
     for _ in range(3):
@@ -72,16 +72,16 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [
         "one: hangs",
         "other: hangs",
-        "the exporter one is switched off, it raised OSError: the peer is gone",
-        "the exporter other is switched off, it raised OSError: the peer is gone",
-        "the exporter one was not through after 0.2 s",
+        "exporter one disabled after error: OSError: the peer is gone",
+        "exporter other disabled after error: OSError: the peer is gone",
+        "exporter one did not close within 0.2 s",
     ]
 
 
 def test_one_that_cannot_be_opened_closes_those_before_it() -> None:
     first, second = Hanging({}), Refusing({})
     first.may_end.set()
-    both = outlets.Outlets({"first": first, "second": second}, say=lambda _: None)
+    both = exporter_set.ExporterSet({"first": first, "second": second}, say=lambda _: None)
     with pytest.raises(BadInput, match="taken"):
         both.open()
     assert both.close()
@@ -130,7 +130,7 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     linking.may_end.set()
     by_name = {"keeping": keeping, "linking": linking}
     said = list[str]()
-    both = outlets.Outlets({name: by_name[name] for name in order}, say=said.append)
+    both = exporter_set.ExporterSet({name: by_name[name] for name in order}, say=said.append)
     both.open()
     request = cast(FinalRequest, None)
     both.look(_NOTHING)
@@ -140,7 +140,7 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     both.look(_NOTHING)
     assert linking.found == ["a" * 32, None]
     assert linking.dropped == [{"keeping": {"queue_full": 3}}, {}]
-    assert sum("switched off" in line for line in said) == 1
+    assert sum("disabled after error" in line for line in said) == 1
     assert both.close()
 
 
@@ -148,7 +148,7 @@ def test_one_that_has_lost_count_is_switched_off_alone() -> None:
     keeping, linking = Keeping({}), Linking({})
     keeping.may_end.set()
     linking.may_end.set()
-    both = outlets.Outlets({"keeping": keeping, "linking": linking}, say=lambda _: None)
+    both = exporter_set.ExporterSet({"keeping": keeping, "linking": linking}, say=lambda _: None)
     keeping.is_broken = True
     both.look(_NOTHING)
     assert linking.dropped == [{}]
@@ -176,7 +176,7 @@ class Succeeding(Keeping):
 
 def installed(monkeypatch: pytest.MonkeyPatch, **kinds: type[Hanging]) -> None:
     """Have these be what is installed."""
-    monkeypatch.setattr(outlets, "load_live_exporter", kinds.__getitem__)
+    monkeypatch.setattr(exporter_set, "load_live_exporter", kinds.__getitem__)
 
 
 def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotten(
@@ -184,16 +184,16 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
 ) -> None:
     installed(monkeypatch, same=Keeping, changed=Succeeding, gone=Hanging, new=Linking)
     sections: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 1}, "gone": {}}
-    before = outlets.make_exporters(sections)
+    before = exporter_set.make_exporters(sections)
     for each in before.values():
         cast(Hanging, each).may_end.set()
     said = list[str]()
-    all_of_them = outlets.Outlets(before, sections=sections, say=said.append)
+    all_of_them = exporter_set.ExporterSet(before, sections=sections, say=said.append)
     all_of_them.open()
     del said[:]
     after: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 2}, "new": {}}
     all_of_them.change(after)
-    assert said == ["gone: ended", "changed: hangs", "new: hangs"]
+    assert said == ["gone: closed", "changed: hangs", "new: hangs"]
     now = all_of_them._on
     assert list(now) == ["same", "changed", "new"]
     assert now["same"] is before["same"]
@@ -213,18 +213,20 @@ def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -
     installed(monkeypatch, one=Succeeding, other=Hanging, taken=Refusing)
     sections: dict[str, Mapping[str, object]] = {"one": {"a": 1}}
     said = list[str]()
-    outlet = outlets.Outlets(outlets.make_exporters(sections), sections=sections, say=said.append)
-    outlet.open()
-    (one,) = outlet._on.values()
+    exporters = exporter_set.ExporterSet(
+        exporter_set.make_exporters(sections), sections=sections, say=said.append
+    )
+    exporters.open()
+    (one,) = exporters._on.values()
     with pytest.raises(BadInput, match="the address is taken"):
-        outlet.change({"one": {"a": 2}, "taken": {}})
-    with pytest.raises(BadInput, match="the exporter one raised AssertionError: not open"):
-        outlet.change({"one": {"bad": 1}})
-    assert outlet._on == {"one": one}
+        exporters.change({"one": {"a": 2}, "taken": {}})
+    with pytest.raises(BadInput, match="exporter one raised AssertionError: not open"):
+        exporters.change({"one": {"bad": 1}})
+    assert exporters._on == {"one": one}
     assert cast(Succeeding, one).former is None
-    outlet.change(sections)
-    assert outlet._on == {"one": one}
-    assert outlet.close()
+    exporters.change(sections)
+    assert exporters._on == {"one": one}
+    assert exporters.close()
     assert said == ["one: hangs"]
 
 
@@ -233,13 +235,13 @@ def test_one_that_was_switched_off_is_opened_again(monkeypatch: pytest.MonkeyPat
     sections: dict[str, Mapping[str, object]] = {"one": {}}
     broken = Hanging({})
     broken.may_end.set()
-    outlet = outlets.Outlets({"one": broken}, sections=sections, say=lambda _: None)
-    outlet.open()
+    exporters = exporter_set.ExporterSet({"one": broken}, sections=sections, say=lambda _: None)
+    exporters.open()
     for _ in range(2):
-        outlet.look(_NOTHING)
-    assert outlet._on == {}
-    outlet.change(sections)
-    (one,) = outlet._on.values()
+        exporters.look(_NOTHING)
+    assert exporters._on == {}
+    exporters.change(sections)
+    (one,) = exporters._on.values()
     cast(Hanging, one).may_end.set()
     assert one is not broken
-    assert outlet.close()
+    assert exporters.close()

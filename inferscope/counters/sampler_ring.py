@@ -1,9 +1,9 @@
-"""The sampler's ring: samples in the order in which they are written, with keyframes among them.
+"""The sampler's ring: samples in writing order, interleaved with keyframes.
 
-    keyframe ┬ Keyframe, EngineInfo, news of each source and device, Clock
+    keyframe ┬ Keyframe, EngineInfo, facts or reason of each source and device, Clock
              └ samples … ProbeHealth … samples …
 
-It is a ring like an engine's, so that everything that reads, records and replays those reads this.
+It has the format of an engine's ring, so the same code reads, records and replays both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from msgspec.structs import replace
 
 from inferscope import __version__
-from inferscope.counters.both_clocks import read_both
+from inferscope.counters.clock_reading import read_both
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.log import KEYFRAME_NS
 from inferscope.records import (
@@ -34,11 +34,11 @@ from inferscope.ring.writer import RingWriter
 CLOCK_NS = 2_000_000_000
 
 
-class Tape:
-    """Writes one ring, for several threads.
+class SamplerRing:
+    """Writer of the sampler's ring, safe for several threads.
 
     Attributes:
-        num_errors: sources lost so far.
+        num_errors: number of times a source was lost.
     """
 
     def __init__(self, ring: RingWriter, clock: TimeSource) -> None:
@@ -49,14 +49,15 @@ class Tape:
         self._last_ns = 0
         self._keyframe_due_ns = 0
         self._clock_due_ns = 0
-        self._news: dict[tuple[str, str], CounterSample] = {}
+        self._states: dict[tuple[str, str], CounterSample] = {}
+        """Newest facts or reason, by source and device UUID; keyframes repeat them."""
         self._through_ns: dict[str, int] = {}
-        """By source, the end of its newest window."""
+        """End of the newest window of each source, by its name."""
 
     def put(self, samples: list[CounterSample]) -> None:
-        """Write samples and news, stamped with the time of writing.
+        """Write samples, facts and reasons, stamped with the time of writing.
 
-        What is stamped by the wall clock gets an anchor behind it that readers place it by.
+        Samples with wall-clock stamps are preceded by a clock anchor, by which readers map them.
         """
         with self._lock:
             if any(sample.real_offset_ns is not None for sample in samples):
@@ -65,16 +66,16 @@ class Tape:
                 key = (sample.source, sample.device_uuid)
                 if sample.reason:
                     self._through_ns.pop(sample.source, None)
-                    self._news[key] = sample
+                    self._states[key] = sample
                 elif sample.facts:
-                    self._news.pop((sample.source, ""), None)
-                    self._news[key] = sample
+                    self._states.pop((sample.source, ""), None)
+                    self._states[key] = sample
                 else:
                     self._through_ns[sample.source] = sample.end_ns
                 self._write(sample)
 
     def tend(self, *, cost_ns: int) -> None:
-        """Beat the heart, restate what is due and say how the sampler is."""
+        """Write the heartbeat, a keyframe or clock anchor if due, and the sampler's health."""
         with self._lock:
             ring = self._ring
             if ring is None:
@@ -89,7 +90,7 @@ class Tape:
             self._report(ring, ON, cost_ns)
 
     def close(self, *, cost_ns: int) -> None:
-        """Say goodbye and leave the ring on disk; safe to call twice."""
+        """Write the shutdown record and close the ring, which stays on disk; safe to call twice."""
         with self._lock:
             ring, self._ring = self._ring, None
             if ring is None:
@@ -104,13 +105,13 @@ class Tape:
         keyframe = Keyframe(now_ns, ON, ring.last_keyframe)
         ring.write(keyframe.CODE, encode(keyframe), flags=STARTS_KEYFRAME)
         self._write(EngineInfo(now_ns, SAMPLER_ROLE, version=__version__))
-        for news in self._news.values():
-            self._write(news)
+        for state in self._states.values():
+            self._write(state)
         self._write_clock()
         ring.bytes_since_keyframe = 0
 
     def _write_clock(self) -> None:
-        """Put the two clocks side by side."""
+        """Write an anchor of the wall clock to the monotonic clock."""
         now = read_both(self._clock)
         self._write(Clock(0, now.real_ns, error_ns=now.error_ns, host_ns=now.host_ns))
         self._clock_due_ns = self._last_ns + CLOCK_NS
@@ -127,6 +128,6 @@ class Tape:
             self._ring.write(record.CODE, encode(replace(record, t_ns=self._now())))
 
     def _now(self) -> int:
-        """Return the time; within a ring it never runs backwards."""
+        """Return the monotonic time, never less than an earlier one of this ring."""
         self._last_ns = max(self._last_ns, self._clock.monotonic_ns())
         return self._last_ns

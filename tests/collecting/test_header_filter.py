@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from inferscope.collecting.noted import Noted
+from inferscope.collecting.header_filter import HeaderFilter
 from inferscope.probe.headers import VARIABLE, AllowedHeaders
 from tests.slo.requests import FINE
 
@@ -13,13 +13,13 @@ REQUEST = replace(FINE, attributes=NOTED, adapter="tuned")
 
 
 def test_without_a_list_all_is_told_as_it_is() -> None:
-    assert Noted(None).told(REQUEST) is REQUEST
-    assert Noted(("tenant", "adapter")).told(REQUEST) is REQUEST
-    assert Noted(()).told(FINE) is FINE
+    assert HeaderFilter(None).filtered(REQUEST) is REQUEST
+    assert HeaderFilter(("tenant", "adapter")).filtered(REQUEST) is REQUEST
+    assert HeaderFilter(()).filtered(FINE) is FINE
 
 
 def test_what_is_not_on_the_list_is_not_told_and_what_is_no_header_is() -> None:
-    told = Noted(("priority",)).told(REQUEST)
+    told = HeaderFilter(("priority",)).filtered(REQUEST)
     assert told.attributes == {"endpoint": "/v1/completions"}
     assert told.adapter == ""
     assert REQUEST.attributes == NOTED, "the fold's own stays as it is"
@@ -27,13 +27,13 @@ def test_what_is_not_on_the_list_is_not_told_and_what_is_no_header_is() -> None:
 
 def test_an_adapter_that_the_engine_tells_is_no_header() -> None:
     of_the_engine = replace(REQUEST, adapter="of-the-engine")
-    assert Noted(()).told(of_the_engine).adapter == "of-the-engine"
+    assert HeaderFilter(()).filtered(of_the_engine).adapter == "of-the-engine"
 
 
 def test_digits_are_those_that_an_engine_would_have_noted() -> None:
     sent = [(b"x-tenant", "caf\xe9".encode("latin-1")), (b"x-adapter", b"tuned")]
     listed = {VARIABLE: "tenant:hash=x-tenant,adapter:hash=x-adapter"}
     noted = AllowedHeaders(listed).read(sent)
-    told = Noted(("tenant:hash", "adapter:hash")).told(REQUEST)
+    told = HeaderFilter(("tenant:hash", "adapter:hash")).filtered(REQUEST)
     assert told.attributes == {**noted, "endpoint": "/v1/completions"}
     assert told.adapter == noted["adapter"]
